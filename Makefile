@@ -1,0 +1,40 @@
+# Every target makes the virtual environment first, if it is missing or out of
+# date; how that is done is in scripts/setup.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check bench clean
+
+BIN := .venv/bin
+# Commands of one document share a folder, so they are kept on one worker.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+	  while IFS='|' read -r name what; do printf '  make %-9s %s\n' "$$name" "$$what"; done
+
+setup: ## Make .venv and install what is needed (done by the others when necessary)
+	@sh scripts/setup
+
+demo: setup ## A small network, roaming clients, an audit and a report with pictures
+	$(BIN)/roamcast demo
+
+# pytest comes last: its closing line is what people and machines look for.
+test: check ## Check the code, then run the tests that take seconds
+	$(PYTEST) -m "not slow"
+
+test-all: check ## Check the code, then run every test, also the slow ones
+	$(PYTEST)
+
+check: setup ## Lint, types and the import rules between rooms
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+	$(BIN)/python -m pytest -qq tests/test_rooms.py
+
+bench: setup ## Measure matching and the simulator on this machine
+	$(BIN)/roamcast bench match
+	$(BIN)/roamcast bench sim
+
+clean: ## Remove .venv and everything that tools and runs left behind
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out
+	rm -f .coverage .coverage.* coverage.xml
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
