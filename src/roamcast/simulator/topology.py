@@ -202,7 +202,7 @@ def _grid(text: str, sizes: list[int], rng: random.Random) -> Topology:
 
 
 def _tree(text: str, sizes: list[int], rng: random.Random) -> Topology:
-    """Every broker has B below it, H levels below the root (Fiege, section 5)."""
+    """Every broker has B below it, H levels below the root (Fiege B.2)."""
     degree, height = sizes
     count = level = 1
     for _ in range(height):
