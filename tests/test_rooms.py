@@ -87,7 +87,8 @@ def imported_names(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}"
         elif isinstance(node, ast.Call) and called_name(node) in IMPORTING_CALLS:
-            yield from ((node.lineno, str(name.value)) for name in node.args if isinstance(name, ast.Constant))
+            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            yield from ((node.lineno, str(name)) for name in names)
 
 
 def called_name(call: ast.Call) -> str:
