@@ -1,0 +1,58 @@
+"""`roamcast bench`: how fast the parts are on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from roamcast.cli.output import emit_json, progress, table
+from roamcast.cli.usage import new_group, show_examples
+
+
+def register(app: typer.Typer) -> None:
+    group = new_group(
+        "Measure how fast the parts are on this machine.",
+        examples=["roamcast bench match --subscriptions 10000"],
+    )
+    app.add_typer(group, name="bench")
+    group.command("match", epilog=show_examples("roamcast bench match --subscriptions 100000 --json"))(match)
+
+
+def match(
+    subscriptions: Annotated[
+        int, typer.Option(min=1, help="How many subscriptions the index holds.")
+    ] = 100_000,
+    attributes: Annotated[int, typer.Option(min=1, help="How many attributes a notification has.")] = 5,
+    events: Annotated[int, typer.Option(min=1, help="How many notifications are matched.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="What the subscriptions and notifications are drawn from.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Find the subscriptions that match a notification: the index against one by one."""
+    from roamcast.bench import match as benchmark
+
+    with progress("matching") as report:
+        result = benchmark.run(
+            subscriptions=subscriptions,
+            attributes=attributes,
+            events=events,
+            seed=seed,
+            progress=report,
+        )
+    show(result, title="bench match", as_json=as_json)
+
+
+def show(result: dict[str, Any], *, title: str, as_json: bool) -> None:
+    if as_json:
+        emit_json(result)
+    else:
+        table(["what", "value"], list(flat(result)), title=title)
+
+
+def flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The leaves of nested results, each with the words that lead to it."""
+    rows: list[tuple[str, Any]] = []
+    for key, value in result.items():
+        name = f"{prefix} {key}".strip().replace("_", " ")
+        rows.extend(flat(value, name) if isinstance(value, dict) else [(name, value)])
+    return rows

@@ -1,0 +1,121 @@
+"""What commands print: results on stdout, progress on stderr, and never a mixture.
+
+A command has one of two outputs: tables for a person, or with --json exactly one JSON object for a
+program. Rich is imported where it is used, because starting must stay fast.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from roamcast.errors import InputError
+
+# What long work calls now and then: how much is done, and of how much.
+Report = Callable[[int, int], None]
+
+
+def emit_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on one line of stdout, its keys in the order they were put in.
+
+    JSON has no NaN and no infinity; both become null, so that every reader accepts the line.
+    """
+    sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON's own types: numbers of numpy as numbers, tuples as lists, paths as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, str | bool | int | None):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
+        return plain(value.tolist())
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Report]:
+    """A progress bar on stderr while the block runs; the block calls what it is given.
+
+    Where stderr is no terminal, a line at the start and one at the end have to do: a bar would fill
+    a log with its every state.
+    """
+    started = time.monotonic()
+    if not sys.stderr.isatty():
+        print(f"{title} ...", file=sys.stderr)
+        yield lambda done, total: None
+        print(f"{title}: done in {time.monotonic() - started:.1f} s", file=sys.stderr)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """Print a table on stdout; columns of numbers are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    body = [list(row) for row in rows]
+    drawing = Table(title=title, title_justify="left", title_style="bold")
+    for index, name in enumerate(columns):
+        numeric = bool(body) and all(is_number(row[index]) for row in body)
+        drawing.add_column(name, justify="right" if numeric else "left")
+    for row in body:
+        drawing.add_row(*map(cell, row))
+    # A file or a pipe has no width at which lines would have to be broken.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000, markup=False)
+    console.print(drawing)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def cell(value: object) -> str:
+    """A value as a person reads it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def prepare_out_folder(path: Path, *, option: str = "--out") -> Path:
+    """Make the folder that results will go to, or say why it cannot be, before long work starts."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # Permission bits do not tell: the file system may be read-only, or full.
+        with tempfile.TemporaryFile(dir=path) as probe:
+            probe.write(b"\0")
+    except (FileExistsError, NotADirectoryError):
+        file = next((place for place in [path, *path.parents] if place.is_file()), path)
+        raise InputError(f"{option} {path}: {file} is a file; name a folder") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{option} {path}: cannot be written to ({reason})") from None
+    return path

@@ -1,0 +1,94 @@
+"""How commands are grouped, how they show examples, and what a mistyped one is answered with.
+
+Typer answers a mistake with several lines in a box. Here it is one line that names what was wrong
+and the nearest thing that would be right, so that it reads the same in a terminal, in a log and in
+a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from roamcast.errors import InputError
+
+# Typer either brings its own copy of click or uses the installed one, depending on its version. In
+# both, BadParameter is what it exports, and its parents are the errors we have to answer.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+ClickException: type[Exception] = UsageError.__bases__[0]
+
+
+class CommandGroup(TyperGroup):
+    """A group that answers a missing or unknown command in one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            raise InputError(f"'{ctx.command_path}' needs a command: {', '.join(self.list_commands(ctx))}")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        commands = self.list_commands(ctx)
+        if args[0] not in commands and not ctx.resilient_parsing:
+            known = did_you_mean(args[0], commands) or f"there are: {', '.join(commands)}"
+            raise InputError(f"'{ctx.command_path}' has no command '{args[0]}'; {known}")
+        return super().resolve_command(ctx, args)
+
+
+def new_group(help: str, *, examples: Iterable[str]) -> typer.Typer:
+    """A group of commands; `add_typer` puts it into another one."""
+    return typer.Typer(
+        cls=CommandGroup,
+        help=help,
+        epilog=show_examples(*examples),
+        add_completion=False,
+        # Plain help can be copied from and is not broken at the width of a box.
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def show_examples(*commands: str) -> str:
+    """The epilog that shows commands as they are typed."""
+    # Click's mark for a paragraph that must not be wrapped.
+    return "\n".join(["\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {c}" for c in commands)])
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that was most likely meant, if any comes near."""
+    known = list(choices)
+    longer = [choice for choice in known if choice.startswith(word) and len(word) > 2]
+    close = get_close_matches(word.lower(), known, n=1, cutoff=0.55)
+    return next(iter(longer[:1] + close), None)
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    choice = nearest(word, choices)
+    return f"did you mean '{choice}'?" if choice else None
+
+
+def describe_usage_error(error: Exception) -> str:
+    """One line for what Typer found wrong with the arguments."""
+    context: Any = getattr(error, "ctx", None)
+    option: str | None = getattr(error, "option_name", None)
+    # A known option that lacks its value also carries its name, but then the message says it all.
+    if option is not None and context is not None and option not in options_of(context):
+        known = did_you_mean(option, options_of(context)) or f"see '{context.command_path} --help'"
+        return f"'{context.command_path}' has no option {option}; {known}"
+    text = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
+    text = text[:1].lower() + text[1:]
+    return f"{text}; see '{context.command_path} --help'" if context is not None else text
+
+
+def options_of(context: Any) -> list[str]:
+    """The long and short options of the command that a context belongs to."""
+    parameters = context.command.get_params(context)
+    return [
+        option
+        for parameter in parameters
+        for option in [*parameter.opts, *parameter.secondary_opts]
+        if option.startswith("-")
+    ]
