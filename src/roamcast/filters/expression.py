@@ -1,0 +1,255 @@
+"""The condition behind a filter, as a small tree, and the one text that stands for it.
+
+There is no NOT node. Under three-valued logic a negation can always be moved
+to the leaves without changing when the whole is true, false or unknown, so
+every node knows its own negation and the parser asks for it at once. What is
+left can be evaluated with plain two-valued logic, because without a NOT
+"false" and "unknown" have the same consequences.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from roamcast.filters.patterns import LikePattern, TopicPattern
+
+Value = str | int | float | bool
+Attributes = Mapping[str, Value]
+
+KEYWORDS = frozenset(
+    ("AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE", "MATCHES")
+)
+PLAIN_NAME = re.compile(r"[^\W\d$.][\w$.]*|\$[\w$.]*")
+
+NEGATED_OPERATOR = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+MIRRORED_OPERATOR = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+
+
+def canonical_value(value: Value) -> Value:
+    """The one spelling of a value: 5.0 and 5 compare equal everywhere, so they must print alike."""
+    if isinstance(value, float) and value.is_integer() and INT_MIN <= value <= INT_MAX:
+        whole = int(value)
+        # 2.0**63 is within the float comparison above but not within 64 bits.
+        return whole if whole <= INT_MAX else value
+    return value
+
+
+def name_text(name: str) -> str:
+    if PLAIN_NAME.fullmatch(name) and name.upper() not in KEYWORDS:
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def string_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def value_text(value: Value) -> str:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, str):
+        return string_text(value)
+    return repr(value)
+
+
+class Expression:
+    """A condition. `depth` counts nested AND/OR; `size` counts leaves."""
+
+    __slots__ = ()
+
+    depth: int = 0
+    size: int = 1
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+    def negated(self) -> "Expression":
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Expression):
+    value: bool
+
+    def text(self) -> str:
+        return value_text(self.value)
+
+    def negated(self) -> Expression:
+        return Constant(not self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(Expression):
+    name: str
+    operator: str
+    value: Value
+
+    def text(self) -> str:
+        return f"{name_text(self.name)} {self.operator} {value_text(self.value)}"
+
+    def negated(self) -> Expression:
+        return comparison(self.name, NEGATED_OPERATOR[self.operator], self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Between(Expression):
+    name: str
+    low: Value
+    high: Value
+    negative: bool = False
+
+    def text(self) -> str:
+        word = "NOT BETWEEN" if self.negative else "BETWEEN"
+        return f"{name_text(self.name)} {word} {value_text(self.low)} AND {value_text(self.high)}"
+
+    def negated(self) -> Expression:
+        return Between(self.name, self.low, self.high, not self.negative)
+
+
+@dataclass(frozen=True, slots=True)
+class In(Expression):
+    name: str
+    values: tuple[Value, ...]
+    negative: bool = False
+
+    def text(self) -> str:
+        word = "NOT IN" if self.negative else "IN"
+        return f"{name_text(self.name)} {word} ({', '.join(map(value_text, self.values))})"
+
+    def negated(self) -> Expression:
+        return In(self.name, self.values, not self.negative)
+
+
+@dataclass(frozen=True, slots=True)
+class Like(Expression):
+    name: str
+    pattern: LikePattern
+    negative: bool = False
+
+    def text(self) -> str:
+        pattern, escaped = self.pattern.text, self.pattern.escaped
+        word = "NOT LIKE" if self.negative else "LIKE"
+        tail = r" ESCAPE '\'" if escaped else ""
+        return f"{name_text(self.name)} {word} {string_text(pattern)}{tail}"
+
+    def negated(self) -> Expression:
+        return Like(self.name, self.pattern, not self.negative)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches(Expression):
+    name: str
+    pattern: TopicPattern
+    negative: bool = False
+
+    def text(self) -> str:
+        word = "NOT MATCHES" if self.negative else "MATCHES"
+        return f"{name_text(self.name)} {word} {string_text(self.pattern.text)}"
+
+    def negated(self) -> Expression:
+        return Matches(self.name, self.pattern, not self.negative)
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull(Expression):
+    name: str
+    negative: bool = False
+
+    def text(self) -> str:
+        return f"{name_text(self.name)} IS {'NOT ' if self.negative else ''}NULL"
+
+    def negated(self) -> Expression:
+        return IsNull(self.name, not self.negative)
+
+
+class _Joined(Expression):
+    __slots__ = ("children", "depth", "size")
+
+    def __init__(self, children: tuple[Expression, ...]) -> None:
+        self.children = children
+        self.depth = 1 + max(child.depth for child in children)
+        self.size = sum(child.size for child in children)
+
+
+class And(_Joined):
+    __slots__ = ()
+
+    def text(self) -> str:
+        return " AND ".join(
+            f"({child.text()})" if isinstance(child, Or) else child.text() for child in self.children
+        )
+
+    def negated(self) -> Expression:
+        return disjunction(child.negated() for child in self.children)
+
+
+class Or(_Joined):
+    __slots__ = ()
+
+    def text(self) -> str:
+        return " OR ".join(child.text() for child in self.children)
+
+    def negated(self) -> Expression:
+        return conjunction(child.negated() for child in self.children)
+
+
+def conjunction(children: Iterable[Expression]) -> Expression:
+    return _join(children, And, neutral=True)
+
+
+def disjunction(children: Iterable[Expression]) -> Expression:
+    return _join(children, Or, neutral=False)
+
+
+def _join(
+    children: Iterable[Expression],
+    kind: type[And] | type[Or],
+    neutral: bool,
+) -> Expression:
+    """Flatten, sort by text and drop repetitions, so that order and doubling do not make a new filter."""
+    by_text: dict[str, Expression] = {}
+    for child in children:
+        if isinstance(child, Constant):
+            if child.value == neutral:
+                continue
+            return child
+        for part in child.children if isinstance(child, kind) else (child,):
+            by_text[part.text()] = part
+    if not by_text:
+        return Constant(neutral)
+    if len(by_text) == 1:
+        return next(iter(by_text.values()))
+    return kind(tuple(by_text[text] for text in sorted(by_text)))
+
+
+def comparison(name: str, operator: str, value: Value) -> Expression:
+    if isinstance(value, bool) and operator == "<>":
+        # There are only two booleans, and both spellings are unknown for anything else.
+        return Compare(name, "=", not value)
+    return Compare(name, operator, canonical_value(value))
+
+
+def between(name: str, low: Value, high: Value) -> Expression:
+    return Between(name, canonical_value(low), canonical_value(high))
+
+
+def membership(name: str, values: Iterable[Value]) -> Expression:
+    """`name IN (values)`; the values are of one kind, so they can be sorted."""
+    unique = sorted(dict.fromkeys(canonical_value(value) for value in values))
+    if len(unique) == 1:
+        return comparison(name, "=", unique[0])
+    return In(name, tuple(unique))
+
+
+def like(name: str, pattern: LikePattern) -> Expression:
+    if pattern.literal is not None:
+        return Compare(name, "=", pattern.literal)
+    return Like(name, pattern)
+
+
+def topic_matches(name: str, pattern: TopicPattern) -> Expression:
+    if not pattern.has_wildcard:
+        return Compare(name, "=", pattern.text)
+    return Matches(name, pattern)

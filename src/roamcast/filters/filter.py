@@ -1,0 +1,109 @@
+"""A filter: a predicate over a notification's attributes, and how it relates to other filters."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NoReturn
+from weakref import WeakValueDictionary
+
+from roamcast.errors import InputError
+from roamcast.filters import covering
+from roamcast.filters.compiling import compile_predicate
+from roamcast.filters.expression import Attributes, Constant, Expression, Value
+
+__all__ = ["ALL", "MAX_TEXT_LENGTH", "NONE", "Attributes", "Filter", "Value"]
+
+MAX_TEXT_LENGTH = 8_192
+
+# Routing asks about the same pairs again and again while its tables change slowly.
+MEMORISED_PAIRS = 65_536
+
+
+class Filter:
+    """An immutable predicate, identified by its canonical text.
+
+    Filters with the same text are the same object (as long as anyone holds
+    it), so comparing and hashing by identity is comparing by text, and free.
+    `matches` decides with three-valued logic: an attribute that is missing or
+    of another type makes a condition unknown, and unknown never matches.
+    Attribute values are exactly str, int, float or bool.
+    """
+
+    __slots__ = ("__weakref__", "_boxes", "expression", "matches", "text")
+
+    text: str
+    expression: Expression
+    matches: Callable[[Attributes], bool]
+    _boxes: covering.Boxes | bool | None
+
+    def __new__(cls, expression: Expression) -> "Filter":
+        text = expression.text()
+        known = _interned.get(text)
+        if known is not None:
+            return known
+        if len(text) > MAX_TEXT_LENGTH:
+            raise InputError(
+                f"selector is too long: {len(text)} characters when written out,"
+                f" expected at most {MAX_TEXT_LENGTH}"
+            )
+        self = super().__new__(cls)
+        fill = object.__setattr__
+        fill(self, "text", text)
+        fill(self, "expression", expression)
+        fill(self, "matches", compile_predicate(expression))
+        fill(self, "_boxes", False)
+        _interned[text] = self
+        return self
+
+    def covers(self, other: "Filter") -> bool:
+        """Whether this matches everything `other` matches; False when that cannot be decided."""
+        return self is other or _covers(self, other)
+
+    def overlaps(self, other: "Filter") -> bool:
+        """Whether some notification may match both; True when that cannot be decided."""
+        return _overlaps(self, other)
+
+    @property
+    def boxes(self) -> covering.Boxes | None:
+        """The filter as a union of boxes (see covering.py); None if it would need too many."""
+        boxes = self._boxes
+        if isinstance(boxes, bool):
+            boxes = covering.boxes_of(self.expression)
+            object.__setattr__(self, "_boxes", boxes)
+        return boxes
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Filter({self.text!r})"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a filter cannot be changed ({name})")
+
+    def __reduce__(self) -> tuple[Callable[[str], "Filter"], tuple[str]]:
+        # A copy or an unpickled filter must be the interned one, or identity would stop meaning equality.
+        from roamcast.filters.selector import parse
+
+        return parse, (self.text,)
+
+
+_interned: WeakValueDictionary[str, Filter] = WeakValueDictionary()
+
+
+@lru_cache(maxsize=MEMORISED_PAIRS)
+def _covers(wide: Filter, narrow: Filter) -> bool:
+    if wide.boxes is None or narrow.boxes is None:
+        # What matches everything or nothing needs no algebra.
+        return wide.expression == Constant(True) or narrow.expression == Constant(False)
+    return covering.covers(wide.boxes, narrow.boxes)
+
+
+@lru_cache(maxsize=MEMORISED_PAIRS)
+def _overlaps(one: Filter, other: Filter) -> bool:
+    if one.boxes is None or other.boxes is None:
+        return Constant(False) not in (one.expression, other.expression)
+    return covering.overlaps(one.boxes, other.boxes)
+
+
+ALL = Filter(Constant(True))
+NONE = Filter(Constant(False))

@@ -1,0 +1,402 @@
+"""Text to filter: the selector language, and the short form used in MQTT subscriptions.
+
+The selector language is the one JMS users know (a subset of SQL-92 conditions),
+with three additions: strings can be ordered, attribute names that are not plain
+words can be written in double quotes, and `name MATCHES 'a/+/#'` tests an
+attribute against an MQTT topic filter.
+
+    speed > 12.5 AND (line IN ('A', 'B') OR NOT tram)
+
+An empty selector is an error rather than "everything": a forgotten selector
+should not subscribe to the world. `TRUE` matches everything.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from roamcast.errors import InputError
+from roamcast.filters.expression import (
+    INT_MAX,
+    INT_MIN,
+    KEYWORDS,
+    MIRRORED_OPERATOR,
+    Constant,
+    Expression,
+    IsNull,
+    Value,
+    between,
+    comparison,
+    conjunction,
+    disjunction,
+    like,
+    membership,
+    topic_matches,
+)
+from roamcast.filters.filter import MAX_TEXT_LENGTH, Filter
+from roamcast.filters.patterns import TopicPattern, parse_like
+
+MAX_NESTING = 64
+MAX_CONSTRAINTS = 512
+PARSE_CACHE_SIZE = 16_384
+
+TOPIC = "topic"
+
+GRAMMAR = r"""
+start: disjunction
+?disjunction: conjunction (_OR conjunction)*            -> any_of
+?conjunction: negation (_AND negation)*                 -> all_of
+?negation: primary | NOT negation                       -> inverse
+?primary: condition | LPAR disjunction _RPAR            -> nested
+
+condition: name                                         -> flag
+    | boolean                                           -> constant
+    | name OPERATOR literal                             -> compare
+    | literal OPERATOR name                             -> compare_mirrored
+    | name BETWEEN literal _AND literal                 -> between
+    | name NOT BETWEEN literal _AND literal             -> not_between
+    | name IN LPAR literal (_COMMA literal)* _RPAR      -> member
+    | name NOT IN LPAR literal (_COMMA literal)* _RPAR  -> not_member
+    | name _LIKE STRING (_ESCAPE STRING)?               -> like
+    | name NOT _LIKE STRING (_ESCAPE STRING)?           -> not_like
+    | name _MATCHES STRING                              -> matches
+    | name NOT _MATCHES STRING                          -> not_matches
+    | name _IS _NULL                                    -> null
+    | name _IS NOT _NULL                                -> not_null
+
+name: NAME                                              -> plain_name
+    | QUOTED_NAME                                       -> quoted_name
+literal: STRING                                         -> string
+    | NUMBER                                            -> number
+    | boolean                                           -> boolean_literal
+boolean: TRUE                                           -> true
+    | FALSE                                             -> false
+
+NAME: /[^\W\d$.][\w$.]*|\$[\w$.]*/
+QUOTED_NAME: /"(?:[^"]|"")+"/
+STRING: /'(?:[^']|'')*'/
+NUMBER: /[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?/
+OPERATOR: /<>|!=|<=|>=|=|<|>/
+LPAR: "("
+_RPAR: ")"
+_COMMA: ","
+%declare _AND _OR NOT BETWEEN IN _LIKE _ESCAPE _IS _NULL TRUE FALSE _MATCHES
+%ignore /\s+/
+"""
+
+# What the parser calls a terminal, and what a user would.
+_READABLE = {
+    "NAME": "an attribute name",
+    "QUOTED_NAME": "an attribute name",
+    "STRING": "a string in single quotes",
+    "NUMBER": "a number",
+    "OPERATOR": "a comparison (= <> < <= > >=)",
+    "LPAR": "'('",
+    "_RPAR": "')'",
+    "_COMMA": "','",
+    "$END": "the end",
+}
+
+
+def parse(text: str) -> Filter:
+    """The filter that a selector describes; InputError says what is wrong and where."""
+    if len(text) > MAX_TEXT_LENGTH:
+        raise InputError(
+            f"selector is too long: {len(text)} characters, expected at most {MAX_TEXT_LENGTH}"
+        )
+    return _parse(text)
+
+
+@lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _parse(text: str) -> Filter:
+    try:
+        expression: Expression = _parser.parse(text)  # type: ignore[assignment]
+    except UnexpectedInput as error:
+        raise InputError(_explain(text, error)) from None
+    return Filter(expression)
+
+
+def _place(position: int) -> str:
+    return f"selector, position {position + 1}"
+
+
+def _explain(text: str, error: UnexpectedInput) -> str:
+    if isinstance(error, UnexpectedCharacters):
+        position, found = error.pos_in_stream or 0, text[error.pos_in_stream or 0]
+        if found in "'\"":
+            return f"{_place(position)}: the quote is not closed, expected another {found}"
+        return f"{_place(position)}: found {found!r}, expected {_expected_after(text[:position])}"
+    assert isinstance(error, UnexpectedToken)
+    expected = _expectations(error.accepts or error.expected)
+    if error.token.type == "$END":
+        return f"{_place(len(text))}: the selector ends here, expected {expected}"
+    found = _shortened(str(error.token))
+    return f"{_place(error.token.start_pos or 0)}: found {found!r}, expected {expected}"
+
+
+def _expected_after(beginning: str) -> str:
+    """What could follow; the lexer that met a foreign character does not know, the parser does."""
+    try:
+        _parser.parse(beginning)
+    except UnexpectedToken as error:
+        return _expectations(error.accepts or error.expected)
+    except InputError:
+        return "a condition"
+    return _expectations({"$END", "_AND", "_OR"})
+
+
+def _expectations(terminals: Any) -> str:
+    words = {_READABLE.get(terminal, terminal.lstrip("_")) for terminal in terminals}
+    ordered = sorted(words, key=lambda word: (word.isupper(), word))
+    return " or ".join(ordered) if ordered else "a condition"
+
+
+def _keyword(token: Token) -> Token:
+    word = token.upper()
+    if word in KEYWORDS:
+        token.type = word if word in ("NOT", "BETWEEN", "IN", "TRUE", "FALSE") else "_" + word
+    return token
+
+
+def _number(token: Token) -> int | float:
+    text = str(token)
+    if text.lstrip("+-").isdigit():
+        # Python refuses to convert thousands of digits, so length is looked at first.
+        whole = int(text) if len(text.lstrip("+-0")) <= 19 else INT_MAX + 1
+        if not INT_MIN <= whole <= INT_MAX:
+            raise InputError(
+                f"{_place(token.start_pos or 0)}: the integer {_shortened(text)} is out of range,"
+                f" expected {INT_MIN} to {INT_MAX}"
+            )
+        return whole
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise InputError(
+            f"{_place(token.start_pos or 0)}: the number {_shortened(text)} is too large,"
+            f" expected at most 1.7976931348623157e308"
+        )
+    return number
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _kind(value: Value) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return "string" if isinstance(value, str) else "number"
+
+
+# A condition on its way up carries how deeply its parentheses are nested, and a literal where it stands.
+_Nested = tuple[Expression, int]
+_Literal = tuple[Value, int]
+
+
+@v_args(inline=True)
+class _Builder(Transformer[Token, Any]):
+    def start(self, inner: _Nested) -> Expression:
+        return inner[0]
+
+    def any_of(self, *parts: _Nested) -> _Nested:
+        return self._limited(disjunction(part for part, _ in parts)), max(depth for _, depth in parts)
+
+    def all_of(self, *parts: _Nested) -> _Nested:
+        return self._limited(conjunction(part for part, _ in parts)), max(depth for _, depth in parts)
+
+    def _limited(self, expression: Expression) -> Expression:
+        if expression.size > MAX_CONSTRAINTS:
+            raise InputError(f"selector has too many conditions: expected at most {MAX_CONSTRAINTS}")
+        return expression
+
+    def inverse(self, word: Token, inner: _Nested) -> _Nested:
+        # Each NOT walks over all it negates, so they count as nesting.
+        return inner[0].negated(), self._deeper(word, inner[1])
+
+    def nested(self, parenthesis: Token, inner: _Nested) -> _Nested:
+        return inner[0], self._deeper(parenthesis, inner[1])
+
+    def _deeper(self, token: Token, depth: int) -> int:
+        if depth >= MAX_NESTING:
+            raise InputError(
+                f"{_place(token.start_pos or 0)}: nested too deeply, expected at most {MAX_NESTING} levels"
+            )
+        return depth + 1
+
+    def plain_name(self, token: Token) -> str:
+        return str(token)
+
+    def quoted_name(self, token: Token) -> str:
+        return token[1:-1].replace('""', '"')
+
+    def string(self, token: Token) -> _Literal:
+        return _unquoted(token), token.start_pos or 0
+
+    def number(self, token: Token) -> _Literal:
+        return _number(token), token.start_pos or 0
+
+    def true(self, token: Token) -> _Literal:
+        return True, token.start_pos or 0
+
+    def false(self, token: Token) -> _Literal:
+        return False, token.start_pos or 0
+
+    def boolean_literal(self, literal: _Literal) -> _Literal:
+        return literal
+
+    def flag(self, name: str) -> _Nested:
+        return comparison(name, "=", True), 0
+
+    def constant(self, literal: _Literal) -> _Nested:
+        return Constant(bool(literal[0])), 0
+
+    def compare(self, name: str, operator: Token, literal: _Literal) -> _Nested:
+        value, _ = literal
+        sign = "<>" if operator == "!=" else str(operator)
+        if isinstance(value, bool) and sign not in ("=", "<>"):
+            raise InputError(
+                f"{_place(operator.start_pos or 0)}: found {str(operator)!r}, expected = or <>"
+                f" (booleans have no order)"
+            )
+        return comparison(name, sign, value), 0
+
+    def compare_mirrored(self, literal: _Literal, operator: Token, name: str) -> _Nested:
+        sign = "<>" if operator == "!=" else MIRRORED_OPERATOR[operator]
+        return self.compare(name, operator.update(value=sign), literal)
+
+    def between(self, name: str, _: Token, low: _Literal, high: _Literal) -> _Nested:
+        if isinstance(low[0], bool):
+            raise InputError(f"{_place(low[1])}: found a boolean, expected a number or a string")
+        _check_same_kind(low, high)
+        return between(name, low[0], high[0]), 0
+
+    def not_between(self, name: str, _: Token, word: Token, low: _Literal, high: _Literal) -> _Nested:
+        return self.between(name, word, low, high)[0].negated(), 0
+
+    def member(self, name: str, _: Token, __: Token, first: _Literal, *others: _Literal) -> _Nested:
+        for other in others:
+            _check_same_kind(first, other)
+        return membership(name, [first[0], *(value for value, _ in others)]), 0
+
+    def not_member(
+        self, name: str, _: Token, word: Token, parenthesis: Token, *values: _Literal
+    ) -> _Nested:
+        return self.member(name, word, parenthesis, *values)[0].negated(), 0
+
+    def like(self, name: str, pattern: Token, escape: Token | None = None) -> _Nested:
+        escape_text = None if escape is None else _unquoted(escape)
+        try:
+            return like(name, parse_like(_unquoted(pattern), escape_text)), 0
+        except InputError as error:
+            raise InputError(f"{_place(pattern.start_pos or 0)}: {error}") from None
+
+    def not_like(self, name: str, _: Token, pattern: Token, escape: Token | None = None) -> _Nested:
+        return self.like(name, pattern, escape)[0].negated(), 0
+
+    def matches(self, name: str, pattern: Token) -> _Nested:
+        try:
+            return topic_matches(name, TopicPattern(_unquoted(pattern))), 0
+        except InputError as error:
+            raise InputError(f"{_place(pattern.start_pos or 0)}: {error}") from None
+
+    def not_matches(self, name: str, _: Token, pattern: Token) -> _Nested:
+        return self.matches(name, pattern)[0].negated(), 0
+
+    def null(self, name: str) -> _Nested:
+        return IsNull(name), 0
+
+    def not_null(self, name: str, _: Token) -> _Nested:
+        return IsNull(name, True), 0
+
+
+def _unquoted(token: Token) -> str:
+    return token[1:-1].replace("''", "'")
+
+
+def _check_same_kind(first: _Literal, other: _Literal) -> None:
+    if _kind(first[0]) != _kind(other[0]):
+        raise InputError(
+            f"{_place(other[1])}: found a {_kind(other[0])},"
+            f" expected a {_kind(first[0])} like the first value"
+        )
+
+
+_parser = Lark(
+    GRAMMAR,
+    parser="lalr",
+    lexer="basic",
+    lexer_callbacks={"NAME": _keyword},
+    transformer=_Builder(),
+    maybe_placeholders=False,
+)
+
+# --- the short form of MQTT subscriptions --------------------------------------------------------------
+
+_CONDITION = re.compile(r"([^\W\d$.][\w$.]*|\$[\w$.]*)(<>|!=|<=|>=|=|<|>)('(?:[^']|'')*'|[^&=<>'\"]+)")
+
+
+def parse_subscription(text: str) -> Filter:
+    """An MQTT topic filter, with content conditions behind a question mark if there are any.
+
+    `sensors/+/temp?value>20&unit=C` holds two conditions. A value is a number
+    if it looks like one, a boolean if it is true or false, and else a string
+    (quote it with ' to insist). MQTT allows question marks in topics, so only
+    the last one behind which everything reads as conditions counts.
+    """
+    if len(text) > MAX_TEXT_LENGTH:
+        raise InputError(
+            f"subscription is too long: {len(text)} characters, expected at most {MAX_TEXT_LENGTH}"
+        )
+    return _parse_subscription(text)
+
+
+@lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _parse_subscription(text: str) -> Filter:
+    mark = text.rfind("?")
+    while mark > 0:
+        conditions = _conditions(text[mark + 1 :])
+        if conditions is not None:
+            return Filter(conjunction([topic_matches(TOPIC, TopicPattern(text[:mark])), *conditions]))
+        mark = text.rfind("?", 0, mark)
+    return Filter(topic_matches(TOPIC, TopicPattern(text)))
+
+
+def _conditions(tail: str) -> list[Expression] | None:
+    """The conditions that `tail` consists of, or None if it is not made of conditions."""
+    found: list[Expression] = []
+    position = 0
+    while True:
+        part = _CONDITION.match(tail, position)
+        if part is None or len(found) == MAX_CONSTRAINTS:
+            return None
+        name, operator, written = part.groups()
+        value = _short_value(written)
+        operator = "<>" if operator == "!=" else operator
+        if value is None or (isinstance(value, bool) and operator not in ("=", "<>")):
+            return None
+        found.append(comparison(name, operator, value))
+        position = part.end()
+        if position == len(tail):
+            return found
+        if tail[position] != "&":
+            return None
+        position += 1
+
+
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+
+
+def _short_value(written: str) -> Value | None:
+    if written.startswith("'"):
+        return written[1:-1].replace("''", "'")
+    if written.lower() in ("true", "false"):
+        return written.lower() == "true"
+    if _NUMBER.fullmatch(written):
+        try:
+            return _number(Token("NUMBER", written, start_pos=0))
+        except InputError:
+            return None
+    return written
