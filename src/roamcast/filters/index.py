@@ -1,31 +1,121 @@
-"""From a notification to the subscriptions it matches."""
+"""From a notification to the subscriptions it matches, without asking each of them.
 
-from collections.abc import Hashable
+A filter is a union of boxes (covering.py). Each box is entered in one place:
+
+- a box with one attribute, in that attribute's column: under each of its values
+  if it lists values, in the topic tree if it is a topic filter, else in the rows
+  of its range;
+- a box with several attributes, under an equality or topic filter of its own that
+  few others use (the filter is asked only when that is met); otherwise in the
+  bitmaps.
+
+A filter too complex for boxes is asked every time.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Generic, TypeVar
 
-from roamcast.filters.filter import Attributes, Filter
+from roamcast.filters.bitmaps import BoxTable
+from roamcast.filters.columns import Column, points_of
+from roamcast.filters.compiling import Predicate
+from roamcast.filters.covering import Box
+from roamcast.filters.expression import Attributes
+from roamcast.filters.filter import Filter
 
 K = TypeVar("K", bound=Hashable)
+
+# So many boxes of several attributes may wait under one equality or topic filter; more go
+# to the bitmaps, where a box costs less than asking its filter.
+MAX_WAITING = 4
 
 
 class FilterIndex(Generic[K]):
     """Keys with their filters; `match` lists the keys whose filter matches, in the order they were added."""
 
     def __init__(self) -> None:
-        self._filters: dict[K, Filter] = {}
-
-    def add(self, key: K, filter: Filter) -> None:
-        self._filters.pop(key, None)
-        self._filters[key] = filter
-
-    def remove(self, key: K) -> None:
-        del self._filters[key]
+        # Entries are numbered as they come: numbers are what the parts below hold, and give the order.
+        self._next_number = 0
+        self._key_of: dict[int, K] = {}
+        self._entries: dict[K, tuple[int, list[Callable[[], None]]]] = {}
+        self._columns: dict[str, Column] = {}
+        self._table = BoxTable()
+        self._asked: dict[int, Predicate] = {}
+        # Entries of more than one box may be found more than once.
+        self._repeating = 0
 
     def __len__(self) -> int:
-        return len(self._filters)
+        return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._filters
+        return key in self._entries
+
+    def add(self, key: K, filter: Filter) -> None:
+        """Enter a key with its filter; a known key gets the new filter and moves to the end."""
+        if key in self._entries:
+            self.remove(key)
+        number, self._next_number = self._next_number, self._next_number + 1
+        boxes = filter.boxes
+        if boxes is None or boxes == ({},):
+            self._asked[number] = filter.matches
+            places: list[Callable[[], None]] = [partial(self._asked.__delitem__, number)]
+        else:
+            places = [self._enter(number, box, filter.matches) for box in boxes]
+        self._repeating += len(places) > 1
+        self._key_of[number] = key
+        self._entries[key] = (number, places)
+
+    def remove(self, key: K) -> None:
+        """Take a key out; KeyError if it is not there."""
+        number, places = self._entries.pop(key)
+        del self._key_of[number]
+        self._repeating -= len(places) > 1
+        for take_out in places:
+            take_out()
 
     def match(self, attributes: Attributes) -> list[K]:
-        return [key for key, filter in self._filters.items() if filter.matches(attributes)]
+        found: list[int] = []
+        get = attributes.get
+        for name, column in self._columns.items():
+            column.collect(get(name), attributes, found)
+        if self._table:
+            self._table.collect(attributes, found)
+        if self._asked:
+            found += [number for number, check in self._asked.items() if check(attributes)]
+        if self._repeating:
+            found = sorted(set(found))
+        else:
+            found.sort()
+        key_of = self._key_of
+        return [key_of[number] for number in found]
+
+    def _enter(self, number: int, box: Box, predicate: Predicate) -> Callable[[], None]:
+        """Put a box where it belongs; returns how to take it out again."""
+        if len(box) == 1:
+            ((name, values),) = box.items()
+            column = self._columns.setdefault(name, Column())
+            return partial(self._leave, name, column.add(number, values, predicate))
+        spot = self._quiet_spot(box)
+        if spot is not None:
+            column = self._columns.setdefault(spot, Column())
+            return partial(self._leave, spot, column.add_waiting(number, box[spot], predicate))
+        return partial(self._table.remove, self._table.add(number, box, predicate))
+
+    def _leave(self, name: str, take_out: Callable[[], None]) -> None:
+        take_out()
+        column = self._columns.get(name)
+        if column is not None and column.is_empty():
+            del self._columns[name]
+
+    def _quiet_spot(self, box: Box) -> str | None:
+        """The attribute whose equality or topic filter the fewest others wait under, if few do."""
+        best, fewest = None, MAX_WAITING
+        for name, values in box.items():
+            points = points_of(values)
+            if values.topic is None and (points is None or len(points) != 1):
+                continue
+            column = self._columns.get(name)
+            waiting = 0 if column is None else column.waiting(values)
+            if waiting < fewest:
+                best, fewest = name, waiting
+        return best

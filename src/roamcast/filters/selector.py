@@ -140,12 +140,11 @@ def _explain(text: str, error: UnexpectedInput) -> str:
 def _expected_after(beginning: str) -> str:
     """What could follow; the lexer that met a foreign character does not know, the parser does."""
     try:
-        _parser.parse(beginning)
-    except UnexpectedToken as error:
-        return _expectations(error.accepts or error.expected)
-    except InputError:
+        state = _parser.parse_interactive(beginning)
+        state.exhaust_lexer()
+    except (UnexpectedInput, InputError):
         return "a condition"
-    return _expectations({"$END", "_AND", "_OR"})
+    return _expectations(state.accepts())  # type: ignore[no-untyped-call]
 
 
 def _expectations(terminals: Any) -> str:
