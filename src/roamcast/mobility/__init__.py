@@ -1,1 +1,27 @@
+"""Mobility protocols, one file each. Importing the package registers them all."""
 
+from roamcast.mobility import durable, none, sub_unsub
+from roamcast.mobility.base import (
+    PROTOCOLS,
+    Host,
+    MobilityProtocol,
+    Promise,
+    Settings,
+    check_combination,
+    find_protocol,
+    register,
+)
+
+__all__ = [
+    "PROTOCOLS",
+    "Host",
+    "MobilityProtocol",
+    "Promise",
+    "Settings",
+    "check_combination",
+    "durable",
+    "find_protocol",
+    "none",
+    "register",
+    "sub_unsub",
+]

@@ -1,0 +1,110 @@
+"""Messages to bytes and back: length-prefixed frames, decoded as they come.
+
+A frame is a four-byte length (big-endian) and a msgpack array that begins with
+the name of the message's type. Filters travel as their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Union
+
+import msgspec
+
+from roamcast.core.messages import Relayed
+from roamcast.core.notification import Message
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+
+LENGTH_BYTES = 4
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+
+
+class _RelayedFrame(msgspec.Struct, frozen=True, tag="Relayed", array_like=True):
+    """A relayed message on the wire: the inner one stays encoded, it can be of any type."""
+
+    source: str
+    destination: str
+    message: msgspec.Raw
+
+
+def message_types() -> list[type[Message]]:
+    """Every message type that has been imported, in a stable order."""
+
+    def below(parent: type[Message]) -> Iterator[type[Message]]:
+        for child in parent.__subclasses__():
+            yield child
+            yield from below(child)
+
+    return sorted(set(below(Message)), key=lambda one: one.__name__)
+
+
+class Codec:
+    """Knows every message type that exists when it is made."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        known: Any = Union[(*(one for one in message_types() if one is not Relayed), _RelayedFrame)]
+        self.frame_bytes_max = frame_bytes_max
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+        self._decoder = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
+
+    def encode(self, message: Message) -> bytes:
+        if isinstance(message, Relayed):
+            inner = msgspec.Raw(self.encode(message.message))
+            return self._encoder.encode(_RelayedFrame(message.source, message.destination, inner))
+        return self._encoder.encode(message)
+
+    def decode(self, data: bytes | memoryview | msgspec.Raw) -> Message:
+        try:
+            decoded = self._decoder.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InputError(f"malformed message of {len(memoryview(data))} bytes: {error}") from None
+        if isinstance(decoded, _RelayedFrame):
+            return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
+        message: Message = decoded
+        return message
+
+    def frame(self, message: Message) -> bytes:
+        data = self.encode(message)
+        if len(data) > self.frame_bytes_max:
+            raise InputError(f"a message of {len(data)} bytes: at most {self.frame_bytes_max} are allowed")
+        return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+class FrameReader:
+    """Takes bytes as they arrive and gives the messages that are complete."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        self._bytes += data
+        messages = []
+        start = 0
+        while len(self._bytes) - start >= LENGTH_BYTES:
+            length = int.from_bytes(self._bytes[start : start + LENGTH_BYTES], "big")
+            if length > self._codec.frame_bytes_max:
+                raise InputError(
+                    f"a frame of {length} bytes: at most {self._codec.frame_bytes_max} are allowed"
+                )
+            end = start + LENGTH_BYTES + length
+            if len(self._bytes) < end:
+                break
+            messages.append(self._codec.decode(bytes(self._bytes[start + LENGTH_BYTES : end])))
+            start = end
+        del self._bytes[:start]
+        return messages
+
+
+def _encode_hook(value: Any) -> Any:
+    if isinstance(value, Filter):
+        return value.text
+    raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def _decode_hook(wanted: type, value: Any) -> Any:
+    if wanted is Filter:
+        return parse(value)
+    raise TypeError(f"a {wanted.__name__} cannot be received")

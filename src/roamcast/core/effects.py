@@ -1,0 +1,131 @@
+"""What goes into `step` and what comes out of it: both are plain data.
+
+A driver turns what happens into inputs and performs the effects; it decides
+nothing. Within one list of an `Effects` the order matters, between the lists it
+does not, because every destination reads only one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from roamcast.core.messages import Hello
+from roamcast.core.notification import Message
+from roamcast.core.records import Row
+
+# --- inputs of a broker ---------------------------------------------------------------------------
+
+
+class Input(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """One thing that happened to a node."""
+
+
+class Configured(Input, frozen=True):
+    """The overlay as this broker sees it: its peers, and the peer towards every other broker."""
+
+    peers: Sequence[str]
+    next_hops: Mapping[str, str]
+
+
+class Attached(Input, frozen=True):
+    """A client opened a connection and said hello."""
+
+    client: str
+    connection: int
+    hello: Hello
+
+
+class Detached(Input, frozen=True):
+    """A connection is gone; the client said nothing."""
+
+    client: str
+    connection: int
+
+
+class Submitted(Input, frozen=True):
+    """A client sent something over its connection."""
+
+    client: str
+    connection: int
+    message: Message
+
+
+class Received(Input, frozen=True):
+    """A peer's message arrived. Also what a client gets: there `peer` is its broker."""
+
+    peer: str
+    message: Message
+
+
+class LinkChanged(Input, frozen=True):
+    peer: str
+    up: bool
+
+
+class SendFailed(Input, frozen=True):
+    """The overlay gave a link up for good; these messages were not acknowledged by the peer."""
+
+    peer: str
+    messages: Sequence[Message]
+
+
+class Deadline(Input, frozen=True):
+    """The time that `deadline()` named has come."""
+
+
+# --- inputs of a client: what its application asks for --------------------------------------------
+
+
+class AttachTo(Input, frozen=True):
+    broker: str
+    connection: int
+
+
+class LeaveFor(Input, frozen=True):
+    """Go away; with a destination, say so first (a proclaimed move)."""
+
+    destination: str = ""
+
+
+class PublishThis(Input, frozen=True):
+    attributes: bytes
+    body: bytes = b""
+
+
+class SubscribeTo(Input, frozen=True):
+    filter: str
+
+
+class UnsubscribeFrom(Input, frozen=True):
+    filter: str
+
+
+class AdvertiseThat(Input, frozen=True):
+    filter: str
+
+
+class UnadvertiseThat(Input, frozen=True):
+    filter: str
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+class Effects:
+    """What a step wants done."""
+
+    __slots__ = ("closes", "records", "sends", "to_clients")
+
+    def __init__(self) -> None:
+        self.sends: list[tuple[str, Message]] = []
+        """To peers, in order: (peer, message). A client's one peer is its broker."""
+        self.to_clients: list[tuple[str, int, Message]] = []
+        """To attached clients, in order: (client, connection, message)."""
+        self.closes: list[tuple[str, int, str]] = []
+        """Connections to close: (client, connection, reason)."""
+        self.records: list[Row] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.sends or self.to_clients or self.closes or self.records)

@@ -1,0 +1,276 @@
+"""The messages of the base: routing, relaying, locating and the access link.
+
+A mobility protocol adds its own beside them, in its own file, as further
+subclasses of `Message`; the codec finds them by their tag.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.core.notification import Burst, Cause, Message
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+
+__all__ = [
+    "Accepted",
+    "Acknowledge",
+    "Advertise",
+    "AttachRefused",
+    "AttachRequest",
+    "Burst",
+    "Cause",
+    "Deliver",
+    "Entry",
+    "Grant",
+    "GrantReceived",
+    "Hello",
+    "HolderUnknown",
+    "Leave",
+    "Locate",
+    "Located",
+    "Message",
+    "Publish",
+    "Relayed",
+    "Settled",
+    "Subscribe",
+    "SubscriptionSettled",
+    "Unadvertise",
+    "Unsubscribe",
+    "Update",
+    "Welcome",
+]
+
+# --- between neighbouring brokers: routing --------------------------------------------------------
+
+Entry = tuple[Filter, str]
+"""A filter and whose it is; the subscriber is "" where the strategy forgets identities."""
+
+
+class Update(Message, frozen=True):
+    """Changes to what the sender wants to receive (or, of advertisements, may send).
+
+    Additions act before removals, so that replacing a filter by another opens no
+    gap. `settle` asks for a `Settled` with the same number once every broker
+    behind the receiver that must know of this and all earlier updates does;
+    `flush` makes that question travel to every broker, which also drives out
+    whatever was on its way.
+    """
+
+    subscribe: tuple[Entry, ...] = ()
+    unsubscribe: tuple[Entry, ...] = ()
+    advertise: tuple[Filter, ...] = ()
+    unadvertise: tuple[Filter, ...] = ()
+    settle: int = 0
+    flush: bool = False
+    cause: Cause = "subscribe"
+
+    @property
+    def weight(self) -> int:
+        changes = len(self.subscribe) + len(self.unsubscribe) + len(self.advertise) + len(self.unadvertise)
+        return changes or 1
+
+
+class Settled(Message, frozen=True):
+    """The answer to `Update.settle`."""
+
+    number: int
+    cause: Cause = "subscribe"
+
+
+class Relayed(Message, frozen=True):
+    """A message for a broker that is not a neighbour, on its way along the overlay."""
+
+    source: str
+    destination: str
+    message: Message
+
+    @property
+    def cause(self) -> Cause:
+        return cause_of(self.message)
+
+    @property
+    def weight(self) -> int:
+        return self.message.weight
+
+
+# --- between brokers: locating a session and moving it --------------------------------------------
+
+
+class AttachRequest(Message, frozen=True):
+    """`broker` has the client attached and asks the holder for its session.
+
+    `moves` is the client's own count of attaches, or -1 if it keeps none; a
+    request with a count that is not higher than the session's is a stale one.
+    """
+
+    client: str
+    broker: str
+    moves: int
+    received: dict[str, int]
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Locate(Message, frozen=True):
+    """An attach request on its way to every broker, because nobody knows the holder."""
+
+    request: AttachRequest
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Located(Message, frozen=True):
+    """Whether some broker behind the sender took the located request."""
+
+    client: str
+    broker: str
+    moves: int
+    found: bool
+    cause: ClassVar[Cause] = "handoff"
+
+
+class HolderUnknown(Message, frozen=True):
+    """The broker that the client named as its last does not hold the session."""
+
+    client: str
+    moves: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class AttachRefused(Message, frozen=True):
+    """The request was stale: the client is attached elsewhere by now."""
+
+    client: str
+    moves: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Grant(Message, frozen=True):
+    """The session moves to the receiver, with the attach number in it.
+
+    It travels along the overlay behind everything its sender has forwarded for
+    the client, so it is also the marker that keeps a roaming publisher's order.
+    """
+
+    session: Session
+    cause: ClassVar[Cause] = "handoff"
+
+
+class GrantReceived(Message, frozen=True):
+    """The session has arrived; its former holder may forget where it went."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+# --- on the access link, client to broker ---------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of a client on a new connection.
+
+    `received` says per stream the highest sequence that arrived. `last_broker`
+    may be "" (the client need not know), `fresh` is set by a client that never
+    attached anywhere before, so that nobody needs to be asked.
+    """
+
+    client: str
+    moves: int = -1
+    received: dict[str, int] = msgspec.field(default_factory=dict)
+    last_broker: str = ""
+    fresh: bool = False
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Publish(Message, frozen=True):
+    """Requests are numbered by the client; it sends those again that were not accepted."""
+
+    request: int
+    attributes: bytes
+    body: bytes = b""
+    cause: ClassVar[Cause] = "publish"
+
+
+class Subscribe(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Unsubscribe(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Advertise(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Unadvertise(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Acknowledge(Message, frozen=True):
+    """Everything of `stream` up to `sequence` has arrived."""
+
+    stream: str
+    sequence: int
+    cause: ClassVar[Cause] = "publish"
+
+
+class Leave(Message, frozen=True):
+    """The client goes away and says where to (a proclaimed move)."""
+
+    destination: str
+    received: dict[str, int] = msgspec.field(default_factory=dict)
+    cause: ClassVar[Cause] = "handoff"
+
+
+# --- on the access link, broker to client ---------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The session is here. Requests up to `accepted` need not be sent again."""
+
+    number: int
+    accepted: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Deliver(Message, frozen=True):
+    """A burst for the client; its notifications have the sequences from `sequence` on."""
+
+    stream: str
+    sequence: int
+    burst: Burst
+    cause: ClassVar[Cause] = "publish"
+
+    @property
+    def weight(self) -> int:
+        return self.burst.count
+
+
+class Accepted(Message, frozen=True):
+    """The broker has taken every request up to this number."""
+
+    request: int
+    cause: ClassVar[Cause] = "publish"
+
+
+class SubscriptionSettled(Message, frozen=True):
+    """A subscription, unsubscription or advertisement is known wherever it must be."""
+
+    request: int
+    cause: ClassVar[Cause] = "subscribe"
+
+
+def cause_of(message: Message) -> Cause:
+    cause: Cause = message.cause  # type: ignore[attr-defined]
+    return cause

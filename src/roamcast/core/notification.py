@@ -1,0 +1,92 @@
+"""Notifications, and the bursts in which they travel.
+
+A notification is what a publisher publishes: typed attributes, an opaque body
+and an identity `(publisher, incarnation, number)`. Nothing here makes an object
+per notification: the unit that flows through `step` is the burst, one or more
+consecutive notifications of one publisher that carry the same attributes and
+therefore take the same route everywhere.
+
+Attributes stay encoded. Their bytes are canonical (sorted by name, types kept
+apart), so they double as the key under which a broker remembers a route, and a
+broker decodes them only when it meets a key for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.filter import Attributes, Value
+
+Cause = Literal["publish", "subscribe", "handoff", "transfer"]
+"""Why a message travels. Overhead of mobility is the hops of the last two."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, str | bool | int | float]).decode
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What brokers say to each other and to clients.
+
+    A class variable or a field `cause` says why it travels; `weight` is how many
+    hops it counts for on one link: the number of notifications it carries, or 1.
+    """
+
+    @property
+    def weight(self) -> int:
+        return 1
+
+
+class Burst(Message, frozen=True, gc=False):
+    """Consecutive notifications `number … number + count - 1` of one publisher."""
+
+    publisher: str
+    incarnation: int
+    number: int
+    attributes: bytes
+    published_at: float = 0.0
+    bodies: tuple[bytes, ...] = (b"",)
+    count: int = 1
+
+    cause = "publish"
+
+    @property
+    def weight(self) -> int:
+        return self.count
+
+    @property
+    def size(self) -> int:
+        """Bytes of content, as buffers and links count them; cutting a burst does not change the sum."""
+        return self.count * len(self.attributes) + sum(map(len, self.bodies))
+
+    @property
+    def last(self) -> int:
+        return self.number + self.count - 1
+
+    def head(self, count: int) -> Burst:
+        """The first `count` notifications of this burst."""
+        return msgspec.structs.replace(self, bodies=self.bodies[:count], count=count)
+
+    def tail(self, skip: int) -> Burst:
+        """What is left of this burst without its first `skip` notifications."""
+        return msgspec.structs.replace(
+            self, number=self.number + skip, bodies=self.bodies[skip:], count=self.count - skip
+        )
+
+
+def encode_attributes(attributes: Mapping[str, Value]) -> bytes:
+    """The canonical bytes of a notification's attributes."""
+    try:
+        return _encode(dict(sorted(attributes.items())))
+    except (OverflowError, TypeError) as error:
+        raise InputError(
+            f"attributes {dict(attributes)!r}: {error}; valid are str, 64-bit int, float, bool"
+        ) from None
+
+
+def decode_attributes(encoded: bytes) -> Attributes:
+    """The attributes behind canonical bytes."""
+    return _decode(encoded)

@@ -1,0 +1,151 @@
+"""What a broker holds for a client: numbered, in order, until the client acknowledged it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from roamcast.core.notification import Burst
+
+
+class Buffer:
+    """Room that the queues of one broker share; the oldest gives way when it is full.
+
+    Without a limit it costs nothing. With one it remembers in which order bursts
+    came, over all queues, and takes from the oldest end, wherever that is.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._arrivals: deque[tuple[DeliveryQueue, int]] = deque()
+
+    def added(self, queue: DeliveryQueue, end: int, size: int) -> list[tuple[DeliveryQueue, Burst]]:
+        """Account for a new burst, which ends at this position of its queue; return what had to go."""
+        self.used_bytes += size
+        self._arrivals.append((queue, end))
+        evicted = []
+        while self.limit_bytes is not None and self.used_bytes > self.limit_bytes and self._arrivals:
+            oldest, oldest_end = self._arrivals[0]
+            if oldest_end <= oldest.popped:
+                self._arrivals.popleft()
+            else:
+                evicted.append((oldest, oldest.drop_oldest()))
+        return evicted
+
+    def removed(self, size: int) -> None:
+        self.used_bytes -= size
+
+
+class DeliveryQueue:
+    """A FIFO of bursts towards one client, with the sequence numbers of the access link.
+
+    `base` is the highest acknowledged sequence. In front is what was sent and not
+    yet acknowledged; it is sent again after the client has attached anew.
+    """
+
+    __slots__ = (
+        "_buffer", "_limited", "appended", "base", "in_flight", "popped", "sent", "stream", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, stream: str, base: int = 0, buffer: Buffer | None = None) -> None:
+        self.stream = stream
+        self.base = base
+        self.sent = base
+        """The highest sequence sent."""
+        self.in_flight: deque[Burst] = deque()
+        self.waiting: deque[Burst] = deque()
+        self.appended = 0
+        self.popped = 0
+        """Notifications that came at the end and left at the front, ever: positions within the queue."""
+        self._limited = buffer is not None and buffer.limit_bytes is not None
+        self._buffer = buffer
+
+    def __len__(self) -> int:
+        """Notifications held."""
+        return self.appended - self.popped
+
+    def __bool__(self) -> bool:
+        return bool(self.in_flight or self.waiting)
+
+    def append(self, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
+        """Add at the end; return what the shared buffer had to give up for it."""
+        self.waiting.append(burst)
+        self.appended += burst.count
+        if not self._limited or self._buffer is None:
+            return []
+        return self._buffer.added(self, self.appended, burst.size)
+
+    def extend(self, bursts: Iterable[Burst]) -> list[tuple[DeliveryQueue, Burst]]:
+        evicted = []
+        for burst in bursts:
+            evicted += self.append(burst)
+        return evicted
+
+    def take(self, window: int) -> list[tuple[int, Burst]]:
+        """Send what fits into the window: (sequence, burst) each, now in flight."""
+        room = window - (self.sent - self.base)
+        taken = []
+        while self.waiting and room > 0:
+            burst = self.waiting.popleft()
+            if burst.count > room:
+                self.waiting.appendleft(burst.tail(room))
+                burst = burst.head(room)
+            self.in_flight.append(burst)
+            taken.append((self.sent + 1, burst))
+            self.sent += burst.count
+            room -= burst.count
+        return taken
+
+    def acknowledge(self, sequence: int) -> int:
+        """Forget what the client has; return how many notifications that were."""
+        if sequence <= self.base:
+            return 0
+        # What was dropped from a full buffer has left a gap: never go past what was sent.
+        acknowledged = min(sequence, self.sent) - self.base
+        left = acknowledged
+        while left > 0 and self.in_flight:
+            burst = self.in_flight[0]
+            if burst.count > left:
+                self.in_flight[0] = burst.head(left)
+                self._pop_front(self.in_flight)
+                self.in_flight.appendleft(burst.tail(left))
+                break
+            left -= burst.count
+            self._pop_front(self.in_flight)
+        self.base += acknowledged
+        return acknowledged
+
+    def rewind(self, received: int) -> None:
+        """The client attached anew, having received this: send the rest again."""
+        self.acknowledge(received)
+        self.waiting.extendleft(reversed(self.in_flight))
+        self.in_flight.clear()
+        self.sent = self.base
+
+    def drain(self) -> list[Burst]:
+        """Take everything out, for another queue."""
+        bursts = [*self.in_flight, *self.waiting]
+        while self.in_flight:
+            self._pop_front(self.in_flight)
+        while self.waiting:
+            self._pop_front(self.waiting)
+        self.sent = self.base
+        return bursts
+
+    def drop_oldest(self) -> Burst:
+        """Give up the oldest burst; its sequences are skipped."""
+        front = self.in_flight or self.waiting
+        if front is self.in_flight:
+            self.base += front[0].count
+        return self._pop_front(front)
+
+    def bursts(self) -> list[Burst]:
+        return [*self.in_flight, *self.waiting]
+
+    def _pop_front(self, bursts: deque[Burst]) -> Burst:
+        burst = bursts.popleft()
+        self.popped += burst.count
+        if self._limited and self._buffer is not None:
+            self._buffer.removed(burst.size)
+        return burst

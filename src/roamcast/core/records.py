@@ -1,0 +1,84 @@
+"""The rows of the event log: the one contract between whatever runs and whatever reads.
+
+Every driver writes these rows and no others; the pipeline reads them and knows
+nothing else of a run. The schema is versioned: a reader refuses a newer one and
+reads older ones.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+SCHEMA_VERSION = 1
+
+KINDS = (
+    "started", "crashed", "link_up", "link_down",
+    "attached", "detached", "moved", "handoff_started", "handoff_finished",
+    "subscribed", "unsubscribed", "advertised", "unadvertised",
+    "published", "forwarded", "control", "queued", "sent", "delivered", "acknowledged", "dropped",
+)  # fmt: skip
+"""What a row can tell. `delivered` is written by the client's side, the rest by brokers,
+except `moved` (a client went to a broker, or away from one), which clients write alone,
+and `attached`, which both do: the broker when the session is there, the client when it hears of it.
+`subscribed` and its like carry the reason "issued" or "settled"."""
+
+FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent", "acknowledged"})
+"""Kinds that are left out when a run keeps counters only: nothing that is owed depends on them."""
+
+Level = Literal["counters", "full"]
+
+
+class Row(NamedTuple):
+    """One row, but for the name of the run, which belongs to the whole log."""
+
+    sequence: int
+    """Position within the node's own log; with the node it identifies the row."""
+    time: float
+    """Seconds: virtual time in the simulator, Unix time elsewhere."""
+    node: str
+    kind: str
+    client: str | None = None
+    broker: str | None = None
+    peer: str | None = None
+    publisher: str | None = None
+    incarnation: int | None = None
+    number: int | None = None
+    """Of the first notification, where the row stands for a burst."""
+    notifications: int | None = None
+    """How many notifications the row stands for."""
+    message: str | None = None
+    """Type of the message, for `control` and `forwarded`."""
+    cause: str | None = None
+    hops: int | None = None
+    """How many hops the row counts for."""
+    size_bytes: int | None = None
+    filter: str | None = None
+    attributes: bytes | None = None
+    """Canonical msgpack map."""
+    reason: str | None = None
+    published_at: float | None = None
+
+
+COLUMNS: dict[str, str] = {
+    "run": "string",
+    "sequence": "int64",
+    "time": "float64",
+    "node": "string",
+    "kind": "string",
+    "client": "string",
+    "broker": "string",
+    "peer": "string",
+    "publisher": "string",
+    "incarnation": "int64",
+    "number": "int64",
+    "notifications": "int32",
+    "message": "string",
+    "cause": "string",
+    "hops": "int32",
+    "size_bytes": "int64",
+    "filter": "string",
+    "attributes": "binary",
+    "reason": "string",
+    "published_at": "float64",
+}
+"""Column to type, in the order of the file: `run`, then the fields of `Row`."""

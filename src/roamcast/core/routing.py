@@ -1,0 +1,443 @@
+"""Reverse-path forwarding over an acyclic overlay: who wants what, and who must be told.
+
+The matching table says which interfaces want a notification; an interface is a
+peer (its id) or a local owner (a tuple, whatever the mobility protocol uses).
+A routing strategy decides what is forwarded of it to the peers. With
+advertisements, a subscription travels only towards publishers that may match it.
+
+Settling: a broker may ask a peer, with an update, to say when every broker
+behind it knows of all updates so far. The answers are gathered over the tree,
+so the question is answered when the furthest broker has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from roamcast.core.aggregation import AGGREGATES, STRATEGIES, Aggregate, Change
+from roamcast.core.messages import Cause, Entry, Settled, Update
+from roamcast.core.notification import Message, decode_attributes
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.filters.index import FilterIndex
+
+Owner = tuple[Any, ...]
+"""A local interface: a tuple, so that it can never be mistaken for a peer's id."""
+
+Interface = str | Owner
+
+Route = tuple[tuple[str, ...], tuple[Owner, ...]]
+"""The peers and the local owners that want a notification."""
+
+ROUTES_KEPT_MAX = 4096
+"""Remembered routes per broker; past that the memory starts afresh."""
+
+ROUTES_CHECKED_MAX = 128
+"""Up to so many remembered routes, a change of the table drops only those it touches."""
+
+
+Token = tuple[Any, ...]
+"""What a caller gets back when something it asked for has settled."""
+
+
+class _Answer(NamedTuple):
+    """Then answer the peer that asked."""
+
+    peer: str
+    message: Settled
+
+
+class _Finish(NamedTuple):
+    """Then an unsubscription takes effect here, too."""
+
+    owner: Owner
+    filter: Filter
+    token: Token
+
+
+_Then = _Answer | _Finish | Token
+
+
+class MatchingTable:
+    """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
+
+    def __init__(self) -> None:
+        self._interfaces: dict[Filter, dict[Interface, int]] = {}
+        self._index: FilterIndex[Filter] = FilterIndex()
+        self._routes: dict[bytes, Route] = {}
+
+    def __len__(self) -> int:
+        """Entries: pairs of filter and interface."""
+        return sum(map(len, self._interfaces.values()))
+
+    def entries(self) -> list[tuple[Filter, Interface]]:
+        return [(filter, one) for filter, interfaces in self._interfaces.items() for one in interfaces]
+
+    def add(self, filter: Filter, interface: Interface) -> None:
+        interfaces = self._interfaces.get(filter)
+        if interfaces is None:
+            interfaces = self._interfaces[filter] = {}
+            self._index.add(filter, filter)
+        interfaces[interface] = interfaces.get(interface, 0) + 1
+        if interfaces[interface] == 1:
+            self._forget_routes(filter)
+
+    def remove(self, filter: Filter, interface: Interface) -> None:
+        interfaces = self._interfaces[filter]
+        interfaces[interface] -= 1
+        if interfaces[interface]:
+            return
+        del interfaces[interface]
+        if not interfaces:
+            del self._interfaces[filter]
+            self._index.remove(filter)
+        self._forget_routes(filter)
+
+    def route(self, attributes: bytes) -> Route:
+        route = self._routes.get(attributes)
+        if route is None:
+            route = self._find_route(attributes)
+        return route
+
+    def _find_route(self, attributes: bytes) -> Route:
+        wanted: dict[Interface, None] = {}
+        for filter in self._index.match(decode_attributes(attributes)):
+            wanted.update(self._interfaces[filter])  # type: ignore[arg-type]
+        peers = tuple(sorted(one for one in wanted if isinstance(one, str)))
+        owners = tuple(one for one in wanted if not isinstance(one, str))
+        if len(self._routes) >= ROUTES_KEPT_MAX:
+            self._routes.clear()
+        route = self._routes[attributes] = (peers, owners)
+        return route
+
+    def _forget_routes(self, filter: Filter) -> None:
+        if len(self._routes) > ROUTES_CHECKED_MAX:
+            self._routes.clear()
+        else:
+            for attributes in [key for key in self._routes if filter.matches(decode_attributes(key))]:
+                del self._routes[attributes]
+
+
+class _PeerState:
+    """What was agreed with one peer, and what is about to be said to it."""
+
+    def __init__(self, aggregate: Aggregate | None) -> None:
+        self.aggregate = aggregate
+        self.advertised: dict[Filter, int] = {}
+        """What may come from behind the peer."""
+        self.spread: dict[Filter, int] = {}
+        """Advertisements from elsewhere, reference-counted; equal ones are forwarded once."""
+        self.staged: list[Change] = []
+        self.staged_advertise: list[Filter] = []
+        self.staged_unadvertise: list[Filter] = []
+        self.sent = 0
+        """Updates sent; the peer answers with these numbers."""
+        self.asked = 0
+        self.settled = 0
+
+    def take_update(self, cause: Cause, flush: bool) -> Update:
+        """What is staged, as one update; nothing is staged any more."""
+        change = _joined(self.staged)
+        update = Update(
+            *change, tuple(self.staged_advertise), tuple(self.staged_unadvertise), flush=flush, cause=cause
+        )
+        self.staged, self.staged_advertise, self.staged_unadvertise = [], [], []
+        return update
+
+
+class _Barrier:
+    """Something that waits until peers have settled, and what to do then, as data."""
+
+    __slots__ = ("then", "waiting")
+
+    def __init__(self, waiting: dict[str, int], then: _Then) -> None:
+        self.waiting = waiting
+        self.then = then
+
+
+class Router:
+    """The tables of one broker, and the updates they cause."""
+
+    def __init__(
+        self,
+        strategy: str,
+        send: Callable[[str, Message], None],
+        settled: Callable[[Token], None],
+        advertisements: bool = False,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
+        if strategy == "flooding" and advertisements:
+            raise InputError("flooding forwards no subscriptions, so advertisements have no use with it")
+        self.strategy = strategy
+        self.uses_advertisements = advertisements
+        self.table = MatchingTable()
+        self._send = send
+        self._settled = settled
+        self._peers: dict[str, _PeerState] = {}
+        self._collected: dict[Interface, dict[Entry, int]] = {}
+        """Entries per interface they came from, reference-counted."""
+        self._local_advertisements: dict[Filter, int] = {}
+        self._barriers: list[_Barrier] = []
+
+    # --- the overlay ---
+
+    @property
+    def peers(self) -> list[str]:
+        return list(self._peers)
+
+    def has_peer(self, peer: str) -> bool:
+        return peer in self._peers
+
+    def add_peer(self, peer: str) -> None:
+        """A new neighbour: it learns what everyone else here wants and offers."""
+        aggregate = AGGREGATES[self.strategy]() if self.strategy in AGGREGATES else None
+        state = _PeerState(aggregate)
+        state.spread = dict(self._local_advertisements)
+        for other in self._peers.values():
+            for filter in other.advertised:
+                state.spread[filter] = state.spread.get(filter, 0) + 1
+        self._peers[peer] = state
+        if self.uses_advertisements:
+            state.staged_advertise = list(state.spread)
+        elif aggregate is not None:
+            for entries in self._collected.values():
+                state.staged += [aggregate.add(entry) for entry in entries]
+        self._commit("subscribe")
+
+    # --- routing ---
+
+    def route(self, attributes: bytes) -> Route:
+        """Who wants a notification with these attributes; the caller leaves out where it came from."""
+        route = self.table.route(attributes)
+        if self.strategy == "flooding":
+            return tuple(self._peers), route[1]
+        return route
+
+    # --- local clients ---
+
+    def subscribe(
+        self, owner: Owner, filter: Filter, subscriber: str, cause: Cause, token: Token | None = None
+    ) -> None:
+        """A local owner wants this; the token comes back once every broker that must know it does."""
+        self.table.add(filter, owner)
+        self._collect(owner, (filter, subscriber))
+        self._commit(cause, then=token)
+
+    def unsubscribe(
+        self, owner: Owner, filter: Filter, subscriber: str, cause: Cause, token: Token | None = None
+    ) -> None:
+        """A local owner no longer wants this.
+
+        Without a token it takes effect at once. With one the owner goes on to
+        receive until everything that was on its way has come: what was published
+        before this call is still owed.
+        """
+        self._release(owner, (filter, subscriber))
+        if token is None:
+            self.table.remove(filter, owner)
+            self._commit(cause)
+        else:
+            self._commit(cause, then=_Finish(owner, filter, token), flush=True)
+
+    def advertise(self, filter: Filter, token: Token) -> None:
+        """A local publisher promises to publish within this filter.
+
+        The question flushes, so that by its answer every subscription that overlaps
+        has come back along the way of the advertisement.
+        """
+        self._local_advertisements[filter] = self._local_advertisements.get(filter, 0) + 1
+        if not self.uses_advertisements:
+            self._settled(token)
+            return
+        self._spread(None, filter, +1)
+        self._commit("subscribe", then=token, flush=True)
+
+    def unadvertise(self, filter: Filter) -> None:
+        self._local_advertisements[filter] -= 1
+        if not self._local_advertisements[filter]:
+            del self._local_advertisements[filter]
+        if self.uses_advertisements:
+            self._spread(None, filter, -1)
+            self._commit("subscribe")
+
+    # --- peers ---
+
+    def on_update(self, peer: str, update: Update) -> None:
+        for filter in update.advertise:
+            self._on_advertised(peer, filter)
+        for entry in update.subscribe:
+            self.table.add(entry[0], peer)
+            self._collect(peer, entry)
+        for entry in update.unsubscribe:
+            self._release(peer, entry)
+            self.table.remove(entry[0], peer)
+        for filter in update.unadvertise:
+            self._on_unadvertised(peer, filter)
+        if update.settle:
+            answer = _Answer(peer, Settled(update.settle, update.cause))
+            self._commit(update.cause, peer, answer, update.flush)
+        else:
+            self._commit(update.cause)
+
+    def on_settled(self, peer: str, message: Settled) -> None:
+        state = self._peers[peer]
+        state.settled = max(state.settled, message.number)
+        finished = []
+        for barrier in self._barriers:
+            if barrier.waiting.get(peer, message.number + 1) <= message.number:
+                del barrier.waiting[peer]
+                if not barrier.waiting:
+                    finished.append(barrier)
+        for barrier in finished:
+            self._barriers.remove(barrier)
+        for barrier in finished:
+            self._continue(barrier.then)
+
+    def unfinished(self) -> list[str]:
+        """Settlements that peers have not answered yet."""
+        return [f"{barrier.then} waits for {', '.join(barrier.waiting)}" for barrier in self._barriers]
+
+    # --- subscriptions on their way ---
+
+    def _collect(self, interface: Interface, entry: Entry) -> None:
+        entries = self._collected.setdefault(interface, {})
+        entries[entry] = entries.get(entry, 0) + 1
+        if entries[entry] == 1:
+            for state in self._concerned(interface, entry[0]):
+                state.staged.append(state.aggregate.add(entry))  # type: ignore[union-attr]
+
+    def _release(self, interface: Interface, entry: Entry) -> None:
+        entries = self._collected[interface]
+        entries[entry] -= 1
+        if entries[entry]:
+            return
+        del entries[entry]
+        if not entries:
+            del self._collected[interface]
+        for state in self._concerned(interface, entry[0]):
+            state.staged.append(state.aggregate.remove(entry))  # type: ignore[union-attr]
+
+    def _concerned(self, source: Interface, filter: Filter) -> list[_PeerState]:
+        """The peers that must hear of a filter from this interface."""
+        return [
+            state
+            for peer, state in self._peers.items()
+            if peer != source
+            and state.aggregate is not None
+            and (not self.uses_advertisements or _overlaps_any(state.advertised, filter))
+        ]
+
+    # --- advertisements ---
+
+    def _on_advertised(self, peer: str, filter: Filter) -> None:
+        """A publisher behind the peer: subscriptions that overlap must now travel there."""
+        state = self._peers[peer]
+        already = dict(state.advertised)
+        state.advertised[filter] = already.get(filter, 0) + 1
+        if filter in already:
+            return
+        for entry in self._collected_elsewhere(peer, filter):
+            if state.aggregate is not None and not _overlaps_any(already, entry[0]):
+                state.staged.append(state.aggregate.add(entry))
+        self._spread(peer, filter, +1)
+
+    def _on_unadvertised(self, peer: str, filter: Filter) -> None:
+        state = self._peers[peer]
+        state.advertised[filter] -= 1
+        if state.advertised[filter]:
+            return
+        del state.advertised[filter]
+        for entry in self._collected_elsewhere(peer, filter):
+            if state.aggregate is not None and not _overlaps_any(state.advertised, entry[0]):
+                state.staged.append(state.aggregate.remove(entry))
+        self._spread(peer, filter, -1)
+
+    def _collected_elsewhere(self, peer: str, filter: Filter) -> list[Entry]:
+        """Entries from all other interfaces that overlap the filter."""
+        return [
+            entry
+            for interface, entries in self._collected.items()
+            if interface != peer
+            for entry in entries
+            if entry[0].overlaps(filter)
+        ]
+
+    def _spread(self, source: str | None, filter: Filter, change: int) -> None:
+        for peer, state in self._peers.items():
+            if peer == source:
+                continue
+            before = state.spread.get(filter, 0)
+            state.spread[filter] = before + change
+            if before == 0:
+                state.staged_advertise.append(filter)
+            elif before + change == 0:
+                del state.spread[filter]
+                state.staged_unadvertise.append(filter)
+
+    # --- saying it, and settling ---
+
+    def _commit(
+        self,
+        cause: Cause,
+        asker: str | None = None,
+        then: _Then | None = None,
+        flush: bool = False,
+    ) -> None:
+        """Send what is staged, one update to a peer; go on with `then` when all but the asker have settled.
+
+        A peer is asked when it has something left to learn. `flush` asks the others
+        too, so that the answers come behind whatever they had on its way.
+        """
+        waiting = {}
+        for peer, state in self._peers.items():
+            update = state.take_update(cause, flush)
+            news = bool(update.subscribe or update.unsubscribe or update.advertise or update.unadvertise)
+            must_answer = then is not None and peer != asker and (flush or news or state.settled < state.sent)
+            if news or (must_answer and (flush or state.asked < state.sent)):
+                state.sent += 1
+                if must_answer:
+                    state.asked = state.sent
+                    update = msgspec.structs.replace(update, settle=state.sent)
+                self._send(peer, update)
+            if must_answer:
+                waiting[peer] = state.asked
+        if then is None:
+            return
+        if waiting:
+            self._barriers.append(_Barrier(waiting, then))
+        else:
+            self._continue(then)
+
+    def _continue(self, then: _Then) -> None:
+        if isinstance(then, _Answer):
+            self._send(then.peer, then.message)
+        elif isinstance(then, _Finish):
+            self.table.remove(then.filter, then.owner)
+            self._settled(then.token)
+        else:
+            self._settled(then)
+
+
+def _overlaps_any(advertised: Iterable[Filter], filter: Filter) -> bool:
+    return any(filter.overlaps(one) for one in advertised)
+
+
+def _joined(changes: Iterable[Change]) -> Change:
+    """Several changes as one: what was added and removed again on the way cancels out."""
+    net: dict[Entry, int] = {}
+    for change in changes:
+        for entry in change.subscribe:
+            net[entry] = net.get(entry, 0) + 1
+        for entry in change.unsubscribe:
+            net[entry] = net.get(entry, 0) - 1
+    return Change(
+        tuple(entry for entry, count in net.items() if count > 0),
+        tuple(entry for entry, count in net.items() if count < 0),
+    )
+
+
+__all__ = ["STRATEGIES", "Interface", "MatchingTable", "Owner", "Route", "Router"]

@@ -1,0 +1,34 @@
+"""A client's session: what of it lives at exactly one broker, its holder, and moves with it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Session(msgspec.Struct):
+    """The part of a client's state that every protocol needs and none may copy.
+
+    Only its holder changes it; a handoff moves it whole. What a protocol adds of
+    its own goes along as `luggage`, and what the MQTT side adds as `capsule`:
+    both are opaque here.
+    """
+
+    client: str
+    number: int = 0
+    """Attach number, one higher at each attach; the holder assigns it."""
+    moves: int = -1
+    """The client's own count of attaches, as far as the holder has seen it."""
+    incarnation: int = 0
+    published: int = 0
+    """Number of the client's last notification; the counter that makes its identity."""
+    accepted: int = 0
+    """The last request of the client that was taken."""
+    subscriptions: dict[str, float] = {}
+    """Filter text to the time at which the subscription was issued."""
+    advertisements: dict[str, float] = {}
+    deferred: list[tuple[int, str, str]] = []
+    """Requests taken during a handoff, to be carried out after it: (request, kind, filter text)."""
+    last_broker: str = ""
+    """Where the session was before its last move; "" if it never moved."""
+    luggage: bytes = b""
+    capsule: bytes = b""

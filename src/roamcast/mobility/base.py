@@ -1,0 +1,217 @@
+"""The interface of a mobility protocol, and the plain behaviour that protocols change.
+
+A protocol is one class in one file. It is called through a handful of `on_…`
+methods and acts through its `Host`, the broker it lives in. It has no clock, no
+socket and no chance of its own. What every protocol may rely on is done by the
+host before it calls: the session has been located and has arrived, stale
+attaches have been refused, a client's own subscriptions are settled before its
+session departs, and messages travel along the overlay without overtaking.
+
+The base class is reverse-path routing with nothing kept for those who are away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst
+from roamcast.core.queues import Buffer, DeliveryQueue
+from roamcast.core.routing import STRATEGIES, Owner, Token
+from roamcast.core.session import Session
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """What a protocol may do wrong, and with which excuse; without one it is a violation.
+
+    lost: `away` (published while the client was away, or within one propagation
+    delay of either edge), `remainder` (still stored at a broker where the client
+    is not), `overflow` (a full buffer gave it up).
+    duplicate, reordered, stale: `another_broker` (the earlier or newer one, or the
+    unsubscription, went through another broker). Stale is what was published
+    after an unsubscription had settled.
+    """
+
+    lost: frozenset[str] = frozenset()
+    duplicate: frozenset[str] = frozenset()
+    reordered: frozenset[str] = frozenset()
+    stale: frozenset[str] = frozenset()
+    remainder: bool = False
+    """Whether something may stay stored for a client that is attached elsewhere."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a user can set for a protocol; each reads what concerns it."""
+
+    delay_bound_s: float | None = None
+    """No message takes longer between any two brokers."""
+
+
+class Host(Protocol):
+    """What a broker does for its protocol."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def now(self) -> float: ...
+    @property
+    def buffer(self) -> Buffer: ...
+
+    def send(self, broker: str, message: Message) -> None:
+        """To any broker, relayed along the overlay, in order with everything else."""
+
+    def subscribe(
+        self,
+        owner: Owner,
+        filter: Filter,
+        issued_at: float,
+        cause: Cause = "handoff",
+        token: Token | None = None,
+    ) -> None:
+        """Route matching notifications to this owner; an owner's first element is the client."""
+
+    def unsubscribe(
+        self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
+    ) -> None: ...
+
+    def hand_over(self, session: Session, destination: str) -> None:
+        """The session leaves for the broker that asked for it."""
+
+    def handoff_finished(self, client: str) -> None:
+        """The client's subscriptions and undelivered notifications live here now."""
+
+    def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
+        """The attached client reads from this queue until it goes away."""
+
+    def pump(self, client: str) -> None:
+        """Something was added to the queue that the client reads from."""
+
+    def set_timer(self, at: float, token: Token) -> None:
+        """`on_deadline(token)` at that time, or soon after."""
+
+    def dropped(self, client: str, burst: Burst, reason: str) -> None:
+        """Notifications for the client are given up here; say so in the log."""
+
+
+class MobilityProtocol:
+    """Plain reverse-path routing: subscribed while attached, forgotten when away."""
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    promise: ClassVar[Promise] = Promise(lost=frozenset({"away", "overflow"}))
+    strategies: ClassVar[tuple[str, ...]] = ("identity", "simple", "covering", "merging", "flooding")
+    """Routing strategies it works with; the first is its default."""
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self.host = host
+        self.settings = settings
+        self.queues: dict[str, DeliveryQueue] = {}
+
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        """Refuse settings that this protocol cannot work with."""
+
+    # --- the hooks ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        """The client's session is here: new (""), as before (this broker's id) or from another broker."""
+        client, host = session.client, self.host
+        self.queues[client] = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
+        for text, issued_at in session.subscriptions.items():
+            host.subscribe((client,), parse(text), issued_at)
+        host.deliver_from(client, self.queues[client])
+        host.handoff_finished(client)
+
+    def on_detach(self, session: Session) -> None:
+        """The client's connection is gone."""
+        queue = self.queues.pop(session.client)
+        for burst in queue.drain():
+            self.host.dropped(session.client, burst, "away")
+        for text in session.subscriptions:
+            self.host.unsubscribe((session.client,), parse(text))
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        """The client is attached at another broker, which asks for the session. It is not attached here."""
+        self.host.hand_over(session, destination)
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        """A notification for a local owner, from a peer or from a client of this broker."""
+        queue = self.queues.get(owner[0])
+        if queue is not None:
+            self.keep(queue, owner[0], burst)
+            self.host.pump(owner[0])
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        """The client asked for a subscription; give the token back when it has settled."""
+        self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        self.host.unsubscribe((session.client,), filter, "subscribe", token)
+
+    def on_message(self, sender: str, message: Message) -> None:
+        """One of the protocol's own messages; `sender` may be any broker."""
+        raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
+
+    def on_deadline(self, token: Token) -> None:
+        """A timer set by this protocol."""
+        raise InputError(f"{self.name} set no timer {token!r}")
+
+    # --- for protocols and for those who look on ---
+
+    def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
+        """Queue a burst; what the broker's full buffer gives up for it is dropped."""
+        for evicted_from, evicted in queue.append(burst):
+            self.host.dropped(self.client_of(evicted_from) or client, evicted, "overflow")
+
+    def client_of(self, queue: DeliveryQueue) -> str | None:
+        return next((client for client, held in self.stored() if held is queue), None)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        """Every queue at this broker and whose it is."""
+        yield from self.queues.items()
+
+
+PROTOCOLS: dict[str, type[MobilityProtocol]] = {}
+"""Registered protocols by name."""
+
+
+def register(protocol: type[MobilityProtocol]) -> type[MobilityProtocol]:
+    """Make a protocol known under its name."""
+    PROTOCOLS[protocol.name] = protocol
+    return protocol
+
+
+def find_protocol(name: str) -> type[MobilityProtocol]:
+    try:
+        return PROTOCOLS[name]
+    except KeyError:
+        raise InputError(f"mobility protocol {name!r}: valid are {', '.join(sorted(PROTOCOLS))}") from None
+
+
+def check_combination(protocol: type[MobilityProtocol], strategy: str) -> None:
+    """Refuse a routing strategy that the protocol does not declare."""
+    if strategy not in STRATEGIES:
+        raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
+    if strategy not in protocol.strategies:
+        raise InputError(
+            f"protocol {protocol.name} does not work with {strategy} routing: "
+            f"valid are {', '.join(protocol.strategies)}"
+        )
+
+
+__all__ = [
+    "PROTOCOLS",
+    "Host",
+    "MobilityProtocol",
+    "Promise",
+    "Settings",
+    "check_combination",
+    "find_protocol",
+    "register",
+]

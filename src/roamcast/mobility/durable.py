@@ -1,0 +1,72 @@
+"""Durable subscriptions without mobility support (Gaddah 1.2.3 and chapter 5).
+
+Each broker that the client has ever visited keeps its subscriptions and stores
+what matches while the client is not there. A broker seen for the first time has
+stored nothing, so what was published while the client was away is missed there;
+a broker seen again delivers what it stored, though the client may have had it
+from others; and what is stored at brokers never seen again stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+
+ELSEWHERE = frozenset({"another_broker"})
+
+
+class DurableSubscriptions(MobilityProtocol):
+    name = "durable"
+    summary = (
+        "every visited broker stores: misses at first visits, duplicates on return, a remainder elsewhere"
+    )
+    promise = Promise(
+        lost=frozenset({"remainder", "overflow"}),
+        duplicate=ELSEWHERE,
+        reordered=ELSEWHERE,
+        stale=ELSEWHERE,
+        remainder=True,
+    )
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.durable: dict[str, dict[str, None]] = {}
+        """Client to the filters (as text) that this broker keeps for it."""
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client, host = session.client, self.host
+        queue = self.queues.get(client)
+        if queue is None:
+            queue = self.queues[client] = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
+        queue.rewind(received.get(host.id, 0))
+        kept = self.durable.setdefault(client, {})
+        for text, issued_at in session.subscriptions.items():
+            if text not in kept:
+                kept[text] = None
+                host.subscribe((client,), parse(text), issued_at)
+        # The client ended these at another broker; nobody has told this one before.
+        for text in [text for text in kept if text not in session.subscriptions]:
+            del kept[text]
+            host.unsubscribe((client,), parse(text))
+        host.deliver_from(client, queue)
+        host.handoff_finished(client)
+
+    def on_detach(self, session: Session) -> None:
+        """The subscriptions are durable: they stay, and so does what they bring."""
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        self.durable[session.client][filter.text] = None
+        super().on_subscribe(session, filter, token)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        del self.durable[session.client][filter.text]
+        super().on_unsubscribe(session, filter, token)
+
+
+register(DurableSubscriptions)

@@ -1,0 +1,219 @@
+"""Subscribe at the new broker, then unsubscribe at the old (Wang et al., section 2).
+
+When a client reattaches, its subscriptions are issued at the new broker, which
+holds back what arrives. The old broker keeps its own for a while, so that both
+together miss nothing; then it cancels them and transfers what it stored. The new
+broker merges the two queues without the duplicates and begins to deliver.
+
+How long is "a while"? A broker that has not yet heard of the new subscription
+sends to the old broker only. It hears of it one longest delay after the attach,
+and what it sent last arrives there one longest delay later: so the old broker
+waits twice the longest delay, not once as published (`sub_unsub:published`).
+
+Each time a session stays at a broker it has a queue of its own there, because
+the client may be back before the old broker has transferred the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Owner, Token
+from roamcast.core.session import Session
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+
+STREAM = "session"
+"""One numbering for all brokers: it goes on where the transferred queue ended."""
+
+MARKS_KEPT_BOUNDS = 16
+"""For how many longest delays the last number of a publisher is remembered and passed on."""
+
+Mark = tuple[int, int, float]
+"""Of one publisher: incarnation, last number, and when it arrived."""
+
+
+class Transfer(Message, frozen=True):
+    """The old broker's queue, for the stay that the attach number names.
+
+    `base` is how far the client has acknowledged, `marks` the last notification of
+    each recent publisher that was delivered or is in the queue: whatever the new
+    broker has up to these is a duplicate.
+    """
+
+    client: str
+    number: int
+    base: int
+    bursts: tuple[Burst, ...]
+    marks: dict[str, Mark]
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return sum(burst.count for burst in self.bursts) or 1
+
+
+class Stay:
+    """One stay of a session at this broker, from its arrival to the transfer of its queue."""
+
+    def __init__(self, number: int, queue: DeliveryQueue, merged: bool) -> None:
+        self.number = number
+        self.queue = queue
+        self.merged = merged
+        """Whether the queue of the stay before has come (or there was none)."""
+        self.marks: dict[str, Mark] = {}
+        self.filters: list[str] = []
+        self.destination = ""
+        self.next_number = 0
+        self.departed_at = 0.0
+        self.waited = False
+
+
+class SubUnsub(MobilityProtocol):
+    name = "sub_unsub"
+    summary = "exactly once and in order, given a true bound on the overlay's delay"
+    promise = Promise(lost=frozenset({"overflow"}))
+    waits_bounds: ClassVar[int] = 2
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.check(settings)
+        self.bound_s = settings.delay_bound_s or 0.0
+        self.stays: dict[tuple[str, int], Stay] = {}
+        self.current: dict[str, Stay] = {}
+
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        if settings.delay_bound_s is None:
+            raise InputError("protocol sub_unsub needs a bound on the overlay's delay: set delay_bound_s")
+
+    # --- the client reconnects: subscribe at the new broker, keep the subscription at the old ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client = session.client
+        if came_from == self.host.id:
+            stay = self.current[client]
+        else:
+            stay = self.begin_stay(session, merged=came_from == "")
+            for text, issued_at in session.subscriptions.items():
+                self.host.subscribe((client, stay.number), parse(text), issued_at)
+        if stay.merged:
+            self.deliver(session.client, stay, received.get(STREAM, 0))
+
+    def begin_stay(self, session: Session, merged: bool) -> Stay:
+        stay = Stay(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer), merged)
+        self.stays[session.client, stay.number] = self.current[session.client] = stay
+        return stay
+
+    def on_detach(self, session: Session) -> None:
+        """Stored on the last visited broker: the stay goes on."""
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        stay = self.current.pop(session.client)
+        if stay.merged:
+            stay.queue.rewind(received.get(STREAM, 0))
+        stay.filters = list(session.subscriptions)
+        stay.destination, stay.next_number, stay.departed_at = destination, session.number, self.host.now
+        self.host.set_timer(self.host.now + self.waits_bounds * self.bound_s, (session.client, stay.number))
+        self.host.hand_over(session, destination)
+
+    # --- after the pre-defined period: unsubscribe at the old broker, transfer, merge ---
+
+    def on_deadline(self, token: Token) -> None:
+        client, number = token
+        stay = self.stays[client, number]
+        stay.waited = True
+        self.try_transfer(client, stay)
+
+    def try_transfer(self, client: str, stay: Stay) -> None:
+        """Transfer once the wait is over and the queue of the stay before has come."""
+        if not (stay.waited and stay.merged):
+            return
+        for text in stay.filters:
+            self.host.unsubscribe((client, stay.number), parse(text))
+        recent_s = stay.departed_at - MARKS_KEPT_BOUNDS * self.bound_s
+        marks = {publisher: mark for publisher, mark in stay.marks.items() if mark[2] >= recent_s}
+        base = stay.queue.base
+        bursts = tuple(stay.queue.drain())
+        self.host.send(stay.destination, Transfer(client, stay.next_number, base, bursts, marks))
+        del self.stays[client, stay.number]
+
+    def on_message(self, sender: str, message: Message) -> None:
+        if isinstance(message, Transfer):
+            self.on_transfer(message)
+        else:
+            super().on_message(sender, message)
+
+    def on_transfer(self, message: Transfer) -> None:
+        client = message.client
+        stay = self.stays[client, message.number]
+        own = stay.queue.drain()
+        stay.queue = DeliveryQueue(STREAM, message.base, self.host.buffer)
+        stay.marks = dict(message.marks)
+        stay.merged = True
+        for burst in message.bursts:
+            self.keep(stay.queue, client, burst)
+        for burst in own:
+            self.store(client, stay, burst)
+        if self.current.get(client) is stay:
+            self.deliver(client, stay, message.base)
+        self.try_transfer(client, stay)
+
+    def deliver(self, client: str, stay: Stay, received: int) -> None:
+        stay.queue.rewind(received)
+        self.host.deliver_from(client, stay.queue)
+        self.host.handoff_finished(client)
+
+    # --- notifications ---
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        client, number = owner
+        stay = self.stays.get((client, number))
+        if stay is None:
+            return
+        if stay.merged:
+            self.store(client, stay, burst)
+        else:
+            self.keep(stay.queue, client, burst)
+        if self.current.get(client) is stay:
+            self.host.pump(client)
+
+    def store(self, client: str, stay: Stay, burst: Burst) -> None:
+        """Queue what the client has not had; the rest came by way of two brokers."""
+        mark = stay.marks.get(burst.publisher)
+        if mark is not None and (burst.incarnation, burst.last) <= mark[:2]:
+            return
+        if mark is not None and (burst.incarnation, burst.number) <= mark[:2]:
+            burst = burst.tail(mark[1] - burst.number + 1)
+        stay.marks[burst.publisher] = (burst.incarnation, burst.last, self.host.now)
+        self.keep(stay.queue, client, burst)
+
+    # --- the client's own requests ---
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, self.current[session.client].number)
+        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, self.current[session.client].number)
+        self.host.unsubscribe(owner, filter, "subscribe", token)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        for (client, _), stay in self.stays.items():
+            yield client, stay.queue
+
+
+class SubUnsubPublished(SubUnsub):
+    name = "sub_unsub:published"
+    summary = "as published: the old broker waits one longest delay, and may miss what is still on its way"
+    waits_bounds = 1
+
+
+register(SubUnsub)
+register(SubUnsubPublished)

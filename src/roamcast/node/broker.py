@@ -1,0 +1,624 @@
+"""The broker: a state machine that drivers feed with inputs and whose effects they perform.
+
+It routes notifications, keeps the sessions it holds and the connections it has,
+and calls its mobility protocol where protocols differ. Everything it remembers
+is data (timers and continuations too), so that it can be written down.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from roamcast.core.effects import (
+    Attached,
+    Configured,
+    Deadline,
+    Detached,
+    Effects,
+    Input,
+    LinkChanged,
+    Received,
+    SendFailed,
+    Submitted,
+)
+from roamcast.core.messages import (
+    Accepted,
+    Acknowledge,
+    Advertise,
+    AttachRefused,
+    AttachRequest,
+    Cause,
+    Deliver,
+    Hello,
+    Leave,
+    Message,
+    Publish,
+    Relayed,
+    Settled,
+    Subscribe,
+    SubscriptionSettled,
+    Unadvertise,
+    Unsubscribe,
+    Update,
+    Welcome,
+    cause_of,
+)
+from roamcast.core.notification import Burst, decode_attributes
+from roamcast.core.queues import Buffer, DeliveryQueue
+from roamcast.core.records import Level, Row
+from roamcast.core.routing import Owner, Router, Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.base import MobilityProtocol, Settings, check_combination
+from roamcast.node.locate import Locator
+
+Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
+
+
+class BrokerSettings(msgspec.Struct, frozen=True):
+    """What can be set for a broker."""
+
+    routing: str = ""
+    """Routing strategy; "" is the protocol's own choice."""
+    advertisements: bool = False
+    window: int = 256
+    """Notifications sent to a client and not yet acknowledged, at most."""
+    buffer_bytes: int | None = None
+    """Room for everything stored for clients; past it the oldest is overwritten."""
+    records: Level = "full"
+    clock_error_s: float | None = 0.0
+    """How far the brokers' clocks may differ. What was published before a subscription
+    was issued is not owed to it, and is left out by comparing clocks; None: never."""
+    held_requests_max: int = 10_000
+    """Requests of a client whose session is still on its way; more are refused."""
+    protocol: Settings = Settings()
+
+
+class _Ended(NamedTuple):
+    """The token of an unsubscription, and of whose filter when it was issued can now be forgotten."""
+
+    owner: Owner
+    filter: Filter
+    token: Token
+
+
+class Attachment:
+    """A client's connection to this broker."""
+
+    __slots__ = ("connection", "hello", "queue")
+
+    def __init__(self, connection: int, hello: Hello) -> None:
+        self.connection = connection
+        self.hello = hello
+        self.queue: DeliveryQueue | None = None
+
+
+class Broker:
+    """One broker. `step` is the only way in, its result the only way out."""
+
+    def __init__(
+        self, id: str, protocol: type[MobilityProtocol], settings: BrokerSettings | None = None
+    ) -> None:
+        self.settings = settings or BrokerSettings()
+        routing = self.settings.routing or protocol.strategies[0]
+        check_combination(protocol, routing)
+        self.id = id
+        self.now = 0.0
+        self.buffer = Buffer(self.settings.buffer_bytes)
+        self.router = Router(routing, self._send_peer, self._on_token_settled, self.settings.advertisements)
+        self.sessions: dict[str, Session] = {}
+        self.attachments: dict[str, Attachment] = {}
+        self.locator = Locator(self)
+        self.protocol = protocol(self, self.settings.protocol)
+        self._next_hops: Mapping[str, str] = {}
+        self._out = Effects()
+        self._records_all = self.settings.records == "full"
+        self._sequence = 0
+        self._timers: list[tuple[float, int, Token]] = []
+        self._timers_set = 0
+        self._loopback: list[Message] = []
+        self._held: dict[str, list[Request]] = {}
+        """Requests taken from clients whose session is still on its way."""
+        self._settling: dict[str, dict[str, int]] = {}
+        """Client to the filters (as text) whose change is not yet settled, and how many."""
+        self._gated: dict[str, list[Publish]] = {}
+        """Publishes that wait until the client's advertisements have settled."""
+        self._departing: dict[str, AttachRequest] = {}
+        """Who asked for a session that cannot leave before it has settled."""
+        self._in_handoff: dict[str, str] = {}
+        """Clients whose handoff has not finished, and the broker they came from."""
+        self._newest_issue: dict[Owner, float] = {}
+        self._issues: dict[Owner, dict[Filter, float]] = {}
+        """When the subscriptions of local owners were issued, and the newest of them."""
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
+            Burst: self._on_burst,
+            Update: self.router.on_update,
+            Settled: self.router.on_settled,
+            Relayed: self._on_relayed,
+            **self.locator.handlers,
+        }
+
+    # --- the contract ---
+
+    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
+        """Take what happened, in order; say what is to be done."""
+        self.now = now
+        self._out = out = Effects()
+        on_burst, on_input = self._on_burst, self._on_input
+        for item in inputs:
+            if type(item) is Received and type(item.message) is Burst:
+                on_burst(item.peer, item.message)
+            else:
+                on_input(item)
+            while self._loopback:
+                self._on_message(self.id, self._loopback.pop(0))
+        return out
+
+    def deadline(self) -> float | None:
+        """When `step` wants to be called with a `Deadline`, or None."""
+        return self._timers[0][0] if self._timers else None
+
+    def unfinished(self) -> list[str]:
+        """What is still under way here; nothing, when the network has come to rest."""
+        under_way: dict[str, object] = {
+            "sessions asked for": self.locator.pending,
+            "requests waiting for a session": self.locator.queued,
+            "sessions on their way": self.locator.moved_to,
+            "questions on their way": self.locator.gathering,
+            "requests held": self._held,
+            "subscriptions not settled": self._settling,
+            "publishes held back": self._gated,
+            "sessions waiting to depart": self._departing,
+            "handoffs": self._in_handoff,
+            "timers": self._timers,
+            "barriers": self.router.unfinished(),
+        }
+        return [f"{name} at {self.id}: {what}" for name, what in under_way.items() if what]
+
+    # --- inputs ---
+
+    def _on_input(self, item: Input) -> None:
+        match item:
+            case Received(peer, message):
+                self._on_message(peer, message)
+            case Submitted():
+                self._on_submitted(item)
+            case Attached():
+                self._on_attached(item)
+            case Detached(client, connection):
+                attachment = self.attachments.get(client)
+                if attachment is not None and attachment.connection == connection:
+                    self._detach(client, "silent")
+            case Deadline():
+                self._on_deadline()
+            case Configured(peers, next_hops):
+                self._next_hops = dict(next_hops)
+                for peer in peers:
+                    if not self.router.has_peer(peer):
+                        self.router.add_peer(peer)
+            case LinkChanged(peer, up):
+                self.record("link_up" if up else "link_down", peer=peer)
+            case SendFailed(peer, messages):
+                for message in messages:
+                    self.record("dropped", peer=peer, message=type(message).__name__, reason="link given up")
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(sender, message)
+        else:
+            self.protocol.on_message(sender, message)
+
+    def _on_relayed(self, peer: str, message: Relayed) -> None:
+        if message.destination == self.id:
+            self._on_message(message.source, message.message)
+        else:
+            self._send_peer(self._next_hops[message.destination], message)
+
+    def _on_deadline(self) -> None:
+        while self._timers and self._timers[0][0] <= self.now:
+            _, _, token = heapq.heappop(self._timers)
+            self.protocol.on_deadline(token)
+
+    # --- notifications ---
+
+    def _on_burst(self, source: str, burst: Burst) -> None:
+        peers, owners = self.router.route(burst.attributes)
+        sends = self._out.sends
+        for peer in peers:
+            if peer != source:
+                sends.append((peer, burst))
+                if self._records_all:
+                    self._record_forwarded(peer, burst)
+        for owner in owners:
+            newest = self._newest_issue.get(owner)
+            if newest is not None and burst.published_at < newest and self._is_too_old(owner, burst):
+                continue
+            self.protocol.on_notification(owner, source, burst)
+
+    def _is_too_old(self, owner: Owner, burst: Burst) -> bool:
+        """Whether it was published before any subscription of the owner that matches it was issued."""
+        attributes = decode_attributes(burst.attributes)
+        return not any(
+            issued_at <= burst.published_at and filter.matches(attributes)
+            for filter, issued_at in self._issues[owner].items()
+        )
+
+    def _publish(self, session: Session, message: Publish) -> None:
+        session.published += 1
+        burst = Burst(
+            session.client,
+            session.incarnation,
+            session.published,
+            message.attributes,
+            self.now,
+            (message.body,),
+        )
+        self.record(
+            "published", client=session.client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=1, size_bytes=burst.size, attributes=burst.attributes, published_at=self.now,
+        )  # fmt: skip
+        self._on_burst("", burst)
+
+    # --- connections ---
+
+    def _on_attached(self, item: Attached) -> None:
+        client, hello = item.client, item.hello
+        if client in self.attachments:
+            self._close(client, "attached again")
+        self.attachments[client] = Attachment(item.connection, hello)
+        session = self.sessions.get(client)
+        if session is None and not hello.fresh:
+            self.record("handoff_started", client=client, broker=self.id, peer=hello.last_broker or None)
+        if session is not None:
+            session.number += 1
+            session.moves = max(session.moves, hello.moves)
+            self._welcome(session, self.id, hello.received)
+        elif client in self.locator.pending:
+            return
+        elif hello.fresh:
+            self.locator.arrived(Session(client), "")
+        else:
+            self.locator.ask(client, hello.moves, hello.received, hello.last_broker)
+
+    def _close(self, client: str, reason: str) -> None:
+        """End a connection from this side."""
+        self._out.closes.append((client, self.attachments[client].connection, reason))
+        self._detach(client, reason)
+
+    def _detach(self, client: str, reason: str) -> None:
+        del self.attachments[client]
+        session = self.sessions.get(client)
+        self.record("detached", client=client, broker=self.id, reason=reason)
+        if session is not None:
+            self.protocol.on_detach(session)
+
+    def _on_submitted(self, item: Submitted) -> None:
+        attachment = self.attachments.get(item.client)
+        if attachment is None or attachment.connection != item.connection:
+            return
+        message = item.message
+        if type(message) is Acknowledge:
+            self._on_acknowledge(item.client, attachment, message)
+        elif type(message) is Leave:
+            self._on_leave(item.client, message)
+        elif isinstance(message, Request):
+            self._on_request(item.client, message)
+
+    def _on_acknowledge(self, client: str, attachment: Attachment, message: Acknowledge) -> None:
+        queue = attachment.queue
+        if queue is None or queue.stream != message.stream:
+            return
+        count = queue.acknowledge(message.sequence)
+        if count and self._records_all:
+            self.record(
+                "acknowledged", client=client, broker=self.id, number=message.sequence, notifications=count
+            )
+        if queue.waiting:
+            self.pump(client)
+
+    def _on_leave(self, client: str, message: Leave) -> None:
+        """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
+        self._detach(client, "proclaimed")
+        if message.destination in self._next_hops and client in self.sessions:
+            self.session_requested(AttachRequest(client, message.destination, -1, message.received))
+
+    # --- sessions come and go (called by the locator) ---
+
+    @property
+    def peers(self) -> list[str]:
+        return self.router.peers
+
+    def session_arrived(self, session: Session, came_from: str, received: dict[str, int]) -> None:
+        attachment = self.attachments.get(session.client)
+        if came_from == "":
+            session.number += 1
+        if attachment is not None:
+            session.moves = max(session.moves, attachment.hello.moves)
+            received = attachment.hello.received
+        for text in session.advertisements:
+            self._advertise(session, text)
+        self._welcome(session, came_from, received)
+        for request in self._held.pop(session.client, []):
+            self._accept(session, request)
+
+    def _welcome(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client = session.client
+        attachment = self.attachments.get(client)
+        if attachment is not None:
+            self._tell(client, Welcome(session.number, session.accepted))
+            self.record(
+                "attached", client=client, broker=self.id, number=session.number, reason=came_from or None
+            )
+        self._in_handoff[client] = came_from
+        self.protocol.on_attach(session, came_from, received)
+        if attachment is None and client in self.sessions:
+            # It left before its session came: that is an attach and a detach at once.
+            self.protocol.on_detach(session)
+
+    def session_requested(self, request: AttachRequest) -> None:
+        if request.broker == self.id:
+            return  # It went ahead of its own request: a proclaimed move.
+        session = self.sessions[request.client]
+        if 0 <= request.moves <= session.moves:
+            self._refuse(request)
+            return
+        if request.client in self.attachments:
+            self._close(request.client, "attached elsewhere")
+        if request.client in self._settling:
+            earlier = self._departing.get(request.client)
+            newer, older = request, earlier
+            if earlier is not None and request.moves < earlier.moves:
+                newer, older = earlier, request
+            self._departing[request.client] = newer
+            if older is not None:
+                self._refuse(older)
+            return
+        self._depart(session, request)
+
+    def _refuse(self, request: AttachRequest) -> None:
+        self.send(request.broker, AttachRefused(request.client, request.moves))
+
+    def _depart(self, session: Session, request: AttachRequest) -> None:
+        session.moves = max(session.moves, request.moves)
+        session.number += 1
+        for text in session.advertisements:
+            self.router.unadvertise(parse(text))
+        self._in_handoff.pop(session.client, None)
+        self.protocol.on_depart(session, request.broker, request.received)
+
+    def hand_over(self, session: Session, destination: str) -> None:
+        self.locator.hand_over(session, destination)
+
+    def attach_refused(self, client: str, moves: int) -> None:
+        """Our request was stale. If the client has come again since, ask again for that."""
+        attachment = self.attachments.get(client)
+        if attachment is None:
+            self._held.pop(client, None)
+            return
+        hello = attachment.hello
+        if hello.moves > moves:
+            self.locator.ask(client, hello.moves, hello.received, hello.last_broker)
+        else:
+            self._held.pop(client, None)
+            self._close(client, "attached elsewhere")
+
+    def handoff_finished(self, client: str) -> None:
+        came_from = self._in_handoff.pop(client, None)
+        if came_from is None:
+            return
+        if came_from not in ("", self.id):
+            self.record("handoff_finished", client=client, broker=self.id, peer=came_from)
+        self._carry_out_deferred(client)
+
+    # --- requests of clients ---
+
+    def _on_request(self, client: str, request: Request) -> None:
+        session = self.sessions.get(client)
+        if session is not None:
+            self._accept(session, request)
+            return
+        held = self._held.setdefault(client, [])
+        if len(held) < self.settings.held_requests_max:
+            held.append(request)
+
+    def _accept(self, session: Session, request: Request) -> None:
+        """Take a request once; what was taken before is only acknowledged again."""
+        if request.request == session.accepted + 1:
+            session.accepted += 1
+            if isinstance(request, Publish):
+                if self.router.uses_advertisements and session.client in self._settling:
+                    self._gated.setdefault(session.client, []).append(request)
+                else:
+                    self._publish(session, request)
+            else:
+                kind = type(request).__name__
+                self._change(session, request.request, kind, request.filter.text)
+        self._tell(session.client, Accepted(session.accepted))
+
+    def _change(self, session: Session, request: int, kind: str, text: str) -> None:
+        """Carry a change out: now, or when the handoff and the last change of this filter are done."""
+        client = session.client
+        if client in self._in_handoff or text in self._settling.get(client, ()):
+            session.deferred.append((request, kind, text))
+            return
+        filter = parse(text)
+        held = session.subscriptions if kind in ("Subscribe", "Unsubscribe") else session.advertisements
+        if (text in held) == (kind in ("Subscribe", "Advertise")):
+            self._tell(client, SubscriptionSettled(request))
+            return
+        self.record(_KIND_OF_CHANGE[kind], client=client, broker=self.id, filter=text, reason="issued")
+        if kind == "Unadvertise":
+            del session.advertisements[text]
+            self.router.unadvertise(filter)
+            self._settled(client, request, kind, text)
+            return
+        if kind == "Unsubscribe":
+            del session.subscriptions[text]
+        else:
+            held[text] = self.now
+        self._begin_settling(client, text)
+        token = (client, request, kind, text)
+        if kind == "Subscribe":
+            self.protocol.on_subscribe(session, filter, token)
+        elif kind == "Unsubscribe":
+            self.protocol.on_unsubscribe(session, filter, token)
+        else:
+            self.router.advertise(filter, token)
+
+    def _advertise(self, session: Session, text: str) -> None:
+        """The session has moved here, and what its client may publish must be known from here."""
+        self._begin_settling(session.client, text)
+        self.router.advertise(parse(text), (session.client, 0, "Advertise", text))
+
+    def _begin_settling(self, client: str, text: str) -> None:
+        settling = self._settling.setdefault(client, {})
+        settling[text] = settling.get(text, 0) + 1
+
+    def _on_token_settled(self, token: Token) -> None:
+        if isinstance(token, _Ended):
+            self._forget_issue(token.owner, token.filter)
+            token = token.token
+        client, request, kind, text = token
+        settling = self._settling[client]
+        settling[text] -= 1
+        if not settling[text]:
+            del settling[text]
+        if not settling:
+            del self._settling[client]
+        self._settled(client, request, kind, text)
+        if client in self._settling:
+            return
+        session = self.sessions[client]
+        for publish in self._gated.pop(client, []):
+            self._publish(session, publish)
+        self._carry_out_deferred(client)
+        if client in self._departing and client not in self._settling:
+            self.session_requested(self._departing.pop(client))
+
+    def _settled(self, client: str, request: int, kind: str, text: str) -> None:
+        if request:
+            self.record(_KIND_OF_CHANGE[kind], client=client, broker=self.id, filter=text, reason="settled")
+            self._tell(client, SubscriptionSettled(request))
+
+    def _carry_out_deferred(self, client: str) -> None:
+        session = self.sessions.get(client)
+        if session is not None and session.deferred:
+            deferred, session.deferred = session.deferred, []
+            for request, kind, text in deferred:
+                self._change(session, request, kind, text)
+
+    # --- what the protocol and the locator use (see mobility.base.Host) ---
+
+    def send(self, broker: str, message: Message) -> None:
+        if broker == self.id:
+            self._loopback.append(message)
+        elif self.router.has_peer(broker):
+            self._send_peer(broker, message)
+        else:
+            self._send_peer(self._next_hops[broker], Relayed(self.id, broker, message))
+
+    def _send_peer(self, peer: str, message: Message) -> None:
+        self._out.sends.append((peer, message))
+        if self._records_all:
+            inner = message.message if isinstance(message, Relayed) else message
+            self.record(
+                "control", peer=peer, message=type(inner).__name__, cause=cause_of(inner), hops=message.weight
+            )
+
+    def subscribe(
+        self,
+        owner: Owner,
+        filter: Filter,
+        issued_at: float,
+        cause: Cause = "handoff",
+        token: Token | None = None,
+    ) -> None:
+        if self.settings.clock_error_s is not None:
+            issues = self._issues.setdefault(owner, {})
+            issues[filter] = issued_at - self.settings.clock_error_s
+            self._newest_issue[owner] = max(issues.values())
+        self.router.subscribe(owner, filter, owner[0], cause, token)
+
+    def unsubscribe(
+        self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
+    ) -> None:
+        if token is None:
+            self.router.unsubscribe(owner, filter, owner[0], cause)
+            self._forget_issue(owner, filter)
+        else:
+            self.router.unsubscribe(owner, filter, owner[0], cause, _Ended(owner, filter, token))
+
+    def _forget_issue(self, owner: Owner, filter: Filter) -> None:
+        issues = self._issues.get(owner, {})
+        issues.pop(filter, None)
+        if issues:
+            self._newest_issue[owner] = max(issues.values())
+        else:
+            self._issues.pop(owner, None)
+            self._newest_issue.pop(owner, None)
+
+    def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is not None:
+            attachment.queue = queue
+            self.pump(client)
+
+    def pump(self, client: str) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is None or attachment.queue is None:
+            return
+        queue = attachment.queue
+        for sequence, burst in queue.take(self.settings.window):
+            self._out.to_clients.append(
+                (client, attachment.connection, Deliver(queue.stream, sequence, burst))
+            )
+            if self._records_all:
+                self.record(
+                    "sent", client=client, broker=self.id, publisher=burst.publisher,
+                    incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+                )  # fmt: skip
+
+    def set_timer(self, at: float, token: Token) -> None:
+        self._timers_set += 1
+        heapq.heappush(self._timers, (at, self._timers_set, token))
+
+    def dropped(self, client: str, burst: Burst, reason: str) -> None:
+        self.record(
+            "dropped", client=client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count, reason=reason,
+        )  # fmt: skip
+
+    # --- to clients, and to the log ---
+
+    def _tell(self, client: str, message: Message) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is not None:
+            self._out.to_clients.append((client, attachment.connection, message))
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self._sequence += 1
+        self._out.records.append(Row(self._sequence, self.now, self.id, kind, **fields))
+
+    def _record_forwarded(self, peer: str, burst: Burst) -> None:
+        # Positional, because there is one of these for every hop.
+        self._sequence += 1
+        self._out.records.append(
+            Row(
+                self._sequence, self.now, self.id, "forwarded", None, None, peer, burst.publisher,
+                burst.incarnation, burst.number, burst.count, "Burst", "publish", burst.count, burst.size,
+            )
+        )  # fmt: skip
+
+
+_KIND_OF_CHANGE = {
+    "Subscribe": "subscribed",
+    "Unsubscribe": "unsubscribed",
+    "Advertise": "advertised",
+    "Unadvertise": "unadvertised",
+}

@@ -1,0 +1,206 @@
+"""Drawing networks and stories from seeds, to find the one that breaks a promise.
+
+A seed decides everything: the brokers, the links, who subscribes to what, who
+publishes, and when everyone moves. Moves are drawn on the scale of the delays,
+so that clients often leave again in the middle of a handoff.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from roamcast.core.effects import (
+    AdvertiseThat,
+    AttachTo,
+    Input,
+    LeaveFor,
+    PublishThis,
+    SubscribeTo,
+    UnsubscribeFrom,
+)
+from roamcast.core.notification import encode_attributes
+from roamcast.filters.filter import Value
+from roamcast.filters.selector import parse
+from roamcast.mobility import find_protocol
+from roamcast.simulator.links import Delay
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.story import Story, format_story, kinds_of, shrink, violations_of
+from roamcast.simulator.topology import Topology, parse_topology
+
+TOPOLOGIES = ("line:2", "line:3", "line:5", "star:4", "tree:2:2", "random:4", "random:6", "random:9", "grid:3")
+
+FILTERS = (
+    "TRUE", "x = 1", "x >= 2", "x < 3", "x IN (0, 2)", "x BETWEEN 1 AND 2", "kind = 'a'",
+    "kind = 'a' AND x > 1", "kind = 'b' OR x = 0", "kind LIKE 'a%'", "x <> 2", "missing IS NULL AND x = 3",
+)  # fmt: skip
+
+LONG_S = 60.0
+"""A leave that the broker does not notice before the client is elsewhere."""
+
+
+def draw_story(protocol: str, seed: int) -> Story:
+    """The story of a seed."""
+    rng = random.Random(f"fuzz/{seed}")
+    topology = parse_topology(rng.choice(TOPOLOGIES), rng)
+    settings = _draw_settings(protocol, seed, rng)
+    return Story(topology, settings, tuple(_draw_actions(topology, settings, rng)))
+
+
+def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:
+    routing = rng.choice(find_protocol(protocol).strategies)
+    advertisements = rng.random() < 0.25
+    link = rng.choice((Delay(0.010, 0.010), Delay(0.001, 0.030), Delay(0.0, 0.100)))
+    access = rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040)))
+    notice = rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, LONG_S)))
+    return NetworkSettings(
+        protocol=protocol,
+        routing=routing,
+        advertisements=advertisements and routing != "flooding",
+        link_delay=link,
+        access_delay=access,
+        notice_delay=notice,
+        window=rng.choice((1, 2, 256)),
+        names_last_broker=rng.random() < 0.7,
+        seed=seed,
+    )
+
+
+def _draw_actions(topology: Topology, settings: NetworkSettings, rng: random.Random) -> list[Action]:
+    clients = [f"c{number}" for number in range(rng.randint(2, 6))]
+    # From far below one link's delay to far above the whole network's.
+    scale_s = max(settings.link_delay.high_s, 0.005) * rng.choice((0.5, 2.0, 10.0, 40.0))
+    duration_s = scale_s * rng.choice((10, 20, 40))
+    start_s = 10.0
+    actions: list[Action] = []
+    for client in clients:
+        actions += _opening(client, topology, settings, rng)
+        mobile = rng.random() < 0.75
+        if mobile:
+            actions += _moves(client, topology, start_s, duration_s, scale_s, rng)
+        if rng.random() < 0.7 or client == clients[0]:
+            actions += _publishes(client, start_s, duration_s, scale_s, rng)
+        if rng.random() < 0.4:
+            actions += _changes(client, start_s, duration_s, rng)
+    # Sorted by time alone: equal times keep the order in which they were drawn.
+    return sorted(actions, key=lambda action: action[0])
+
+
+def _opening(
+    client: str, topology: Topology, settings: NetworkSettings, rng: random.Random
+) -> list[Action]:
+    """Attach, advertise, subscribe: all settled long before the rest begins."""
+    doings: list[Input] = [AttachTo(rng.choice(topology.brokers), 0)]
+    if settings.advertisements:
+        doings.append(AdvertiseThat("TRUE"))
+    doings += [SubscribeTo(parse(text).text) for text in rng.sample(FILTERS, rng.choice((0, 1, 1, 2, 3)))]
+    return [(0.01 * rng.random(), client, doings[0]), *((1.0, client, doing) for doing in doings[1:])]
+
+
+def _moves(
+    client: str, topology: Topology, start_s: float, duration_s: float, scale_s: float, rng: random.Random
+) -> list[Action]:
+    actions: list[Action] = []
+    now_s = start_s
+    while True:
+        now_s += rng.expovariate(1 / scale_s)
+        if now_s > start_s + duration_s:
+            return actions
+        broker = rng.choice(topology.brokers)
+        proclaimed = broker if rng.random() < 0.2 else ""
+        actions.append((now_s, client, LeaveFor(proclaimed)))
+        now_s += rng.expovariate(2 / scale_s)
+        # Some who proclaim a move change their minds.
+        if rng.random() < 0.1:
+            broker = rng.choice(topology.brokers)
+        actions.append((now_s, client, AttachTo(broker, 0)))
+
+
+def _publishes(
+    client: str, start_s: float, duration_s: float, scale_s: float, rng: random.Random
+) -> list[Action]:
+    actions: list[Action] = []
+    now_s = start_s
+    every_s = scale_s * rng.choice((0.1, 0.3, 1.0))
+    while now_s < start_s + duration_s:
+        now_s += rng.expovariate(1 / every_s)
+        attributes: dict[str, Value] = {"x": rng.randrange(4), "kind": rng.choice(("a", "ab", "b"))}
+        actions.append((now_s, client, PublishThis(encode_attributes(attributes))))
+    return actions
+
+
+def _changes(client: str, start_s: float, duration_s: float, rng: random.Random) -> list[Action]:
+    """Subscribe and unsubscribe at any moment, also while away."""
+    actions: list[Action] = []
+    for _ in range(rng.randint(1, 6)):
+        filter = parse(rng.choice(FILTERS)).text
+        doing = SubscribeTo(filter) if rng.random() < 0.5 else UnsubscribeFrom(filter)
+        actions.append((start_s + duration_s * rng.random(), client, doing))
+    return actions
+
+
+@dataclass
+class Failure:
+    seed: int
+    violations: list[str]
+    story: str
+
+
+@dataclass
+class FuzzReport:
+    """What a series of seeds showed."""
+
+    protocol: str
+    seeds: int = 0
+    handoffs: int = 0
+    notifications: int = 0
+    deliveries: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    out_of_order: int = 0
+    excused: dict[str, int] = field(default_factory=dict)
+    violations: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+
+def fuzz(
+    protocol: str,
+    seeds: Iterable[int],
+    progress: Callable[[int], None] | None = None,
+    failures_max: int = 5,
+) -> FuzzReport:
+    """Run the seeds; stop after so many failures, each shrunk to a short story."""
+    report = FuzzReport(protocol)
+    for seed in seeds:
+        story = draw_story(protocol, seed)
+        result = story.run().result
+        report.seeds += 1
+        report.handoffs += result.handoffs
+        report.notifications += result.published
+        report.deliveries += result.delivered
+        report.lost += result.lost
+        report.duplicates += result.duplicates
+        report.out_of_order += result.out_of_order
+        for name, count in result.excused.items():
+            report.excused[name] = report.excused.get(name, 0) + count
+        if result.violations:
+            report.violations += len(result.violations)
+            report.failures.append(shrunk_failure(seed, story, [str(one) for one in result.violations]))
+            if len(report.failures) >= failures_max:
+                break
+        if progress is not None:
+            progress(report.seeds)
+    return report
+
+
+def shrunk_failure(seed: int, story: Story, violations: list[str]) -> Failure:
+    kinds = kinds_of(violations[:1])
+
+    def fails(candidate: Story) -> bool:
+        return bool(kinds & kinds_of(violations_of(candidate)))
+
+    short = shrink(story, fails)
+    return Failure(seed, violations_of(short), format_story(short))
+
+

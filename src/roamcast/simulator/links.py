@@ -1,0 +1,60 @@
+"""Links of the simulated network: delays, bandwidth, and the order that links keep."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from roamcast.errors import InputError
+
+
+@dataclass(frozen=True)
+class Delay:
+    """A delay in seconds: fixed, or drawn uniformly between two bounds."""
+
+    low_s: float
+    high_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Delay:
+        """From `0.010` or `0.001..0.030`."""
+        low, _, high = text.partition("..")
+        try:
+            delay = cls(float(low), float(high or low))
+        except ValueError:
+            raise InputError(f"delay {text!r}: valid are seconds as in 0.01, or a range as in 0.001..0.03") from None
+        if not 0 <= delay.low_s <= delay.high_s < float("inf"):
+            raise InputError(f"delay {text!r}: valid is 0 <= low <= high, in seconds")
+        return delay
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.low_s == self.high_s
+
+    def __str__(self) -> str:
+        return f"{self.low_s:g}" if self.is_fixed else f"{self.low_s:g}..{self.high_s:g}"
+
+
+class Link:
+    """One direction of a link: FIFO, loses nothing while it is up."""
+
+    __slots__ = ("_delay", "_last_s", "_random", "bits_per_s", "delay_s")
+
+    def __init__(self, delay: Delay, rng: random.Random, bits_per_s: float | None = None) -> None:
+        self.delay_s = delay.low_s if delay.is_fixed and bits_per_s is None else None
+        """Set where the delay is always the same: then order is kept by itself."""
+        self.bits_per_s = bits_per_s
+        self._delay = delay
+        self._random = rng.random
+        self._last_s = 0.0
+
+    def arrival_s(self, now_s: float, size_bytes: int) -> float:
+        """When something sent now arrives; never before what was sent earlier."""
+        delay = self._delay
+        start_s = now_s
+        if self.bits_per_s is not None:
+            # The sender is busy until the last bit of what went before is out.
+            start_s = max(now_s, self._last_s - delay.low_s) + 8 * size_bytes / self.bits_per_s
+        arrival_s = start_s + delay.low_s + (delay.high_s - delay.low_s) * self._random()
+        self._last_s = max(arrival_s, self._last_s)
+        return self._last_s

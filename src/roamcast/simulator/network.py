@@ -1,0 +1,341 @@
+"""The simulator's engine: a heap of timed inputs, virtual time, one seed decides everything.
+
+It is a driver: it turns what happens into inputs, feeds them to brokers and
+clients, and performs their effects over links with delay. It knows no protocol.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from roamcast.core.effects import (
+    Attached,
+    AttachTo,
+    Configured,
+    Deadline,
+    Detached,
+    Effects,
+    Input,
+    LeaveFor,
+    Received,
+    Submitted,
+)
+from roamcast.core.messages import Deliver, Hello, Leave, Message, cause_of
+from roamcast.core.notification import Burst
+from roamcast.core.records import Level, Row
+from roamcast.mobility import Settings, find_protocol
+from roamcast.node.broker import Broker, BrokerSettings
+from roamcast.node.client import Client
+from roamcast.simulator.links import Delay, Link
+from roamcast.simulator.topology import Topology
+
+Action = tuple[float, str, Input]
+"""At this time, this client's application does this."""
+
+CONTROL_BYTES = 64
+"""What a message without content counts for on a link with limited bandwidth."""
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Everything about a simulated network but its topology and what its clients do."""
+
+    protocol: str = "sub_unsub"
+    routing: str = ""
+    advertisements: bool = False
+    link_delay: Delay = Delay(0.010, 0.010)
+    access_delay: Delay = Delay(0.020, 0.020)
+    access_bits_per_s: float | None = None
+    notice_delay: Delay = Delay(0.0, 0.0)
+    """How long after a silent leave the broker notices it."""
+    service_s: float = 0.0
+    """How long a broker works on one message."""
+    buffer_bytes: int | None = None
+    window: int = 256
+    names_last_broker: bool = True
+    records: Level = "counters"
+    seed: int = 0
+
+    def delay_bound_s(self, topology: Topology) -> float:
+        """No message takes longer between any two brokers (brokers that do not queue)."""
+        return topology.diameter * (self.link_delay.high_s + self.service_s) + self.service_s
+
+
+@dataclass
+class Traffic:
+    """Hops over the links between brokers and over access links, by cause."""
+
+    hops: Counter[str] = field(default_factory=Counter)
+    access_hops: int = 0
+    bytes: int = 0
+
+    @property
+    def total_hops(self) -> int:
+        return self.hops.total()
+
+    @property
+    def overhead_hops(self) -> int:
+        """Hops caused by mobility."""
+        return self.hops["handoff"] + self.hops["transfer"]
+
+
+class Connection:
+    """One attach of one client, from its hello until it goes away."""
+
+    __slots__ = ("broker", "client", "down", "id", "is_open", "up")
+
+    def __init__(self, id: int, client: str, broker: str, up: Link, down: Link) -> None:
+        self.id = id
+        self.client = client
+        self.broker = broker
+        self.up = up
+        self.down = down
+        self.is_open = True
+
+
+class Network:
+    """Brokers, clients and links, and the heap that drives them."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: NetworkSettings,
+        observe: Callable[[list[Row]], None],
+        trace: Callable[[float, str, str, Message], None] | None = None,
+    ) -> None:
+        self.topology = topology
+        self.settings = settings
+        self.now = 0.0
+        self.traffic = Traffic()
+        self.closed_by_broker: list[str] = []
+        self.steps = 0
+        self._observe = observe
+        self._trace = trace
+        self._heap: list[tuple[float, int, Callable[[Any, Any], None], Any, Any]] = []
+        self._pushed = 0
+        self._rng = random.Random(f"{settings.seed}/network")
+        self.clients: dict[str, Client] = {}
+        self._connections: dict[str, Connection] = {}
+        self._connections_made = 0
+        self._busy_until: dict[str, float] = {}
+        self._deadlines: dict[str, float] = {}
+        self.brokers = {id: self._make_broker(id) for id in topology.brokers}
+        self._links = {
+            id: {peer: Link(settings.link_delay, self._rng_for(id, peer)) for peer in topology.peers(id)}
+            for id in topology.brokers
+        }
+        for id in topology.brokers:
+            self._step_broker(id, (Configured(topology.peers(id), topology.next_hops(id)),))
+
+    def _make_broker(self, id: str) -> Broker:
+        settings = self.settings
+        return Broker(
+            id,
+            find_protocol(settings.protocol),
+            BrokerSettings(
+                routing=settings.routing,
+                advertisements=settings.advertisements,
+                window=settings.window,
+                buffer_bytes=settings.buffer_bytes,
+                records=settings.records,
+                protocol=Settings(delay_bound_s=settings.delay_bound_s(self.topology)),
+            ),
+        )
+
+    def _rng_for(self, *names: str) -> random.Random:
+        """A source of its own for each link, so that one link's draws do not move another's."""
+        return random.Random(f"{self.settings.seed}/{'/'.join(names)}")
+
+    # --- running ---
+
+    def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
+        """Perform the actions, which are in order of time, and go on until nothing is left to do."""
+        script = iter(actions)
+        self._push_action(script)
+        with _without_collector():
+            heap, report_at = self._heap, 0
+            while heap:
+                self.now, _, handle, first, second = heappop(heap)
+                handle(first, second)
+                self.steps += 1
+                if progress is not None and self.steps >= report_at:
+                    progress(self.now)
+                    report_at = self.steps + 5_000
+
+    def _push(self, at: float, handle: Callable[[Any, Any], None], first: Any, second: Any) -> None:
+        self._pushed += 1
+        heappush(self._heap, (at, self._pushed, handle, first, second))
+
+    def _push_action(self, script: Iterator[Action]) -> None:
+        action = next(script, None)
+        if action is not None:
+            self._push(max(action[0], self.now), self._act, action, script)
+
+    def _act(self, action: Action, script: Iterator[Action]) -> None:
+        _, client, item = action
+        if type(item) is AttachTo:
+            self._attach(client, item.broker)
+        elif type(item) is LeaveFor:
+            self._leave(client, item.destination)
+        else:
+            self._step_client(client, item)
+        self._push_action(script)
+
+    # --- brokers ---
+
+    def _arrive(self, broker: str, item: Input) -> None:
+        """Something reaches a broker; it works on one message at a time."""
+        service_s = self.settings.service_s
+        if service_s:
+            done_s = max(self.now, self._busy_until.get(broker, 0.0)) + service_s
+            self._busy_until[broker] = done_s
+            self._push(done_s, self._step_broker, broker, (item,))
+        else:
+            self._step_broker(broker, (item,))
+
+    def _step_broker(self, broker: str, inputs: tuple[Input, ...]) -> None:
+        node = self.brokers[broker]
+        effects = node.step(self.now, inputs)
+        if effects.sends:
+            self._send_peers(broker, effects.sends)
+        if effects.to_clients:
+            self._send_clients(effects.to_clients)
+        if effects.closes:
+            self._close(effects.closes)
+        if effects.records:
+            self._observe(effects.records)
+        deadline = node.deadline()
+        if deadline is not None and self._deadlines.get(broker) != deadline:
+            self._deadlines[broker] = deadline
+            self._push(max(deadline, self.now), self._on_deadline, broker, deadline)
+
+    def _on_deadline(self, broker: str, deadline: float) -> None:
+        if self._deadlines.get(broker) == deadline:
+            del self._deadlines[broker]
+            self._step_broker(broker, (Deadline(),))
+
+    def _send_peers(self, broker: str, sends: list[tuple[str, Message]]) -> None:
+        links, hops = self._links[broker], self.traffic.hops
+        heap, arrive, now = self._heap, self._arrive, self.now
+        for peer, message in sends:
+            if type(message) is Burst:
+                hops["publish"] += message.count
+            else:
+                hops[cause_of(message)] += message.weight
+            link = links[peer]
+            at = now + link.delay_s if link.delay_s is not None else link.arrival_s(now, CONTROL_BYTES)
+            self._pushed += 1
+            heappush(heap, (at, self._pushed, arrive, peer, Received(broker, message)))
+            if self._trace is not None:
+                self._trace(now, broker, peer, message)
+
+    # --- clients ---
+
+    def _step_client(self, client: str, item: Input) -> None:
+        node = self.clients.get(client)
+        if node is None:
+            node = self.clients[client] = Client(client, self.settings.names_last_broker)
+        self._perform_client(client, node.step(self.now, (item,)))
+
+    def _perform_client(self, client: str, effects: Effects) -> None:
+        if effects.sends:
+            connection = self._connections[client]
+            for _, message in effects.sends:
+                self._send_up(connection, message)
+        if effects.records:
+            self._observe(effects.records)
+
+    def _attach(self, client: str, broker: str) -> None:
+        self._leave(client, "")
+        self._connections_made += 1
+        number, settings = self._connections_made, self.settings
+        up, down = (
+            Link(settings.access_delay, self._rng_for(client, str(number), way), settings.access_bits_per_s)
+            for way in ("up", "down")
+        )
+        self._connections[client] = Connection(number, client, broker, up, down)
+        self._step_client(client, AttachTo(broker, number))
+
+    def _leave(self, client: str, destination: str) -> None:
+        connection = self._connections.get(client)
+        if connection is None or not connection.is_open:
+            return
+        self._step_client(client, LeaveFor(destination))
+        if destination:
+            return  # The connection ends when the broker has heard of it.
+        connection.is_open = False
+        delay = self.settings.notice_delay
+        notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
+        item = Detached(client, connection.id)
+        self._push(self.now + notice_s, self._arrive, connection.broker, item)
+
+    def _send_up(self, connection: Connection, message: Message) -> None:
+        self.traffic.access_hops += 1
+        at = connection.up.arrival_s(self.now, CONTROL_BYTES)
+        if type(message) is Leave:
+            # What it already sent arrives, but nothing reaches it any more.
+            self._push(at, self._arrive_leave, connection, message)
+            self._connections.pop(connection.client)
+        else:
+            self._push(at, self._arrive_up, connection, message)
+
+    def _arrive_up(self, connection: Connection, message: Message) -> None:
+        if not connection.is_open:
+            return
+        if type(message) is Hello:
+            self._arrive(connection.broker, Attached(connection.client, connection.id, message))
+        else:
+            self._arrive(connection.broker, Submitted(connection.client, connection.id, message))
+
+    def _arrive_leave(self, connection: Connection, message: Message) -> None:
+        self._arrive_up(connection, message)
+        connection.is_open = False
+
+    def _send_clients(self, sends: list[tuple[str, int, Message]]) -> None:
+        now, connections = self.now, self._connections
+        for client, number, message in sends:
+            connection = connections.get(client)
+            if connection is None or connection.id != number or not connection.is_open:
+                continue
+            self.traffic.access_hops += message.weight
+            size = message.burst.size + CONTROL_BYTES if type(message) is Deliver else CONTROL_BYTES
+            link = connection.down
+            at = now + link.delay_s if link.delay_s is not None else link.arrival_s(now, size)
+            self._pushed += 1
+            heappush(self._heap, (at, self._pushed, self._arrive_down, connection, message))
+
+    def _arrive_down(self, connection: Connection, message: Message) -> None:
+        if connection.is_open and self._connections.get(connection.client) is connection:
+            client = connection.client
+            self._perform_client(client, self.clients[client].step(self.now, (Received(connection.broker, message),)))
+
+    def _close(self, closes: list[tuple[str, int, str]]) -> None:
+        """A broker ends a connection; a client that is still on it has been wronged."""
+        for client, number, reason in closes:
+            connection = self._connections.get(client)
+            if connection is not None and connection.id == number and connection.is_open:
+                connection.is_open = False
+                self.closed_by_broker.append(f"{client} at {connection.broker} at {self.now:.6f}: {reason}")
+
+    def is_attached(self, client: str) -> bool:
+        connection = self._connections.get(client)
+        return connection is not None and connection.is_open
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """The hot loop makes many small objects and hardly a cycle: collecting would cost a tenth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

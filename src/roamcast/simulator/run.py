@@ -1,0 +1,96 @@
+"""One checked run: a network, what its clients do, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from roamcast.core.notification import Message
+from roamcast.core.records import Row
+from roamcast.mobility import Settings, check_combination, find_protocol
+from roamcast.simulator.checkers import Checker, Edges, Identity, Result
+from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
+from roamcast.simulator.topology import Topology
+
+
+@dataclass
+class Run:
+    """What came out of a run."""
+
+    result: Result
+    traffic: Traffic
+    network: Network
+
+
+def check_settings(topology: Topology, settings: NetworkSettings) -> None:
+    """Refuse what cannot work, before any work is done."""
+    protocol = find_protocol(settings.protocol)
+    if settings.routing:
+        check_combination(protocol, settings.routing)
+    protocol.check(Settings(delay_bound_s=settings.delay_bound_s(topology)))
+
+
+def run_checked(
+    topology: Topology,
+    settings: NetworkSettings,
+    actions: Iterable[Action],
+    observe: Callable[[list[Row]], None] | None = None,
+    progress: Callable[[float], None] | None = None,
+    trace: Callable[[float, str, str, Message], None] | None = None,
+) -> Run:
+    """Perform the actions, let the network come to rest, and check everything."""
+    check_settings(topology, settings)
+    checker = Checker(find_protocol(settings.protocol).promise, _edges(topology, settings))
+    network = Network(topology, settings, _both(checker.observe, observe), trace)
+    network.run(actions, progress)
+    result = checker.finish(_stored(network))
+    _check_at_rest(network, checker)
+    return Run(result, network.traffic, network)
+
+
+def _edges(topology: Topology, settings: NetworkSettings) -> Edges:
+    bound_s = settings.delay_bound_s(topology)
+    return Edges(
+        before_leave_s=bound_s + settings.access_delay.high_s + 2 * settings.service_s,
+        after_attach_s=bound_s + settings.service_s,
+    )
+
+
+def _both(
+    first: Callable[[list[Row]], None], second: Callable[[list[Row]], None] | None
+) -> Callable[[list[Row]], None]:
+    if second is None:
+        return first
+
+    def observe(rows: list[Row]) -> None:
+        first(rows)
+        second(rows)
+
+    return observe
+
+
+def _stored(network: Network) -> set[tuple[str, Identity]]:
+    """Every notification that some broker still holds, and for whom."""
+    return {
+        (client, (burst.publisher, burst.incarnation, number))
+        for broker in network.brokers.values()
+        for client, queue in broker.protocol.stored()
+        for burst in queue.bursts()
+        for number in range(burst.number, burst.number + burst.count)
+    }
+
+
+def _check_at_rest(network: Network, checker: Checker) -> None:
+    """Nothing may be under way any more, and nothing stored for a client that is attached."""
+    promise = find_protocol(network.settings.protocol).promise
+    for reason in network.closed_by_broker:
+        checker.violate("closed", reason)
+    for broker in network.brokers.values():
+        for reason in broker.unfinished():
+            checker.violate("in flight at the end", reason)
+        for client, queue in broker.protocol.stored():
+            if queue and (client in broker.attachments or not promise.remainder):
+                checker.violate("never drained", f"{len(queue)} notifications for {client} at {broker.id}")
+    for client in network.clients.values():
+        if client.unaccepted and network.is_attached(client.id):
+            checker.violate("in flight at the end", f"{client.unaccepted} requests of {client.id}")

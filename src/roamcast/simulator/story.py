@@ -1,0 +1,223 @@
+"""Stories: a network and what its clients do, as a short text that a person can read and replay.
+
+    brokers b0-b1 b1-b2
+    protocol sub_unsub
+    link 0.001..0.03
+    at 0.0 c1 attach b0
+    at 0.1 c1 subscribe x > 3
+    at 1.0 c1 leave
+    at 1.2 p publish {"x": 5}
+    at 1.4 c1 attach b2
+
+Whoever is away at the end attaches once more, where it was last, so that what is
+stored can be delivered. `leave b2` says where the client goes (a proclaimed move).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from roamcast.core.effects import (
+    AdvertiseThat,
+    AttachTo,
+    Input,
+    LeaveFor,
+    PublishThis,
+    SubscribeTo,
+    UnadvertiseThat,
+    UnsubscribeFrom,
+)
+from roamcast.core.notification import Message, decode_attributes, encode_attributes
+from roamcast.core.records import Row
+from roamcast.errors import InputError
+from roamcast.filters.selector import parse as parse_filter
+from roamcast.simulator.links import Delay
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.run import Run, run_checked
+from roamcast.simulator.topology import Topology, from_edges
+
+HOME_AFTER_S = 1.0
+"""How long after the last action those who are away come home."""
+
+
+@dataclass(frozen=True)
+class Story:
+    topology: Topology
+    settings: NetworkSettings
+    actions: tuple[Action, ...]
+
+    def run(
+        self,
+        observe: Callable[[list[Row]], None] | None = None,
+        trace: Callable[[float, str, str, Message], None] | None = None,
+    ) -> Run:
+        return run_checked(self.topology, self.settings, self.with_homecoming(), observe, trace=trace)
+
+    def with_homecoming(self) -> Iterator[Action]:
+        """The actions, and at the end an attach for everyone who is away."""
+        last_broker: dict[str, str] = {}
+        away: dict[str, None] = {}
+        end_s = 0.0
+        for action in self.actions:
+            end_s, client, item = action
+            if isinstance(item, AttachTo):
+                last_broker[client] = item.broker
+                away.pop(client, None)
+            elif isinstance(item, LeaveFor) and client in last_broker:
+                away[client] = None
+            yield action
+        for client in away:
+            yield (end_s + HOME_AFTER_S, client, AttachTo(last_broker[client], 0))
+
+
+# --- text ---
+
+_SETTINGS = ("protocol", "routing", "advertisements", "link", "access", "notice", "names_last_broker", "seed")
+_DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
+
+
+def format_story(story: Story) -> str:
+    edges = " ".join(f"{a}-{b}" for a, b in story.topology.overlay) or story.topology.brokers[0]
+    lines = [f"brokers {edges}"]
+    default = NetworkSettings()
+    for name in _SETTINGS:
+        field = _DELAYS.get(name, name)
+        value = getattr(story.settings, field)
+        if value != getattr(default, field) or name in ("protocol", "seed"):
+            lines.append(f"{name} {value}")
+    lines += [f"at {time_s:.6f} {client} {_format_input(item)}" for time_s, client, item in story.actions]
+    return "\n".join(lines) + "\n"
+
+
+def _format_input(item: Input) -> str:
+    match item:
+        case AttachTo(broker, _):
+            return f"attach {broker}"
+        case LeaveFor(destination):
+            return f"leave {destination}".rstrip()
+        case PublishThis(attributes, _):
+            return f"publish {json.dumps(decode_attributes(attributes))}"
+        case SubscribeTo(text):
+            return f"subscribe {text}"
+        case UnsubscribeFrom(text):
+            return f"unsubscribe {text}"
+        case AdvertiseThat(text):
+            return f"advertise {text}"
+        case UnadvertiseThat(text):
+            return f"unadvertise {text}"
+    raise InputError(f"{type(item).__name__} is nothing that a story can tell")
+
+
+_VERBS: dict[str, Callable[[str], Input]] = {
+    "attach": lambda text: AttachTo(text, 0),
+    "leave": LeaveFor,
+    "publish": lambda text: PublishThis(encode_attributes(json.loads(text))),
+    "subscribe": lambda text: SubscribeTo(parse_filter(text).text),
+    "unsubscribe": lambda text: UnsubscribeFrom(parse_filter(text).text),
+    "advertise": lambda text: AdvertiseThat(parse_filter(text).text),
+    "unadvertise": lambda text: UnadvertiseThat(parse_filter(text).text),
+}
+
+
+def parse_story(text: str, name: str = "story") -> Story:
+    """Read a story; an error names the line."""
+    topology: Topology | None = None
+    settings = NetworkSettings()
+    actions: list[Action] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#", 1)[0].split(None, 1)
+        if not words:
+            continue
+        key, rest = words[0], words[1].strip() if len(words) > 1 else ""
+        try:
+            if key == "brokers":
+                topology = _parse_brokers(name, rest)
+            elif key == "at":
+                actions.append(_parse_action(rest))
+            else:
+                settings = _parse_setting(settings, key, rest)
+        except (InputError, ValueError) as error:
+            raise InputError(f"{name}, line {number}: {error}") from None
+    if topology is None:
+        raise InputError(f"{name}: no line `brokers a-b b-c …` that says which brokers there are")
+    for _, client, item in actions:
+        if isinstance(item, AttachTo):
+            topology.check_broker(item.broker)
+        elif isinstance(item, LeaveFor) and item.destination:
+            topology.check_broker(item.destination)
+    return Story(topology, settings, tuple(sorted(actions, key=lambda action: action[0])))
+
+
+def _parse_brokers(name: str, text: str) -> Topology:
+    edges = [tuple(edge.split("-")) for edge in text.split() if "-" in edge]
+    if any(len(edge) != 2 for edge in edges):
+        raise InputError(f"brokers {text!r}: an edge is two names joined by one `-`")
+    pairs = [(edge[0], edge[1]) for edge in edges]
+    alone = [word for word in text.split() if "-" not in word]
+    return from_edges(name, tuple(sorted({*alone, *(broker for edge in pairs for broker in edge)})), pairs)
+
+
+def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSettings:
+    if key not in _SETTINGS:
+        raise InputError(f"{key!r} is not known: valid are brokers, at, {', '.join(_SETTINGS)}")
+    field = _DELAYS.get(key, key)
+    parsed: object = value
+    if key in _DELAYS:
+        parsed = Delay.parse(value)
+    elif key == "seed":
+        parsed = int(value)
+    elif key in ("advertisements", "names_last_broker"):
+        if value not in ("True", "False"):
+            raise InputError(f"{key} {value!r}: valid are True and False")
+        parsed = value == "True"
+    return replace(settings, **{field: parsed})  # type: ignore[arg-type]
+
+
+def _parse_action(text: str) -> Action:
+    parts = text.split(None, 3)
+    if len(parts) < 3:
+        raise InputError(f"{text!r}: expected `at SECONDS CLIENT VERB …`")
+    time_s, client, verb = float(parts[0]), parts[1], parts[2]
+    if verb not in _VERBS:
+        raise InputError(f"{verb!r}: valid are {', '.join(_VERBS)}")
+    return (time_s, client, _VERBS[verb](parts[3] if len(parts) > 3 else ""))
+
+
+def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
+    """The shortest story found that still fails, by leaving out ever smaller parts (delta debugging)."""
+    actions = list(story.actions)
+    size = max(len(actions) // 2, 1)
+    while True:
+        start, shrunk = 0, False
+        while start < len(actions):
+            fewer = actions[:start] + actions[start + size :]
+            if fewer and fails(replace(story, actions=tuple(fewer))):
+                actions, shrunk = fewer, True
+            else:
+                start += size
+        if size == 1 and not shrunk:
+            break
+        size = max(size // 2, 1) if not shrunk or size > 1 else 1
+    story = replace(story, actions=tuple(actions))
+    return _with_simpler_settings(story, fails)
+
+
+def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Story:
+    default = NetworkSettings()
+    for name in ("advertisements", "routing", "names_last_broker", "notice_delay", "access_delay", "link_delay"):
+        simpler = replace(
+            story, settings=replace(story.settings, **{name: getattr(default, name)})
+        )
+        if simpler != story and fails(simpler):
+            story = simpler
+    return story
+
+
+def violations_of(story: Story) -> list[str]:
+    return [str(violation) for violation in story.run().result.violations]
+
+
+def kinds_of(violations: Iterable[str]) -> set[str]:
+    return {violation.split(":", 1)[0] for violation in violations}
