@@ -24,6 +24,7 @@ __all__ = [
     "Cause",
     "Deliver",
     "Entry",
+    "Expect",
     "Grant",
     "GrantReceived",
     "Hello",
@@ -102,14 +103,25 @@ class Relayed(Message, frozen=True):
 class AttachRequest(Message, frozen=True):
     """`broker` has the client attached and asks the holder for its session.
 
-    `moves` is the client's own count of attaches, or -1 if it keeps none; a
-    request with a count that is not higher than the session's is a stale one.
+    With the broker, `connection` identifies the attach, so that a request that
+    reaches the holder on two ways is served once. `moves` is the client's own
+    count of attaches, or -1 if it keeps none: a request with a lower count than
+    the session's is stale.
     """
 
     client: str
     broker: str
+    connection: int
     moves: int
     received: dict[str, int]
+    detours: int = 0
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Expect(Message, frozen=True):
+    """A request passed on to a broker where the session is on its way, if it is not there yet."""
+
+    request: AttachRequest
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -121,12 +133,13 @@ class Locate(Message, frozen=True):
 
 
 class Located(Message, frozen=True):
-    """Whether some broker behind the sender took the located request."""
+    """Whether some broker behind the sender took the request; if none, the lowest that asks for it too."""
 
     client: str
     broker: str
-    moves: int
+    connection: int
     found: bool
+    claim: str = ""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -134,7 +147,7 @@ class HolderUnknown(Message, frozen=True):
     """The broker that the client named as its last does not hold the session."""
 
     client: str
-    moves: int
+    connection: int
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -142,7 +155,7 @@ class AttachRefused(Message, frozen=True):
     """The request was stale: the client is attached elsewhere by now."""
 
     client: str
-    moves: int
+    connection: int
     cause: ClassVar[Cause] = "handoff"
 
 

@@ -98,22 +98,26 @@ class DeliveryQueue:
         return taken
 
     def acknowledge(self, sequence: int) -> int:
-        """Forget what the client has; return how many notifications that were."""
-        if sequence <= self.base:
-            return 0
-        # What was dropped from a full buffer has left a gap: never go past what was sent.
-        acknowledged = min(sequence, self.sent) - self.base
-        left = acknowledged
-        while left > 0 and self.in_flight:
-            burst = self.in_flight[0]
+        """Forget what the client has; return how many notifications that were.
+
+        After a rewind nothing is in flight, and yet the client may have more than it
+        had said: so what is waiting can be acknowledged, too.
+        """
+        acknowledged = left = min(sequence - self.base, len(self))
+        while left > 0:
+            bursts = self.in_flight or self.waiting
+            burst = bursts[0]
             if burst.count > left:
-                self.in_flight[0] = burst.head(left)
-                self._pop_front(self.in_flight)
-                self.in_flight.appendleft(burst.tail(left))
+                bursts[0] = burst.head(left)
+                self._pop_front(bursts)
+                bursts.appendleft(burst.tail(left))
                 break
             left -= burst.count
-            self._pop_front(self.in_flight)
+            self._pop_front(bursts)
+        if acknowledged <= 0:
+            return 0
         self.base += acknowledged
+        self.sent = max(self.sent, self.base)
         return acknowledged
 
     def rewind(self, received: int) -> None:

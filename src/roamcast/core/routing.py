@@ -51,10 +51,12 @@ class _Answer(NamedTuple):
 
 
 class _Finish(NamedTuple):
-    """Then an unsubscription takes effect here, too."""
+    """Then an unsubscription takes effect."""
 
     owner: Owner
     filter: Filter
+    subscriber: str
+    cause: Cause
     token: Token
 
 
@@ -232,16 +234,16 @@ class Router:
     ) -> None:
         """A local owner no longer wants this.
 
-        Without a token it takes effect at once. With one the owner goes on to
-        receive until everything that was on its way has come: what was published
-        before this call is still owed.
+        Without a token it takes effect at once. With one, what was published before
+        this call is still owed, wherever it is: first everything on its way is
+        driven out, over routes that still stand, and only then they are taken down.
         """
-        self._release(owner, (filter, subscriber))
         if token is None:
+            self._release(owner, (filter, subscriber))
             self.table.remove(filter, owner)
             self._commit(cause)
         else:
-            self._commit(cause, then=_Finish(owner, filter, token), flush=True)
+            self._commit(cause, then=_Finish(owner, filter, subscriber, cause, token), flush=True)
 
     def advertise(self, filter: Filter, token: Token) -> None:
         """A local publisher promises to publish within this filter.
@@ -416,7 +418,7 @@ class Router:
         if isinstance(then, _Answer):
             self._send(then.peer, then.message)
         elif isinstance(then, _Finish):
-            self.table.remove(then.filter, then.owner)
+            self.unsubscribe(then.owner, then.filter, then.subscriber, then.cause)
             self._settled(then.token)
         else:
             self._settled(then)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import msgspec
 
 
+SERVED_KEPT_MAX = 16
+"""More copies of a request cannot be under way, since copies arise only where a session is moving."""
+
+
 class Session(msgspec.Struct):
     """The part of a client's state that every protocol needs and none may copy.
 
@@ -18,6 +22,8 @@ class Session(msgspec.Struct):
     """Attach number, one higher at each attach; the holder assigns it."""
     moves: int = -1
     """The client's own count of attaches, as far as the holder has seen it."""
+    served: list[tuple[str, int]] = []
+    """The last attach requests that were served: broker and connection."""
     incarnation: int = 0
     published: int = 0
     """Number of the client's last notification; the counter that makes its identity."""
@@ -32,3 +38,7 @@ class Session(msgspec.Struct):
     """Where the session was before its last move; "" if it never moved."""
     luggage: bytes = b""
     capsule: bytes = b""
+
+    def serve(self, broker: str, connection: int) -> None:
+        """Remember that this attach has been served."""
+        self.served = [*self.served, (broker, connection)][-SERVED_KEPT_MAX:]

@@ -110,14 +110,14 @@ def string_ends(values: ValueSet) -> list[str]:
     return [cut[1] for cut in values.strings if cut not in (START, END)]
 
 
-def suited_axis(sets: Iterable[ValueSet], limit: int) -> Axis:
+def suited_axis(sets: Iterable[ValueSet], max_numbers: int, max_strings: int) -> Axis:
     """An axis for these sets: all their ends as cuts, or if too many a sample that follows their density."""
     numbers: list[float] = []
     strings: list[str] = []
     for values in sets:
         numbers += number_ends(values)
         strings += string_ends(values)
-    return Axis(_thinned(numbers, limit), _thinned(strings, limit))
+    return Axis(_thinned(numbers, max_numbers), _thinned(strings, max_strings))
 
 
 def _thinned(ends: list, limit: int) -> list:  # type: ignore[type-arg]

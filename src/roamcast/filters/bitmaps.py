@@ -9,6 +9,7 @@ The work per notification is one pass over a bitmap per attribute, whatever the
 conditions are and however many of them each attribute value fulfils.
 """
 
+from math import inf, nextafter
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from roamcast.filters.covering import Box
 from roamcast.filters.expression import Attributes
 from roamcast.filters.values import ValueSet
 
-MAX_CUTS = 128
+# Cuts per attribute. Numbers need few, because ranges are compared exactly afterwards.
+MAX_NUMBERS, MAX_STRINGS = 128, 512
 MIN_REBUILD = 32
 
 # Below, asking each box's filter is as fast, and above it is not: with some distance
@@ -31,6 +33,8 @@ Words = NDArray[np.uint64]
 # Bytes and bits are addressed in little-endian order, whatever the machine's own is.
 _WORD = np.dtype("<u8")
 _GROWTH = 1.25
+# Integers up to here are exact as floats.
+_EXACT = 2**53
 
 
 class BoxTable:
@@ -81,11 +85,12 @@ class _Bitmaps:
         self._words = 1
         self._unused: Words = np.full(1, ~np.uint64(0), _WORD)
         self._numbers = np.zeros(64, np.int64)
-        # What to ask before a slot counts; None where the bitmaps decide alone.
-        self._checks: list[Predicate | None] = [None] * 64
+        # The filters to ask for slots that bitmaps and ranges leave open, and which slots those are.
         self._predicates: list[Predicate | None] = [None] * 64
-        # On how many attributes a slot shares a row with an end of its condition.
+        self._open = np.zeros(64, np.bool_)
+        # On how many attributes a slot is left open.
         self._loose = [0] * 64
+        self._ranges = _Ranges(64)
         self._refusals: dict[str, _Refusals] = {}
 
     def add(self, slot: int, number: int, box: Box, predicate: Predicate) -> None:
@@ -98,34 +103,36 @@ class _Bitmaps:
         for name, values in box.items():
             refusals = self._refusals.get(name)
             if refusals is None:
-                refusals = self._refusals[name] = _Refusals(self._words)
-            self._loose[slot] += refusals.add(slot, values)
-        self._settle(slot)
+                refusals = self._refusals[name] = _Refusals(self._words, self._ranges.new_attribute())
+            exact = self._ranges.add(slot, refusals.attribute, values)
+            self._loose[slot] += refusals.add(slot, values, exact)
+        self._open[slot] = self._loose[slot] > 0
         for name in box:
             if self._refusals[name].wants_rebuild():
                 for changed, delta in self._refusals[name].rebuild():
                     self._loose[changed] += delta
-                    self._settle(changed)
+                    self._open[changed] = self._loose[changed] > 0
 
     def remove(self, slot: int, box: Box) -> None:
         self._unused[slot >> 6] |= _bit(slot)
-        self._checks[slot] = self._predicates[slot] = None
+        self._predicates[slot] = None
+        self._ranges.remove(slot)
         for name in box:
-            self._refusals[name].remove(slot)
-            if not self._refusals[name].members:
+            refusals = self._refusals[name]
+            refusals.remove(slot)
+            if not refusals.members:
+                self._ranges.free_attribute(refusals.attribute)
                 del self._refusals[name]
-
-    def _settle(self, slot: int) -> None:
-        self._checks[slot] = self._predicates[slot] if self._loose[slot] else None
 
     def _grow(self) -> None:
         added = max(1, int(self._words * (_GROWTH - 1)))
         self._words += added
         self._unused = np.concatenate([self._unused, np.full(added, ~np.uint64(0), _WORD)])
         self._numbers = np.concatenate([self._numbers, np.zeros(added * 64, np.int64)])
-        for more in (self._checks, self._predicates):
-            more += [None] * (added * 64)
+        self._open = np.concatenate([self._open, np.zeros(added * 64, np.bool_)])
+        self._predicates += [None] * (added * 64)
         self._loose += [0] * (added * 64)
+        self._ranges.widen(self._words * 64)
         for refusals in self._refusals.values():
             refusals.widen(self._words)
 
@@ -140,27 +147,106 @@ class _Bitmaps:
             return
         (bits,) = np.unpackbits(refused[words].view(np.uint8), bitorder="little").nonzero()
         slots = (words[bits >> 6] << 6) + (bits & 63)
-        checks = self._checks
-        found += [
-            number
-            for slot, number in zip(slots.tolist(), self._numbers[slots].tolist(), strict=True)
-            if (check := checks[slot]) is None or check(attributes)
-        ]
+        point = [0.0] * self._ranges.width
+        for name, refusals in self._refusals.items():
+            value = get(name)
+            if value.__class__ is float or (value.__class__ is int and -_EXACT <= value <= _EXACT):  # type: ignore[operator]
+                point[refusals.attribute] = value  # type: ignore[assignment]
+            elif value.__class__ is int:
+                self._ask(slots, attributes, found)
+                return
+        slots = slots[self._ranges.hold(slots, np.array(point, np.float64))]
+        left_open = self._open[slots]
+        if left_open.any():
+            self._ask(slots[left_open], attributes, found)
+            slots = slots[~left_open]
+        found += self._numbers[slots].tolist()
+
+    def _ask(self, slots: NDArray[np.int64], attributes: Attributes, found: list[int]) -> None:
+        predicates = self._predicates
+        for slot, number in zip(slots.tolist(), self._numbers[slots].tolist(), strict=True):
+            predicate = predicates[slot]
+            if predicate is not None and predicate(attributes):
+                found.append(number)
 
 
 def _bit(slot: int) -> np.uint64:
     return np.uint64(1 << (slot & 63))
 
 
+class _Ranges:
+    """The ranges of numbers that each slot asks for, side by side in arrays.
+
+    Ends of ranges are rarely cuts of the axis in a large table, so most
+    candidates would have to be asked; here they are all compared at once.
+    Floats hold only what they hold exactly; the rest is left to the filters.
+    """
+
+    PER_SLOT = 4
+
+    def __init__(self, slots: int) -> None:
+        self.width = 1
+        self._free: list[int] = []
+        self._used = np.zeros(slots, np.int8)
+        # Attribute 0 is always 0.0: an unused range holds whatever the notification is.
+        self._attributes = np.zeros((slots, self.PER_SLOT), np.int64)
+        # Low ends, then high ends, both inclusive: one line of the processor's cache per slot.
+        self._ends = np.zeros((slots, 2 * self.PER_SLOT), np.float64)
+
+    def new_attribute(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self.width += 1
+        return self.width - 1
+
+    def free_attribute(self, attribute: int) -> None:
+        self._free.append(attribute)
+
+    def widen(self, slots: int) -> None:
+        added = slots - len(self._used)
+        self._used = np.concatenate([self._used, np.zeros(added, np.int8)])
+        self._attributes = np.concatenate([self._attributes, np.zeros((added, self.PER_SLOT), np.int64)])
+        self._ends = np.concatenate([self._ends, np.zeros((added, 2 * self.PER_SLOT), np.float64)])
+
+    def add(self, slot: int, attribute: int, values: ValueSet) -> bool:
+        """Whether the condition is one range of numbers that could be entered."""
+        column = int(self._used[slot])
+        if values.marks or values.strings or len(values.numbers) != 2 or column == self.PER_SLOT:
+            return False
+        (low, above_low), (high, above_high) = values.numbers
+        if any(isinstance(end, int) and abs(end) > _EXACT for end in (low, high)):
+            return False
+        self._used[slot] += 1
+        self._attributes[slot, column] = attribute
+        self._ends[slot, column] = nextafter(low, inf) if above_low else low
+        self._ends[slot, column + self.PER_SLOT] = high if above_high else nextafter(high, -inf)
+        return True
+
+    def remove(self, slot: int) -> None:
+        self._used[slot] = 0
+        self._attributes[slot] = 0
+        self._ends[slot] = 0.0
+
+    def hold(self, slots: NDArray[np.int64], point: NDArray[np.float64]) -> NDArray[np.bool_]:
+        values = point[self._attributes[slots]]
+        ends = self._ends[slots]
+        inside: NDArray[np.bool_] = (values >= ends[:, : self.PER_SLOT]) & (values <= ends[:, self.PER_SLOT :])
+        # Four columns: combining them by hand is several times faster than all(axis=1).
+        inside = inside[:, :2] & inside[:, 2:]
+        return inside[:, 0] & inside[:, 1]
+
+
 class _Refusals:
     """For one attribute: a bitmap per row of the axis, of the boxes that refuse the row's values."""
 
-    def __init__(self, words: int) -> None:
-        self.members: dict[int, ValueSet] = {}
+    def __init__(self, words: int, attribute: int) -> None:
+        self.attribute = attribute
+        # slot -> (values, whether the slot's ranges decide exactly, whether it is left open)
+        self.members: dict[int, tuple[ValueSet, bool, bool]] = {}
         self._changes = 0
         self._size_at_rebuild = 0
-        self._loose: dict[int, bool] = {}
-        self._use(Axis([], []), np.zeros((Axis([], []).row_count, words), _WORD))
+        axis = Axis([], [])
+        self._use(axis, np.zeros((axis.row_count, words), _WORD))
 
     def _use(self, axis: Axis, matrix: NDArray[Any]) -> None:
         self.axis = axis
@@ -173,20 +259,20 @@ class _Refusals:
         matrix[:, : self._matrix.shape[1]] = self._matrix
         self._use(self.axis, matrix)
 
-    def add(self, slot: int, values: ValueSet) -> bool:
-        """Whether the slot shares a row with an end of its condition."""
-        self.members[slot] = values
+    def add(self, slot: int, values: ValueSet, exact: bool) -> bool:
+        """Whether the slot is left open: it shares a row with an end of its condition."""
         self._changes += 1
         whole, partly = self.axis.place(values)
         column, bit = self._matrix[:, slot >> 6], _bit(slot)
         column |= bit
         for first, last in whole + partly:
             column[first:last] &= ~bit
-        self._loose[slot] = bool(partly)
-        return bool(partly)
+        left_open = bool(partly) and not exact
+        self.members[slot] = (values, exact, left_open)
+        return left_open
 
     def remove(self, slot: int) -> None:
-        del self.members[slot], self._loose[slot]
+        del self.members[slot]
         self._changes += 1
         self._matrix[:, slot >> 6] &= ~_bit(slot)
 
@@ -194,30 +280,30 @@ class _Refusals:
         return self._changes > max(MIN_REBUILD, self._size_at_rebuild)
 
     def rebuild(self) -> list[tuple[int, int]]:
-        """Choose the cuts anew; returns the slots that became loose (+1) or stopped being so (-1)."""
+        """Choose the cuts anew; returns the slots that are now left open (+1) or no more (-1)."""
         self._changes = 0
         self._size_at_rebuild = len(self.members)
-        axis = suited_axis(self.members.values(), MAX_CUTS)
-        flips: list[int] = []
+        axis = suited_axis((values for values, _, _ in self.members.values()), MAX_NUMBERS, MAX_STRINGS)
         words = self._matrix.shape[1]
+        flips: list[int] = []
         bits: list[int] = []
         changed: list[tuple[int, int]] = []
-        for slot, values in self.members.items():
+        for slot, (values, exact, was_open) in self.members.items():
             whole, partly = axis.place(values)
             for first, last in whole + partly:
                 # Walking down the rows, acceptance starts at the first and ends at the last.
                 flips += (first * words + (slot >> 6), last * words + (slot >> 6))
                 bits += (1 << (slot & 63),) * 2
-            if bool(partly) is not self._loose[slot]:
-                changed.append((slot, 1 if partly else -1))
-                self._loose[slot] = bool(partly)
+            left_open = bool(partly) and not exact
+            if left_open is not was_open:
+                changed.append((slot, 1 if left_open else -1))
+                self.members[slot] = (values, exact, left_open)
         matrix = np.zeros((axis.row_count + 1) * words, _WORD)
         np.bitwise_xor.at(matrix, np.array(flips, np.int64), np.array(bits, _WORD))
+        # Above the first row all boxes with a condition refuse; the first row may already accept some.
         slots = np.fromiter(self.members, np.int64, len(self.members))
-        # Above the first row all mentioned boxes refuse; the first row may already accept some.
         np.bitwise_xor.at(matrix, slots >> 6, np.uint64(1) << (slots & 63).astype(_WORD))
         rows = matrix.reshape(-1, words)
         np.bitwise_xor.accumulate(rows, axis=0, out=rows)
         self._use(axis, rows[:-1])
         return changed
-

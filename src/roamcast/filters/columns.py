@@ -358,7 +358,7 @@ class Segments:
 
     def _rebuild(self) -> None:
         self._size_at_rebuild = len(self._members)
-        self._axis = suited_axis((values for _, values, _ in self._members.values()), MAX_CUTS)
+        self._axis = suited_axis((values for _, values, _ in self._members.values()), MAX_CUTS, MAX_CUTS)
         self._rows = [Bucket() for _ in range(self._axis.row_count)]
         self._loose = 0
         for number, values, predicate in self._members.values():

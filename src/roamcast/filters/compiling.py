@@ -1,13 +1,16 @@
-"""From an expression to a fast function.
+"""From an expression to a fast function: one small function per condition, joined by others.
 
-Filters come in few shapes ("one string equality and one range") with many
-different constants. The Python source of a shape is compiled once; making one
-filter of that shape only binds its constants, which costs microseconds. The
-constants never become source text, so nothing a user writes is executed.
+The constants of a condition are default arguments of its function, not variables
+of an enclosing one: they then sit in one tuple next to it. In a table of ten
+thousand filters, where nothing stays in the processor's cache, that made
+matching more than twice as fast. Generating source code for each shape of filter
+was a little faster still, but mixed tables have as many shapes as filters.
+
+Types are compared exactly: a bool is not a number here although Python thinks so.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from roamcast.filters.expression import (
     And,
@@ -27,101 +30,151 @@ from roamcast.filters.patterns import LikePattern, Wild
 
 Predicate = Callable[[Attributes], bool]
 
-_PYTHON_OPERATOR = {"=": "==", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+# In the tables below: `a` the attributes, `n` the name, `v` the value in hand, the others constants.
+# The value is of any type, and the first half of each test finds out which.
+_Test = Callable[[Mapping[str, Any]], bool]
+_Maker = Callable[[str, Any], _Test]
+_RangeMaker = Callable[[str, Any, Any], _Test]
 
-# `a` is the notification's attributes, `v` the value in hand. Types are compared
-# exactly: a bool is not a number here although Python thinks so.
-_FETCH_STRING = "(v := a.get({name})).__class__ is str"
-_FETCH_NUMBER = "((v := a.get({name})).__class__ is float or v.__class__ is int)"
+_STRING_TESTS: dict[str, _Maker] = {
+    "=": lambda name, value: lambda a, n=name, c=value: a.get(n) == c,
+    "<>": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v != c,
+    "<": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v < c,
+    "<=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v <= c,
+    ">": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v > c,
+    ">=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v >= c,
+    "IN": lambda name, values: lambda a, n=name, c=values: a.get(n) in c,
+    "NOT IN": lambda name, values: lambda a, n=name, c=values: (
+        (v := a.get(n)).__class__ is str and v not in c
+    ),
+    "PREFIX": lambda name, prefix: lambda a, n=name, c=prefix: (
+        (v := a.get(n)).__class__ is str and v.startswith(c)
+    ),
+    "NOT PREFIX": lambda name, prefix: lambda a, n=name, c=prefix: (
+        (v := a.get(n)).__class__ is str and not v.startswith(c)
+    ),
+    "PATTERN": lambda name, search: lambda a, n=name, c=search: (
+        (v := a.get(n)).__class__ is str and c(v) is not None
+    ),
+    "NOT PATTERN": lambda name, search: lambda a, n=name, c=search: (
+        (v := a.get(n)).__class__ is str and c(v) is None
+    ),
+}
+
+# NaN fails every comparison by itself, except those that ask for difference.
+_NUMBER_TESTS: dict[str, _Maker] = {
+    "=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)) == c and v.__class__ is not bool,
+    "<>": lambda name, value: lambda a, n=name, c=value: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v != c and v == v
+    ),
+    "<": lambda name, value: lambda a, n=name, c=value: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v < c
+    ),
+    "<=": lambda name, value: lambda a, n=name, c=value: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v <= c
+    ),
+    ">": lambda name, value: lambda a, n=name, c=value: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v > c
+    ),
+    ">=": lambda name, value: lambda a, n=name, c=value: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v >= c
+    ),
+    "IN": lambda name, values: lambda a, n=name, c=values: (
+        (v := a.get(n)) in c and v.__class__ is not bool
+    ),
+    "NOT IN": lambda name, values: lambda a, n=name, c=values: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v not in c and v == v
+    ),
+}
+
+_BETWEEN: dict[tuple[bool, bool], _RangeMaker] = {
+    # (is it about strings, is it NOT BETWEEN)
+    (True, False): lambda name, low, high: lambda a, n=name, b=low, c=high: (
+        (v := a.get(n)).__class__ is str and b <= v <= c
+    ),
+    (True, True): lambda name, low, high: lambda a, n=name, b=low, c=high: (
+        (v := a.get(n)).__class__ is str and (v < b or v > c)
+    ),
+    (False, False): lambda name, low, high: lambda a, n=name, b=low, c=high: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and b <= v <= c
+    ),
+    (False, True): lambda name, low, high: lambda a, n=name, b=low, c=high: (
+        ((v := a.get(n)).__class__ is float or v.__class__ is int) and (v < b or v > c)
+    ),
+}
 
 
 def compile_predicate(expression: Expression) -> Predicate:
-    constants: list[object] = []
-    source = _emit(expression, constants)
-    return _shape(source, len(constants))(*constants)
-
-
-@lru_cache(maxsize=1024)
-def _shape(source: str, count: int) -> Callable[..., Predicate]:
-    names = ", ".join(f"k{number}" for number in range(count))
-    maker: Callable[..., Predicate] = eval(f"lambda {names}: lambda a: {source}", dict(_VISIBLE))
-    return maker
-
-
-_VISIBLE: dict[str, object] = {"__builtins__": {}, "str": str, "int": int, "float": float, "bool": bool}
-
-
-def _bind(constants: list[object], value: object) -> str:
-    constants.append(value)
-    return f"k{len(constants) - 1}"
-
-
-def _emit(expression: Expression, constants: list[object]) -> str:
     match expression:
         case Constant(value):
-            return repr(value)
+            return (lambda a: True) if value else (lambda a: False)
         case And():
-            return "(" + " and ".join(_emit(child, constants) for child in expression.children) + ")"
+            return _all_of(tuple(compile_predicate(child) for child in expression.children))
         case Or():
-            return "(" + " or ".join(_emit(child, constants) for child in expression.children) + ")"
+            return _any_of(tuple(compile_predicate(child) for child in expression.children))
         case Compare(name, operator, value):
-            return _emit_compare(_bind(constants, name), operator, value, constants)
+            if isinstance(value, bool):
+                return lambda a, n=name, c=value: a.get(n) is c
+            return (_STRING_TESTS if isinstance(value, str) else _NUMBER_TESTS)[operator](name, value)
         case Between(name, low, high, negative):
-            fetch = _fetch(low, _bind(constants, name))
-            low_name, high_name = _bind(constants, low), _bind(constants, high)
-            if negative:
-                return f"({fetch} and (v < {low_name} or v > {high_name}))"
-            return f"({fetch} and {low_name} <= v <= {high_name})"
+            return _BETWEEN[isinstance(low, str), negative](name, low, high)
         case In(name, values, negative):
-            return _emit_in(_bind(constants, name), values, negative, constants)
+            return _member(name, values, negative)
         case Like(name, pattern, negative):
-            return _emit_like(_bind(constants, name), pattern, negative, constants)
+            return _like(name, pattern, negative)
         case Matches(name, pattern, negative):
-            fetch = _FETCH_STRING.format(name=_bind(constants, name))
-            test = "is" if negative else "is not"
-            return f"({fetch} and {_bind(constants, pattern.search)}(v) {test} None)"
+            return _STRING_TESTS["NOT PATTERN" if negative else "PATTERN"](name, pattern.search)
         case IsNull(name, negative):
-            return f"(a.get({_bind(constants, name)}) {'is not' if negative else 'is'} None)"
+            if negative:
+                return lambda a, n=name: a.get(n) is not None
+            return lambda a, n=name: a.get(n) is None
     raise TypeError(f"not an expression: {expression!r}")
 
 
-def _fetch(example: Value, name: str) -> str:
-    return (_FETCH_STRING if isinstance(example, str) else _FETCH_NUMBER).format(name=name)
+def _all_of(parts: tuple[Predicate, ...]) -> Predicate:
+    match parts:
+        case (p, q):
+            return lambda a, p=p, q=q: p(a) and q(a)
+        case (p, q, r):
+            return lambda a, p=p, q=q, r=r: p(a) and q(a) and r(a)
+        case (p, q, r, s):
+            return lambda a, p=p, q=q, r=r, s=s: p(a) and q(a) and r(a) and s(a)
+
+    def all_of(a: Attributes, parts: tuple[Predicate, ...] = parts) -> bool:
+        for part in parts:  # noqa: SIM110 (a generator would cost more than the rest)
+            if not part(a):
+                return False
+        return True
+
+    return all_of
 
 
-def _emit_compare(name: str, operator: str, value: Value, constants: list[object]) -> str:
-    if isinstance(value, bool):
-        return f"(a.get({name}) is {value})"
-    constant = _bind(constants, value)
-    if operator == "=":
-        if isinstance(value, str):
-            return f"(a.get({name}) == {constant})"
-        return f"((v := a.get({name})) == {constant} and v.__class__ is not bool)"
-    test = f"{_fetch(value, name)} and v {_PYTHON_OPERATOR[operator]} {constant}"
-    if operator == "<>" and not isinstance(value, str):
-        # Every other comparison is false for NaN by itself.
-        test += " and v == v"
-    return f"({test})"
+def _any_of(parts: tuple[Predicate, ...]) -> Predicate:
+    match parts:
+        case (p, q):
+            return lambda a, p=p, q=q: p(a) or q(a)
+        case (p, q, r):
+            return lambda a, p=p, q=q, r=r: p(a) or q(a) or r(a)
+
+    def any_of(a: Attributes, parts: tuple[Predicate, ...] = parts) -> bool:
+        for part in parts:  # noqa: SIM110 (a generator would cost more than the rest)
+            if part(a):
+                return True
+        return False
+
+    return any_of
 
 
-def _emit_in(name: str, values: tuple[Value, ...], negative: bool, constants: list[object]) -> str:
+def _member(name: str, values: tuple[Value, ...], negative: bool) -> Predicate:
     if isinstance(values[0], bool):
         # A list of one became an equality, so this one holds both booleans.
-        return "False" if negative else f"(a.get({name}).__class__ is bool)"
-    members = _bind(constants, frozenset(values))
-    if negative:
-        return f"({_fetch(values[0], name)} and v not in {members} and v == v)"
-    if isinstance(values[0], str):
-        return f"(a.get({name}) in {members})"
-    return f"((v := a.get({name})) in {members} and v.__class__ is not bool)"
+        return (lambda a: False) if negative else (lambda a, n=name: a.get(n).__class__ is bool)
+    tests = _STRING_TESTS if isinstance(values[0], str) else _NUMBER_TESTS
+    return tests["NOT IN" if negative else "IN"](name, frozenset(values))
 
 
-def _emit_like(name: str, pattern: LikePattern, negative: bool, constants: list[object]) -> str:
-    fetch = _FETCH_STRING.format(name=name)
-    no = "not " if negative else ""
+def _like(name: str, pattern: LikePattern, negative: bool) -> Predicate:
     body = pattern.items[:-1]
     if pattern.items[-1] is Wild.RUN and all(isinstance(item, str) for item in body):
-        prefix = _bind(constants, "".join(map(str, body)))
-        return f"({fetch} and {no}v.startswith({prefix}))"
-    test = "is" if negative else "is not"
-    return f"({fetch} and {_bind(constants, pattern.search)}(v) {test} None)"
+        return _STRING_TESTS["NOT PREFIX" if negative else "PREFIX"](name, "".join(map(str, body)))
+    return _STRING_TESTS["NOT PATTERN" if negative else "PATTERN"](name, pattern.search)

@@ -80,6 +80,9 @@ class Host(Protocol):
         self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
     ) -> None: ...
 
+    def settled(self, token: Token) -> None:
+        """What the token stands for needs no more settling."""
+
     def hand_over(self, session: Session, destination: str) -> None:
         """The session leaves for the broker that asked for it."""
 
@@ -149,10 +152,16 @@ class MobilityProtocol:
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
         """The client asked for a subscription; give the token back when it has settled."""
-        self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+        if session.client in self.queues:
+            self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+        else:
+            self.host.settled(token)  # It has left since it asked; nothing is routed here for it.
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        self.host.unsubscribe((session.client,), filter, "subscribe", token)
+        if session.client in self.queues:
+            self.host.unsubscribe((session.client,), filter, "subscribe", token)
+        else:
+            self.host.settled(token)
 
     def on_message(self, sender: str, message: Message) -> None:
         """One of the protocol's own messages; `sender` may be any broker."""

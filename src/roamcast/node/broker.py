@@ -110,7 +110,7 @@ class Broker:
         self.id = id
         self.now = 0.0
         self.buffer = Buffer(self.settings.buffer_bytes)
-        self.router = Router(routing, self._send_peer, self._on_token_settled, self.settings.advertisements)
+        self.router = Router(routing, self._send_peer, self.settled, self.settings.advertisements)
         self.sessions: dict[str, Session] = {}
         self.attachments: dict[str, Attachment] = {}
         self.locator = Locator(self)
@@ -128,6 +128,7 @@ class Broker:
         """Client to the filters (as text) whose change is not yet settled, and how many."""
         self._gated: dict[str, list[Publish]] = {}
         """Publishes that wait until the client's advertisements have settled."""
+        self._carrying_on: set[str] = set()
         self._departing: dict[str, AttachRequest] = {}
         """Who asked for a session that cannot leave before it has settled."""
         self._in_handoff: dict[str, str] = {}
@@ -170,6 +171,7 @@ class Broker:
             "requests waiting for a session": self.locator.queued,
             "sessions on their way": self.locator.moved_to,
             "questions on their way": self.locator.gathering,
+            "questions to everyone": self.locator.rivals,
             "requests held": self._held,
             "subscriptions not settled": self._settling,
             "publishes held back": self._gated,
@@ -250,6 +252,12 @@ class Broker:
         )
 
     def _publish(self, session: Session, message: Publish) -> None:
+        if self.router.uses_advertisements and not self._is_advertised(session, message.attributes):
+            self.record(
+                "dropped", client=session.client, broker=self.id, publisher=session.client,
+                attributes=message.attributes, reason="not advertised",
+            )  # fmt: skip
+            return
         session.published += 1
         burst = Burst(
             session.client,
@@ -265,17 +273,28 @@ class Broker:
         )  # fmt: skip
         self._on_burst("", burst)
 
+    def _is_advertised(self, session: Session, encoded: bytes) -> bool:
+        attributes = decode_attributes(encoded)
+        return any(parse(text).matches(attributes) for text in session.advertisements)
+
     # --- connections ---
 
     def _on_attached(self, item: Attached) -> None:
         client, hello = item.client, item.hello
         if client in self.attachments:
+            if 0 <= hello.moves < self.attachments[client].hello.moves:
+                # An older connection of the client, overtaken by its next.
+                self._out.closes.append((client, item.connection, "attached again"))
+                return
             self._close(client, "attached again")
         self.attachments[client] = Attachment(item.connection, hello)
         session = self.sessions.get(client)
         if session is None and not hello.fresh:
             self.record("handoff_started", client=client, broker=self.id, peer=hello.last_broker or None)
         if session is not None:
+            overtaken = self._departing.pop(client, None)
+            if overtaken is not None and overtaken.connection:
+                self._refuse(overtaken)
             session.number += 1
             session.moves = max(session.moves, hello.moves)
             self._welcome(session, self.id, hello.received)
@@ -284,7 +303,7 @@ class Broker:
         elif hello.fresh:
             self.locator.arrived(Session(client), "")
         else:
-            self.locator.ask(client, hello.moves, hello.received, hello.last_broker)
+            self.locator.ask(item.connection, hello)
 
     def _close(self, client: str, reason: str) -> None:
         """End a connection from this side."""
@@ -326,7 +345,7 @@ class Broker:
         """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
         self._detach(client, "proclaimed")
         if message.destination in self._next_hops and client in self.sessions:
-            self.session_requested(AttachRequest(client, message.destination, -1, message.received))
+            self.session_requested(AttachRequest(client, message.destination, 0, -1, message.received))
 
     # --- sessions come and go (called by the locator) ---
 
@@ -365,28 +384,37 @@ class Broker:
         if request.broker == self.id:
             return  # It went ahead of its own request: a proclaimed move.
         session = self.sessions[request.client]
+        if (request.broker, request.connection) in session.served:
+            return  # A second copy, by way of where the session was before.
         if 0 <= request.moves <= session.moves:
             self._refuse(request)
             return
         if request.client in self.attachments:
             self._close(request.client, "attached elsewhere")
         if request.client in self._settling:
-            earlier = self._departing.get(request.client)
-            newer, older = request, earlier
-            if earlier is not None and request.moves < earlier.moves:
-                newer, older = earlier, request
-            self._departing[request.client] = newer
-            if older is not None:
-                self._refuse(older)
-            return
-        self._depart(session, request)
+            self._let_wait(request)
+        else:
+            self._depart(session, request)
+
+    def _let_wait(self, request: AttachRequest) -> None:
+        """The session departs when it has settled; of several that ask for it, the newest gets it."""
+        waiting = self._departing.get(request.client)
+        if waiting is None or request.moves > waiting.moves:
+            self._departing[request.client] = request
+            stale = waiting
+        else:
+            stale = request
+        if stale is not None and stale != self._departing[request.client]:
+            self._refuse(stale)
 
     def _refuse(self, request: AttachRequest) -> None:
-        self.send(request.broker, AttachRefused(request.client, request.moves))
+        self.send(request.broker, AttachRefused(request.client, request.connection))
 
     def _depart(self, session: Session, request: AttachRequest) -> None:
         session.moves = max(session.moves, request.moves)
         session.number += 1
+        if request.connection:
+            session.serve(request.broker, request.connection)
         for text in session.advertisements:
             self.router.unadvertise(parse(text))
         self._in_handoff.pop(session.client, None)
@@ -395,18 +423,16 @@ class Broker:
     def hand_over(self, session: Session, destination: str) -> None:
         self.locator.hand_over(session, destination)
 
-    def attach_refused(self, client: str, moves: int) -> None:
+    def attach_refused(self, request: AttachRequest) -> None:
         """Our request was stale. If the client has come again since, ask again for that."""
-        attachment = self.attachments.get(client)
-        if attachment is None:
-            self._held.pop(client, None)
+        attachment = self.attachments.get(request.client)
+        if attachment is not None and attachment.connection != request.connection:
+            self.locator.ask(attachment.connection, attachment.hello)
             return
-        hello = attachment.hello
-        if hello.moves > moves:
-            self.locator.ask(client, hello.moves, hello.received, hello.last_broker)
-        else:
-            self._held.pop(client, None)
-            self._close(client, "attached elsewhere")
+        # Whatever the client asked for here was not accepted: it will ask again where it is now.
+        self._held.pop(request.client, None)
+        if attachment is not None:
+            self._close(request.client, "attached elsewhere")
 
     def handoff_finished(self, client: str) -> None:
         came_from = self._in_handoff.pop(client, None)
@@ -414,7 +440,7 @@ class Broker:
             return
         if came_from not in ("", self.id):
             self.record("handoff_finished", client=client, broker=self.id, peer=came_from)
-        self._carry_out_deferred(client)
+        self._carry_on(client)
 
     # --- requests of clients ---
 
@@ -480,7 +506,7 @@ class Broker:
         settling = self._settling.setdefault(client, {})
         settling[text] = settling.get(text, 0) + 1
 
-    def _on_token_settled(self, token: Token) -> None:
+    def settled(self, token: Token) -> None:
         if isinstance(token, _Ended):
             self._forget_issue(token.owner, token.filter)
             token = token.token
@@ -492,26 +518,30 @@ class Broker:
         if not settling:
             del self._settling[client]
         self._settled(client, request, kind, text)
-        if client in self._settling:
-            return
-        session = self.sessions[client]
-        for publish in self._gated.pop(client, []):
-            self._publish(session, publish)
-        self._carry_out_deferred(client)
-        if client in self._departing and client not in self._settling:
-            self.session_requested(self._departing.pop(client))
+        self._carry_on(client)
 
     def _settled(self, client: str, request: int, kind: str, text: str) -> None:
         if request:
             self.record(_KIND_OF_CHANGE[kind], client=client, broker=self.id, filter=text, reason="settled")
             self._tell(client, SubscriptionSettled(request))
 
-    def _carry_out_deferred(self, client: str) -> None:
-        session = self.sessions.get(client)
-        if session is not None and session.deferred:
-            deferred, session.deferred = session.deferred, []
-            for request, kind, text in deferred:
-                self._change(session, request, kind, text)
+    def _carry_on(self, client: str) -> None:
+        """Do what had to wait for a handoff or for a change to settle; last of all, let the session go."""
+        if client in self._carrying_on or client not in self.sessions:
+            return
+        # What is carried out may settle at once and come back here.
+        self._carrying_on.add(client)
+        session = self.sessions[client]
+        deferred, session.deferred = session.deferred, []
+        for request, kind, text in deferred:
+            self._change(session, request, kind, text)
+        self._carrying_on.discard(client)
+        if client in self._settling:
+            return
+        for publish in self._gated.pop(client, []):
+            self._publish(session, publish)
+        if client in self._departing:
+            self.session_requested(self._departing.pop(client))
 
     # --- what the protocol and the locator use (see mobility.base.Host) ---
 

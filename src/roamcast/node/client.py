@@ -140,6 +140,8 @@ class Client:
         received = self.received.get(message.stream, 0)
         end = message.sequence + burst.count - 1
         if end <= received:
+            # Sent again, because what said so before was lost.
+            self._out.sends.append((self.broker, Acknowledge(message.stream, received)))
             return
         if message.sequence <= received:
             burst = burst.tail(received - message.sequence + 1)

@@ -5,7 +5,7 @@ it: the broker that the client names as its last, or, where that is not given or
 not true any more, all brokers over the tree. The holder decides alone, so races
 between two attaches are decided in one place, and gives the session the next
 attach number. If nobody holds one, the asking broker makes it; of several that
-ask at once, the one with the lowest id.
+ask everyone at once, the one with the lowest id, and the others ask it.
 
 A former holder remembers where the session went until its arrival is confirmed.
 That is long enough: links do not overtake, so a question that passed the new
@@ -18,11 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from roamcast.core.messages import (
     AttachRefused,
     AttachRequest,
+    Expect,
     Grant,
     GrantReceived,
+    Hello,
     HolderUnknown,
     Locate,
     Located,
@@ -31,7 +35,11 @@ from roamcast.core.messages import (
 from roamcast.core.session import Session
 
 Key = tuple[str, str, int]
-"""A question on its way: client, asking broker, the client's count of attaches."""
+"""A question on its way: client, asking broker, and which attach there."""
+
+
+DETOURS_MAX = 3
+"""How often a request may follow the client's own word before everyone is asked."""
 
 
 class LocatorHost(Protocol):
@@ -47,17 +55,19 @@ class LocatorHost(Protocol):
         """Another broker asks for a session held here."""
 
     def session_arrived(self, session: Session, came_from: str, received: dict[str, int]) -> None: ...
-    def attach_refused(self, client: str, moves: int) -> None: ...
+    def attach_refused(self, request: AttachRequest) -> None: ...
 
 
 class Gathering:
     """Answers to a question, on their way back to where it came from."""
 
-    __slots__ = ("asker", "waiting")
+    __slots__ = ("asker", "claim", "waiting")
 
-    def __init__(self, asker: str | None, waiting: int) -> None:
+    def __init__(self, asker: str | None, waiting: int, claim: str = "") -> None:
         self.asker = asker
         self.waiting = waiting
+        self.claim = claim
+        """The lowest broker so far that asks everyone too."""
 
 
 class Locator:
@@ -65,13 +75,18 @@ class Locator:
         self.host = host
         self.pending: dict[str, AttachRequest] = {}
         """Sessions this broker has asked for."""
+        self.asked: dict[str, str] = {}
+        """Where it asked, while only the client's word says that the session is there."""
         self.queued: dict[str, list[AttachRequest]] = {}
         """Requests of others for sessions that are expected here."""
         self.moved_to: dict[str, tuple[str, int]] = {}
         """Sessions on their way: to which broker, under which attach number."""
         self.gathering: dict[Key, Gathering] = {}
+        self.rivals: dict[str, str] = {}
+        """While this broker asks everyone: the lowest other broker that does so too, or ""."""
         self.handlers: dict[type[Message], Callable[[str, Message], None]] = {
             AttachRequest: self.on_request,  # type: ignore[dict-item]
+            Expect: self.on_expect,  # type: ignore[dict-item]
             HolderUnknown: self.on_holder_unknown,  # type: ignore[dict-item]
             Locate: self.on_locate,  # type: ignore[dict-item]
             Located: self.on_located,  # type: ignore[dict-item]
@@ -82,26 +97,43 @@ class Locator:
 
     # --- at the broker where the client is ---
 
-    def ask(self, client: str, moves: int, received: dict[str, int], last_broker: str) -> None:
-        """Get the session here."""
-        request = AttachRequest(client, self.host.id, moves, received)
+    def ask(self, connection: int, hello: Hello) -> None:
+        """Get the session here, for a client that has attached."""
+        client, last_broker = hello.client, hello.last_broker
+        request = AttachRequest(client, self.host.id, connection, hello.moves, hello.received)
         self.pending[client] = request
         if client in self.moved_to:
             self.host.send(self.moved_to[client][0], request)
         elif last_broker and last_broker != self.host.id:
+            self.asked[client] = last_broker
             self.host.send(last_broker, request)
         else:
             self.ask_everyone(request)
 
     def ask_everyone(self, request: AttachRequest) -> None:
-        self.gathering[_key(request)] = Gathering(None, len(self.host.peers))
+        self.asked.pop(request.client, None)
+        self.rivals[request.client] = ""
+        gathering = self.gathering[_key(request)] = Gathering(None, len(self.host.peers))
         for peer in self.host.peers:
             self.host.send(peer, Locate(request))
-        self.answer_if_complete(request.client, _key(request), self.gathering[_key(request)])
+        self.answer_if_complete(_key(request), gathering)
+
+    def note_rival(self, client: str, broker: str) -> None:
+        """Another broker asks everyone for the same session."""
+        if client in self.rivals and broker < (self.rivals[client] or self.host.id):
+            self.rivals[client] = broker
+
+    def nobody_holds(self, request: AttachRequest) -> None:
+        """Everyone was asked: make the session, or leave that to the lowest of those who ask."""
+        rival = self.rivals.pop(request.client)
+        if rival:
+            self.host.send(rival, Expect(request))
+        else:
+            self.arrived(Session(request.client), "")
 
     def on_holder_unknown(self, sender: str, message: HolderUnknown) -> None:
         request = self.pending.get(message.client)
-        if request is not None and request.moves == message.moves:
+        if request is not None and request.connection == message.connection:
             self.ask_everyone(request)
 
     def on_grant(self, sender: str, message: Grant) -> None:
@@ -112,57 +144,78 @@ class Locator:
     def arrived(self, session: Session, came_from: str) -> None:
         """The session is here; those who asked for it meanwhile come next, in order."""
         request = self.pending.pop(session.client, None)
+        self.asked.pop(session.client, None)
+        self.rivals.pop(session.client, None)
         self.moved_to.pop(session.client, None)
         self.host.sessions[session.client] = session
         self.host.session_arrived(session, came_from, request.received if request is not None else {})
         for waiting in self.queued.pop(session.client, []):
-            self.on_request(waiting.broker, waiting)
+            self.on_expect(waiting.broker, Expect(waiting))
 
     def on_refused(self, sender: str, message: AttachRefused) -> None:
         request = self.pending.get(message.client)
-        if request is None or request.moves != message.moves:
+        if request is None or request.connection != message.connection:
             return
         del self.pending[message.client]
+        self.asked.pop(message.client, None)
+        self.rivals.pop(message.client, None)
         for waiting in self.queued.pop(message.client, []):
-            self.host.send(waiting.broker, HolderUnknown(waiting.client, waiting.moves))
-        self.host.attach_refused(message.client, message.moves)
+            self.host.send(waiting.broker, HolderUnknown(waiting.client, waiting.connection))
+        self.host.attach_refused(request)
 
     # --- at the brokers that are asked ---
 
     def on_request(self, sender: str, request: AttachRequest) -> None:
-        if not self.take(request):
-            self.host.send(request.broker, HolderUnknown(request.client, request.moves))
+        """The client says that it was here last."""
+        client = request.client
+        if self.take(request):
+            return
+        if client in self.asked and request.broker != self.host.id and request.detours < DETOURS_MAX:
+            # It was, but left before its session came: that may be where this broker asked for it.
+            self.host.send(self.asked[client], msgspec.structs.replace(request, detours=request.detours + 1))
+        elif client in self.pending and client not in self.asked and request.broker != self.host.id:
+            self.queued.setdefault(client, []).append(request)
+        else:
+            self.host.send(request.broker, HolderUnknown(client, request.connection))
 
     def take(self, request: AttachRequest) -> bool:
-        """Serve the request if the session is here, was here or will be here."""
+        """Serve the request if the session is here, or pass it on if it was."""
         client = request.client
         if client in self.host.sessions:
             self.host.session_requested(request)
         elif client in self.moved_to:
-            self.host.send(self.moved_to[client][0], request)
-        elif client in self.pending:
-            if request.broker != self.host.id:
-                self.queued.setdefault(client, []).append(request)
+            self.host.send(self.moved_to[client][0], Expect(request))
         else:
             return False
         return True
 
+    def on_expect(self, sender: str, message: Expect) -> None:
+        """A request for a session that is here or on its way here, or was refused meanwhile."""
+        request = message.request
+        if request.broker == self.host.id or self.take(request):
+            return
+        if request.client in self.pending:
+            self.queued.setdefault(request.client, []).append(request)
+        else:
+            self.host.send(request.broker, HolderUnknown(request.client, request.connection))
+
     def on_locate(self, sender: str, message: Locate) -> None:
         request = message.request
-        # Of two brokers that ask at once, the lower one waits for nobody: else, with no
-        # holder anywhere, each would wait for the other.
-        higher_asks_too = request.client in self.pending and self.host.id > request.broker
-        if not higher_asks_too and self.take(request):
+        if self.take(request):
             self.host.send(sender, Located(*_key(request), found=True))
             return
+        # A broker that waits for the session itself lets the question pass: the holder may be
+        # behind it. If both ask everyone, each learns of the other and the lower one prevails.
+        claim = self.host.id if request.client in self.rivals else ""
+        self.note_rival(request.client, request.broker)
         others = [peer for peer in self.host.peers if peer != sender]
-        gathering = self.gathering[_key(request)] = Gathering(sender, len(others))
+        gathering = self.gathering[_key(request)] = Gathering(sender, len(others), claim)
         for peer in others:
             self.host.send(peer, message)
-        self.answer_if_complete(request.client, _key(request), gathering)
+        self.answer_if_complete(_key(request), gathering)
 
     def on_located(self, sender: str, message: Located) -> None:
-        key = (message.client, message.broker, message.moves)
+        key = (message.client, message.broker, message.connection)
         gathering = self.gathering.get(key)
         if gathering is None:
             return
@@ -170,18 +223,25 @@ class Locator:
             del self.gathering[key]
             if gathering.asker is not None:
                 self.host.send(gathering.asker, message)
+            else:
+                self.rivals.pop(message.client, None)
             return
         gathering.waiting -= 1
-        self.answer_if_complete(message.client, key, gathering)
+        gathering.claim = min(filter(None, (gathering.claim, message.claim)), default="")
+        self.answer_if_complete(key, gathering)
 
-    def answer_if_complete(self, client: str, key: Key, gathering: Gathering) -> None:
+    def answer_if_complete(self, key: Key, gathering: Gathering) -> None:
         if gathering.waiting:
             return
         del self.gathering[key]
         if gathering.asker is not None:
-            self.host.send(gathering.asker, Located(*key, found=False))
-        elif client in self.pending and client not in self.host.sessions:
-            self.arrived(Session(client), "")
+            self.host.send(gathering.asker, Located(*key, found=False, claim=gathering.claim))
+            return
+        request = self.pending.get(key[0])
+        if request is not None and _key(request) == key:
+            if gathering.claim:
+                self.note_rival(key[0], gathering.claim)
+            self.nobody_holds(request)
 
     # --- at the holder ---
 
@@ -197,4 +257,4 @@ class Locator:
 
 
 def _key(request: AttachRequest) -> Key:
-    return (request.client, request.broker, request.moves)
+    return (request.client, request.broker, request.connection)

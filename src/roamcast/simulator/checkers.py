@@ -178,8 +178,6 @@ class Checker:
             else:
                 status.setdefault(client, MAY)
         self.result.expected += notification.owed
-        if not status:
-            notification.status = None
         numbered = self._notifications.setdefault((row.publisher or "", row.incarnation or 0), [])
         numbered.append(notification)
         if row.number != len(numbered):

@@ -49,11 +49,15 @@ def draw_story(protocol: str, seed: int) -> Story:
 
 
 def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:
+    promise = find_protocol(protocol).promise
     routing = rng.choice(find_protocol(protocol).strategies)
     advertisements = rng.random() < 0.25
     link = rng.choice((Delay(0.010, 0.010), Delay(0.001, 0.030), Delay(0.0, 0.100)))
     access = rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040)))
     notice = rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, LONG_S)))
+    # What waits for a slow client is neither on its way nor published while it is away, so
+    # those who lose only that are not asked about slow clients.
+    window = rng.choice((1, 2, 256)) if "away" not in promise.lost else 256
     return NetworkSettings(
         protocol=protocol,
         routing=routing,
@@ -61,7 +65,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
         link_delay=link,
         access_delay=access,
         notice_delay=notice,
-        window=rng.choice((1, 2, 256)),
+        window=window,
         names_last_broker=rng.random() < 0.7,
         seed=seed,
     )

@@ -74,7 +74,7 @@ class Story:
 
 # --- text ---
 
-_SETTINGS = ("protocol", "routing", "advertisements", "link", "access", "notice", "names_last_broker", "seed")
+_SETTINGS = ("protocol", "routing", "advertisements", "link", "access", "notice", "window", "names_last_broker", "seed")
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
 
 
@@ -166,7 +166,7 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
     parsed: object = value
     if key in _DELAYS:
         parsed = Delay.parse(value)
-    elif key == "seed":
+    elif key in ("seed", "window"):
         parsed = int(value)
     elif key in ("advertisements", "names_last_broker"):
         if value not in ("True", "False"):
@@ -206,7 +206,7 @@ def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
 
 def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Story:
     default = NetworkSettings()
-    for name in ("advertisements", "routing", "names_last_broker", "notice_delay", "access_delay", "link_delay"):
+    for name in ("advertisements", "routing", "window", "names_last_broker", "notice_delay", "access_delay", "link_delay"):
         simpler = replace(
             story, settings=replace(story.settings, **{name: getattr(default, name)})
         )
