@@ -9,6 +9,7 @@ The work per notification is one pass over a bitmap per attribute, whatever the
 conditions are and however many of them each attribute value fulfils.
 """
 
+from collections.abc import Callable
 from math import inf, nextafter
 from typing import Any
 
@@ -138,29 +139,32 @@ class _Bitmaps:
 
     def collect(self, attributes: Attributes, found: list[int]) -> None:
         refused = self._unused.copy()
-        merge, get = np.bitwise_or, attributes.get
+        merge = np.bitwise_or
+        get: Callable[[str], Any] = attributes.get
         for name, refusals in self._refusals.items():
             merge(refused, refusals.rows[refusals.axis.row_of(get(name))], refused)
         np.invert(refused, refused)
         (words,) = refused.nonzero()
         if not len(words):
             return
-        (bits,) = np.unpackbits(refused[words].view(np.uint8), bitorder="little").nonzero()
-        slots = (words[bits >> 6] << 6) + (bits & 63)
+        # Seen as booleans, the search for those that are set is many times faster.
+        flags = np.unpackbits(refused.take(words).view(np.uint8), bitorder="little").view(np.bool_)
+        (bits,) = flags.nonzero()
+        slots = (words.take(bits >> 6) << 6) + (bits & 63)
         point = [0.0] * self._ranges.width
         for name, refusals in self._refusals.items():
             value = get(name)
-            if value.__class__ is float or (value.__class__ is int and -_EXACT <= value <= _EXACT):  # type: ignore[operator]
-                point[refusals.attribute] = value  # type: ignore[assignment]
+            if value.__class__ is float or (value.__class__ is int and -_EXACT <= value <= _EXACT):
+                point[refusals.attribute] = value
             elif value.__class__ is int:
                 self._ask(slots, attributes, found)
                 return
         slots = slots[self._ranges.hold(slots, np.array(point, np.float64))]
-        left_open = self._open[slots]
+        left_open = self._open.take(slots)
         if left_open.any():
             self._ask(slots[left_open], attributes, found)
             slots = slots[~left_open]
-        found += self._numbers[slots].tolist()
+        found += self._numbers.take(slots).tolist()
 
     def _ask(self, slots: NDArray[np.int64], attributes: Attributes, found: list[int]) -> None:
         predicates = self._predicates
@@ -228,9 +232,10 @@ class _Ranges:
         self._ends[slot] = 0.0
 
     def hold(self, slots: NDArray[np.int64], point: NDArray[np.float64]) -> NDArray[np.bool_]:
-        values = point[self._attributes[slots]]
-        ends = self._ends[slots]
-        inside: NDArray[np.bool_] = (values >= ends[:, : self.PER_SLOT]) & (values <= ends[:, self.PER_SLOT :])
+        values = point.take(self._attributes.take(slots, axis=0))
+        ends = self._ends.take(slots, axis=0)
+        inside: NDArray[np.bool_] = values >= ends[:, : self.PER_SLOT]
+        inside &= values <= ends[:, self.PER_SLOT :]
         # Four columns: combining them by hand is several times faster than all(axis=1).
         inside = inside[:, :2] & inside[:, 2:]
         return inside[:, 0] & inside[:, 1]

@@ -9,7 +9,7 @@ was a little faster still, but mixed tables have as many shapes as filters.
 Types are compared exactly: a bool is not a number here although Python thinks so.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from roamcast.filters.expression import (
@@ -26,17 +26,15 @@ from roamcast.filters.expression import (
     Or,
     Value,
 )
-from roamcast.filters.patterns import LikePattern, Wild
+from roamcast.filters.patterns import LikePattern, Pattern, Wild
 
 Predicate = Callable[[Attributes], bool]
 
 # In the tables below: `a` the attributes, `n` the name, `v` the value in hand, the others constants.
-# The value is of any type, and the first half of each test finds out which.
-_Test = Callable[[Mapping[str, Any]], bool]
-_Maker = Callable[[str, Any], _Test]
-_RangeMaker = Callable[[str, Any, Any], _Test]
+# The value is of any type, and the first half of each test finds out which. Type checkers cannot
+# follow that, nor default arguments of a lambda; the functions below the tables give the types.
 
-_STRING_TESTS: dict[str, _Maker] = {
+_STRING_TESTS: dict[str, Any] = {
     "=": lambda name, value: lambda a, n=name, c=value: a.get(n) == c,
     "<>": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v != c,
     "<": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v < c,
@@ -62,7 +60,7 @@ _STRING_TESTS: dict[str, _Maker] = {
 }
 
 # NaN fails every comparison by itself, except those that ask for difference.
-_NUMBER_TESTS: dict[str, _Maker] = {
+_NUMBER_TESTS: dict[str, Any] = {
     "=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)) == c and v.__class__ is not bool,
     "<>": lambda name, value: lambda a, n=name, c=value: (
         ((v := a.get(n)).__class__ is float or v.__class__ is int) and v != c and v == v
@@ -87,7 +85,7 @@ _NUMBER_TESTS: dict[str, _Maker] = {
     ),
 }
 
-_BETWEEN: dict[tuple[bool, bool], _RangeMaker] = {
+_BETWEEN: dict[tuple[bool, bool], Any] = {
     # (is it about strings, is it NOT BETWEEN)
     (True, False): lambda name, low, high: lambda a, n=name, b=low, c=high: (
         (v := a.get(n)).__class__ is str and b <= v <= c
@@ -103,78 +101,90 @@ _BETWEEN: dict[tuple[bool, bool], _RangeMaker] = {
     ),
 }
 
+_ALL_OF: dict[int, Any] = {
+    2: lambda p, q: lambda a, p=p, q=q: p(a) and q(a),
+    3: lambda p, q, r: lambda a, p=p, q=q, r=r: p(a) and q(a) and r(a),
+    4: lambda p, q, r, s: lambda a, p=p, q=q, r=r, s=s: p(a) and q(a) and r(a) and s(a),
+}
+
+_ANY_OF: dict[int, Any] = {
+    2: lambda p, q: lambda a, p=p, q=q: p(a) or q(a),
+    3: lambda p, q, r: lambda a, p=p, q=q, r=r: p(a) or q(a) or r(a),
+}
+
 
 def compile_predicate(expression: Expression) -> Predicate:
     match expression:
         case Constant(value):
             return (lambda a: True) if value else (lambda a: False)
         case And():
-            return _all_of(tuple(compile_predicate(child) for child in expression.children))
+            return _all_of(tuple(map(compile_predicate, expression.children)))
         case Or():
-            return _any_of(tuple(compile_predicate(child) for child in expression.children))
+            return _any_of(tuple(map(compile_predicate, expression.children)))
         case Compare(name, operator, value):
-            if isinstance(value, bool):
-                return lambda a, n=name, c=value: a.get(n) is c
-            return (_STRING_TESTS if isinstance(value, str) else _NUMBER_TESTS)[operator](name, value)
+            return _compare(name, operator, value)
         case Between(name, low, high, negative):
-            return _BETWEEN[isinstance(low, str), negative](name, low, high)
+            between: Predicate = _BETWEEN[isinstance(low, str), negative](name, low, high)
+            return between
         case In(name, values, negative):
             return _member(name, values, negative)
         case Like(name, pattern, negative):
             return _like(name, pattern, negative)
-        case Matches(name, pattern, negative):
-            return _STRING_TESTS["NOT PATTERN" if negative else "PATTERN"](name, pattern.search)
+        case Matches(name, topic, negative):
+            return _search(name, topic, negative)
         case IsNull(name, negative):
             if negative:
-                return lambda a, n=name: a.get(n) is not None
-            return lambda a, n=name: a.get(n) is None
+                return lambda a: a.get(name) is not None
+            return lambda a: a.get(name) is None
     raise TypeError(f"not an expression: {expression!r}")
 
 
 def _all_of(parts: tuple[Predicate, ...]) -> Predicate:
-    match parts:
-        case (p, q):
-            return lambda a, p=p, q=q: p(a) and q(a)
-        case (p, q, r):
-            return lambda a, p=p, q=q, r=r: p(a) and q(a) and r(a)
-        case (p, q, r, s):
-            return lambda a, p=p, q=q, r=r, s=s: p(a) and q(a) and r(a) and s(a)
-
-    def all_of(a: Attributes, parts: tuple[Predicate, ...] = parts) -> bool:
+    def all_of(a: Attributes) -> bool:
         for part in parts:  # noqa: SIM110 (a generator would cost more than the rest)
             if not part(a):
                 return False
         return True
 
-    return all_of
+    joined: Predicate = _ALL_OF[len(parts)](*parts) if len(parts) in _ALL_OF else all_of
+    return joined
 
 
 def _any_of(parts: tuple[Predicate, ...]) -> Predicate:
-    match parts:
-        case (p, q):
-            return lambda a, p=p, q=q: p(a) or q(a)
-        case (p, q, r):
-            return lambda a, p=p, q=q, r=r: p(a) or q(a) or r(a)
-
-    def any_of(a: Attributes, parts: tuple[Predicate, ...] = parts) -> bool:
+    def any_of(a: Attributes) -> bool:
         for part in parts:  # noqa: SIM110 (a generator would cost more than the rest)
             if part(a):
                 return True
         return False
 
-    return any_of
+    joined: Predicate = _ANY_OF[len(parts)](*parts) if len(parts) in _ANY_OF else any_of
+    return joined
+
+
+def _compare(name: str, operator: str, value: Value) -> Predicate:
+    if isinstance(value, bool):
+        return lambda a: a.get(name) is value
+    tests = _STRING_TESTS if isinstance(value, str) else _NUMBER_TESTS
+    test: Predicate = tests[operator](name, value)
+    return test
 
 
 def _member(name: str, values: tuple[Value, ...], negative: bool) -> Predicate:
     if isinstance(values[0], bool):
         # A list of one became an equality, so this one holds both booleans.
-        return (lambda a: False) if negative else (lambda a, n=name: a.get(n).__class__ is bool)
+        return (lambda a: False) if negative else (lambda a: a.get(name).__class__ is bool)
     tests = _STRING_TESTS if isinstance(values[0], str) else _NUMBER_TESTS
-    return tests["NOT IN" if negative else "IN"](name, frozenset(values))
+    test: Predicate = tests["NOT IN" if negative else "IN"](name, frozenset(values))
+    return test
 
 
 def _like(name: str, pattern: LikePattern, negative: bool) -> Predicate:
-    body = pattern.items[:-1]
-    if pattern.items[-1] is Wild.RUN and all(isinstance(item, str) for item in body):
-        return _STRING_TESTS["NOT PREFIX" if negative else "PREFIX"](name, "".join(map(str, body)))
-    return _STRING_TESTS["NOT PATTERN" if negative else "PATTERN"](name, pattern.search)
+    if not (pattern.items[-1] is Wild.RUN and len(pattern.prefix) == len(pattern.items) - 1):
+        return _search(name, pattern, negative)
+    test: Predicate = _STRING_TESTS["NOT PREFIX" if negative else "PREFIX"](name, pattern.prefix)
+    return test
+
+
+def _search(name: str, pattern: Pattern, negative: bool) -> Predicate:
+    test: Predicate = _STRING_TESTS["NOT PATTERN" if negative else "PATTERN"](name, pattern.search)
+    return test

@@ -86,8 +86,7 @@ class FilterIndex(Generic[K]):
             found = sorted(set(found))
         else:
             found.sort()
-        key_of = self._key_of
-        return [key_of[number] for number in found]
+        return list(map(self._key_of.__getitem__, found))
 
     def _enter(self, number: int, box: Box, predicate: Predicate) -> Callable[[], None]:
         """Put a box where it belongs; returns how to take it out again."""
