@@ -16,6 +16,7 @@ the client may be back before the old broker has transferred the last one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -68,6 +69,9 @@ class Stay:
         self.merged = merged
         """Whether the queue of the stay before has come (or there was none)."""
         self.marks: dict[str, Mark] = {}
+        """What came with the transfer: up to these, notifications have been delivered or queued."""
+        self.recent: deque[tuple[float, Burst]] = deque()
+        """What was queued here within the time for which marks are kept."""
         self.filters: list[str] = []
         self.destination = ""
         self.next_number = 0
@@ -85,6 +89,7 @@ class SubUnsub(MobilityProtocol):
         super().__init__(host, settings)
         self.check(settings)
         self.bound_s = settings.delay_bound_s or 0.0
+        self.marks_kept_s = MARKS_KEPT_BOUNDS * self.bound_s
         self.stays: dict[tuple[str, int], Stay] = {}
         self.current: dict[str, Stay] = {}
 
@@ -137,12 +142,20 @@ class SubUnsub(MobilityProtocol):
             return
         for text in stay.filters:
             self.host.unsubscribe((client, stay.number), parse(text))
-        recent_s = stay.departed_at - MARKS_KEPT_BOUNDS * self.bound_s
-        marks = {publisher: mark for publisher, mark in stay.marks.items() if mark[2] >= recent_s}
+        marks = self.recent_marks(stay)
         base = stay.queue.base
         bursts = tuple(stay.queue.drain())
         self.host.send(stay.destination, Transfer(client, stay.next_number, base, bursts, marks))
         del self.stays[client, stay.number]
+
+    def recent_marks(self, stay: Stay) -> dict[str, Mark]:
+        """The marks to pass on: older ones cannot meet a copy that is still on its way."""
+        recent_s = stay.departed_at - self.marks_kept_s
+        marks = {publisher: mark for publisher, mark in stay.marks.items() if mark[2] >= recent_s}
+        for at, burst in stay.recent:
+            if at >= recent_s:
+                marks[burst.publisher] = (burst.incarnation, burst.last, at)
+        return marks
 
     def on_message(self, sender: str, message: Message) -> None:
         if isinstance(message, Transfer):
@@ -158,6 +171,7 @@ class SubUnsub(MobilityProtocol):
         stay.marks = dict(message.marks)
         stay.merged = True
         for burst in message.bursts:
+            stay.marks[burst.publisher] = (burst.incarnation, burst.last, self.host.now)
             self.keep(stay.queue, client, burst)
         for burst in own:
             self.store(client, stay, burst)
@@ -187,11 +201,15 @@ class SubUnsub(MobilityProtocol):
     def store(self, client: str, stay: Stay, burst: Burst) -> None:
         """Queue what the client has not had; the rest came by way of two brokers."""
         mark = stay.marks.get(burst.publisher)
-        if mark is not None and (burst.incarnation, burst.last) <= mark[:2]:
-            return
-        if mark is not None and (burst.incarnation, burst.number) <= mark[:2]:
-            burst = burst.tail(mark[1] - burst.number + 1)
-        stay.marks[burst.publisher] = (burst.incarnation, burst.last, self.host.now)
+        if mark is not None:
+            if (burst.incarnation, burst.last) <= mark[:2]:
+                return
+            if (burst.incarnation, burst.number) <= mark[:2]:
+                burst = burst.tail(mark[1] - burst.number + 1)
+        now, recent = self.host.now, stay.recent
+        recent.append((now, burst))
+        while not stay.destination and recent[0][0] < now - self.marks_kept_s:
+            recent.popleft()
         self.keep(stay.queue, client, burst)
 
     # --- the client's own requests ---

@@ -150,12 +150,19 @@ class Broker:
         """Take what happened, in order; say what is to be done."""
         self.now = now
         self._out = out = Effects()
-        on_burst, on_input = self._on_burst, self._on_input
         for item in inputs:
-            if type(item) is Received and type(item.message) is Burst:
-                on_burst(item.peer, item.message)
+            # The three that come by the million first.
+            kind = type(item)
+            if kind is Received:
+                message = item.message
+                if type(message) is Burst:
+                    self._on_burst(item.peer, message)
+                else:
+                    self._on_message(item.peer, message)
+            elif kind is Submitted:
+                self._on_submitted(item)
             else:
-                on_input(item)
+                self._on_input(item)
             while self._loopback:
                 self._on_message(self.id, self._loopback.pop(0))
         return out
@@ -186,10 +193,6 @@ class Broker:
 
     def _on_input(self, item: Input) -> None:
         match item:
-            case Received(peer, message):
-                self._on_message(peer, message)
-            case Submitted():
-                self._on_submitted(item)
             case Attached():
                 self._on_attached(item)
             case Detached(client, connection):
@@ -281,11 +284,10 @@ class Broker:
 
     def _on_attached(self, item: Attached) -> None:
         client, hello = item.client, item.hello
+        if self._is_overtaken(hello):
+            self._out.closes.append((client, item.connection, "attached again"))
+            return
         if client in self.attachments:
-            if 0 <= hello.moves < self.attachments[client].hello.moves:
-                # An older connection of the client, overtaken by its next.
-                self._out.closes.append((client, item.connection, "attached again"))
-                return
             self._close(client, "attached again")
         self.attachments[client] = Attachment(item.connection, hello)
         session = self.sessions.get(client)
@@ -304,6 +306,13 @@ class Broker:
             self.locator.arrived(Session(client), "")
         else:
             self.locator.ask(item.connection, hello)
+
+    def _is_overtaken(self, hello: Hello) -> bool:
+        """Whether a later attach of the same client is known here: this connection is an old one."""
+        known = [self.attachments[hello.client].hello.moves] if hello.client in self.attachments else []
+        known += [one.moves for one in (self._departing.get(hello.client),) if one is not None]
+        known += [one.moves for one in (self.sessions.get(hello.client),) if one is not None]
+        return any(0 <= hello.moves < moves for moves in known)
 
     def _close(self, client: str, reason: str) -> None:
         """End a connection from this side."""

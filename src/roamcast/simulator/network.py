@@ -73,8 +73,10 @@ class Traffic:
     """Hops over the links between brokers and over access links, by cause."""
 
     hops: Counter[str] = field(default_factory=Counter)
+    """By cause; a message that carries several notifications counts once for each."""
     access_hops: int = 0
-    bytes: int = 0
+    messages: int = 0
+    """Messages over links between brokers, whatever they carry."""
 
     @property
     def total_hops(self) -> int:
@@ -116,6 +118,7 @@ class Network:
         self.traffic = Traffic()
         self.closed_by_broker: list[str] = []
         self.steps = 0
+        self._service_s = settings.service_s
         self._observe = observe
         self._trace = trace
         self._heap: list[tuple[float, int, Callable[[Any, Any], None], Any, Any]] = []
@@ -192,7 +195,7 @@ class Network:
 
     def _arrive(self, broker: str, item: Input) -> None:
         """Something reaches a broker; it works on one message at a time."""
-        service_s = self.settings.service_s
+        service_s = self._service_s
         if service_s:
             done_s = max(self.now, self._busy_until.get(broker, 0.0)) + service_s
             self._busy_until[broker] = done_s
@@ -224,6 +227,7 @@ class Network:
     def _send_peers(self, broker: str, sends: list[tuple[str, Message]]) -> None:
         links, hops = self._links[broker], self.traffic.hops
         heap, arrive, now = self._heap, self._arrive, self.now
+        self.traffic.messages += len(sends)
         for peer, message in sends:
             if type(message) is Burst:
                 hops["publish"] += message.count
@@ -278,7 +282,8 @@ class Network:
 
     def _send_up(self, connection: Connection, message: Message) -> None:
         self.traffic.access_hops += 1
-        at = connection.up.arrival_s(self.now, CONTROL_BYTES)
+        link = connection.up
+        at = self.now + link.delay_s if link.delay_s is not None else link.arrival_s(self.now, CONTROL_BYTES)
         if type(message) is Leave:
             # What it already sent arrives, but nothing reaches it any more.
             self._push(at, self._arrive_leave, connection, message)
@@ -305,9 +310,12 @@ class Network:
             if connection is None or connection.id != number or not connection.is_open:
                 continue
             self.traffic.access_hops += message.weight
-            size = message.burst.size + CONTROL_BYTES if type(message) is Deliver else CONTROL_BYTES
             link = connection.down
-            at = now + link.delay_s if link.delay_s is not None else link.arrival_s(now, size)
+            if link.delay_s is not None:
+                at = now + link.delay_s
+            else:
+                content = message.burst.size if type(message) is Deliver else 0
+                at = link.arrival_s(now, CONTROL_BYTES + content)
             self._pushed += 1
             heappush(self._heap, (at, self._pushed, self._arrive_down, connection, message))
 

@@ -1,0 +1,123 @@
+"""The event log as Parquet files: rolling, closed atomically, the same bytes for the same rows.
+
+A log is a folder. Each file in it is complete: it is written under another name
+and renamed when it is closed, so a reader never meets half of one. Spark, DuckDB
+and pandas read the folder as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roamcast.core.records import COLUMNS, SCHEMA_VERSION, Row
+from roamcast.errors import InputError
+
+ROWS_PER_BATCH = 50_000
+ROWS_PER_FILE = 1_000_000
+VERSION_KEY = b"roamcast.schema_version"
+
+_TYPES = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "float64": pa.float64(),
+    "int64": pa.int64(),
+    "int32": pa.int32(),
+}
+
+
+def schema() -> pa.Schema:
+    """The schema of a log, with its version."""
+    fields = [pa.field(name, _TYPES[kind]) for name, kind in COLUMNS.items()]
+    return pa.schema(fields, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+class LogWriter:
+    """Takes rows and writes them to a folder. Use it as a context manager."""
+
+    def __init__(self, folder: Path, run: str, rows_per_file: int = ROWS_PER_FILE) -> None:
+        self.folder = folder
+        self.run = run
+        self.rows = 0
+        self._rows_per_file = rows_per_file
+        self._schema = schema()
+        self._waiting: list[Row] = []
+        self._file: pq.ParquetWriter | None = None
+        self._file_rows = 0
+        self._files = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"log folder {folder}: {error.strerror}") from None
+        if any(folder.glob("*.parquet")):
+            raise InputError(f"log folder {folder} already holds a log: give an empty or a new folder")
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, rows: list[Row]) -> None:
+        self._waiting += rows
+        if len(self._waiting) >= ROWS_PER_BATCH:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what is waiting and close the last file."""
+        if self._waiting:
+            self._flush()
+        self._close_file()
+
+    def _flush(self) -> None:
+        rows, self._waiting = self._waiting, []
+        self.rows += len(rows)
+        columns: list[Any] = [pa.array([self.run] * len(rows), pa.string())]
+        columns += [
+            pa.array(values, field.type)
+            for values, field in zip(zip(*rows, strict=True), list(self._schema)[1:], strict=True)
+        ]
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._unfinished_path(), self._schema, compression="zstd")
+        self._file.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._file_rows += len(rows)
+        if self._file_rows >= self._rows_per_file:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        os.replace(self._unfinished_path(), self.folder / f"{self._name()}.parquet")
+        self._file, self._file_rows = None, 0
+        self._files += 1
+
+    def _name(self) -> str:
+        return f"part-{self._files:05d}"
+
+    def _unfinished_path(self) -> Path:
+        # Readers pass over names that begin with a dot or an underscore.
+        return self.folder / f".{self._name()}.parquet.unfinished"
+
+
+def read_log(folder: Path) -> Iterator[Row]:
+    """The rows of a log, file by file, in the order they were written."""
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
+        raise InputError(f"log folder {folder}: there is no Parquet file in it")
+    for file in files:
+        table = pq.read_table(file)
+        version = int((table.schema.metadata or {}).get(VERSION_KEY, b"0"))
+        if version > SCHEMA_VERSION:
+            raise InputError(f"{file} has schema version {version}: this program reads up to {SCHEMA_VERSION}")
+        names = list(COLUMNS)[1:]
+        for values in zip(*(table.column(name).to_pylist() for name in names), strict=True):
+            yield Row(*values)

@@ -1,0 +1,132 @@
+"""A scenario: so many clients on such a network, who publish, match and move at given rates."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from roamcast.core.effects import AdvertiseThat, AttachTo, LeaveFor, PublishThis, SubscribeTo
+from roamcast.core.notification import encode_attributes
+from roamcast.core.records import Row
+from roamcast.errors import InputError
+from roamcast.simulator.movement import Visit, from_file, plan
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.run import Run, run_checked
+from roamcast.simulator.topology import Topology, parse_topology
+from roamcast.simulator.workload import make_workload, publish_times
+
+HOME_AFTER_S = 1.0
+"""How long after the end those who are away come home, so that what is owed can be delivered."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a user can say about a run; times in seconds."""
+
+    topology: str = "grid:5"
+    clients: int = 250
+    mobile: float = 0.2
+    movement: str = "uniform"
+    """A pattern of `movement.plan`, or `file:PATH` with a list of attachments per client."""
+    connect_s: float = 30.0
+    disconnect_s: float = 30.0
+    handoff_s: float = 3.0
+    proclaimed: float = 0.0
+    workload: str = "groups"
+    selectivity: float = 0.0625
+    publish_every_s: float = 20.0
+    payload_bytes: int = 0
+    duration_s: float = 600.0
+    network: NetworkSettings = NetworkSettings()
+
+    def check(self) -> None:
+        if self.clients < 1 or self.clients > 1_000_000:
+            raise InputError(f"clients {self.clients}: valid is 1 to 1000000")
+        if not 0 <= self.mobile <= 1:
+            raise InputError(f"mobile {self.mobile}: valid is a share from 0 to 1")
+        if not 0 < self.duration_s < float("inf"):
+            raise InputError(f"duration {self.duration_s}: valid is a time above 0, in seconds")
+        if not 0 <= self.payload_bytes <= 1_000_000:
+            raise InputError(f"payload {self.payload_bytes}: valid is 0 to 1000000 bytes")
+
+    def make_topology(self) -> Topology:
+        return parse_topology(self.topology, self._rng("topology"))
+
+    def _rng(self, purpose: str) -> random.Random:
+        return random.Random(f"{self.network.seed}/{purpose}")
+
+    # --- what clients do ---
+
+    def actions(self, topology: Topology) -> Iterator[Action]:
+        """Everything that clients do, in order of time."""
+        digits = len(str(max(self.clients - 1, 1)))
+        clients = [f"c{number:0{digits}d}" for number in range(self.clients)]
+        homes = {client: topology.brokers[i % len(topology.brokers)] for i, client in enumerate(clients)}
+        workload = make_workload(self.workload, clients, self.selectivity, self._rng("workload"))
+        # Everyone is attached and every subscription settled before anything is published.
+        start_s = 1.0 + 6 * (self.network.delay_bound_s(topology) + self.network.access_delay.high_s)
+        visits = self._visits(topology, clients, homes)
+        for client in clients:
+            first = visits[client][0].broker if client in visits else homes[client]
+            yield (0.0, client, AttachTo(first, 0))
+            if self.network.advertisements:
+                yield (0.0, client, AdvertiseThat("TRUE"))
+            for filter in workload.filters[client]:
+                yield (0.0, client, SubscribeTo(filter.text))
+        attributes = [encode_attributes(one) for one in workload.universe]
+        streams = [self._publishes(client, attributes, start_s) for client in clients]
+        streams += [self._moves(client, visits[client], start_s) for client in visits]
+        yield from heapq.merge(*streams, key=lambda action: action[0])
+
+    def _visits(
+        self, topology: Topology, clients: list[str], homes: dict[str, str]
+    ) -> dict[str, list[Visit]]:
+        if self.movement.startswith("file:"):
+            visits = from_file(Path(self.movement.removeprefix("file:")), topology)
+            strangers = [client for client in visits if client not in homes]
+            if strangers:
+                raise InputError(
+                    f"movement {self.movement}: client {strangers[0]!r} is not one of {clients[0]} … {clients[-1]}"
+                )
+            return visits
+        rng = self._rng("movement")
+        mobile = sorted(rng.sample(clients, round(self.mobile * len(clients))))
+        return {
+            client: plan(
+                self.movement, topology, homes[client], self.duration_s, self._rng(f"movement/{client}"),
+                self.connect_s, self.disconnect_s, self.handoff_s, self.proclaimed,
+            )
+            for client in mobile
+        }  # fmt: skip
+
+    def _publishes(self, client: str, attributes: list[bytes], start_s: float) -> Iterator[Action]:
+        rng = self._rng(f"publish/{client}")
+        body = bytes(self.payload_bytes)
+        for time_s in publish_times(self.publish_every_s, self.duration_s, rng):
+            yield (start_s + time_s, client, PublishThis(rng.choice(attributes), body))
+
+    def _moves(self, client: str, visits: list[Visit], start_s: float) -> Iterator[Action]:
+        end_s = start_s + self.duration_s
+        for index, visit in enumerate(visits):
+            if index:
+                yield (start_s + visit.attach_s, client, AttachTo(visit.broker, 0))
+            if visit.leave_s is not None and visit.leave_s < self.duration_s:
+                later = visits[index + 1 : index + 2]
+                destination = later[0].broker if visit.proclaimed and later else ""
+                yield (start_s + visit.leave_s, client, LeaveFor(destination))
+                if not later:
+                    yield (end_s + HOME_AFTER_S, client, AttachTo(visit.broker, 0))
+
+    # --- running ---
+
+    def run(
+        self,
+        observe: Callable[[list[Row]], None] | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Run:
+        self.check()
+        topology = self.make_topology()
+        return run_checked(topology, self.network, self.actions(topology), observe, progress)
