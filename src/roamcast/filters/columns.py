@@ -17,6 +17,7 @@ from roamcast.filters.values import FALSE, TRUE, ValueSet, number_points, string
 
 MAX_CUTS = 512
 MIN_REBUILD = 256
+CROWD = 64
 
 # Python takes True and 1 for the same dictionary key.
 _TRUE, _FALSE = object(), object()
@@ -245,10 +246,21 @@ class Segments:
 
     New ends split a row in place. Past MAX_CUTS ends they do not; entries then
     share rows and are asked, and the cuts are chosen anew whenever the number of
-    entries has doubled or halved, so a change costs little on average.
+    entries has doubled or halved (or grown by an eighth while a row is crowded), so
+    a change costs little on average.
     """
 
-    __slots__ = ("_axis", "_loose", "_members", "_next", "_rows", "_size_at_rebuild", "_uses")
+    __slots__ = (
+        "_adds",
+        "_axis",
+        "_crowded",
+        "_loose",
+        "_members",
+        "_next",
+        "_rows",
+        "_size_at_rebuild",
+        "_uses",
+    )
 
     def __init__(self) -> None:
         self._axis = Axis([], [])
@@ -259,6 +271,9 @@ class Segments:
         self._loose = 0
         self._uses: dict[float | str, int] = {}
         self._size_at_rebuild = 0
+        self._adds = 0
+        # Whether some row has too many to ask: ends that arrive in rising order all meet in the last one.
+        self._crowded = False
 
     def __len__(self) -> int:
         return len(self._members)
@@ -272,7 +287,11 @@ class Segments:
         if not self._loose:
             self._cut(values)
         self._enter(number, values, predicate)
-        if self._loose and len(self._members) > max(MIN_REBUILD, 2 * self._size_at_rebuild):
+        self._adds += 1
+        size = len(self._members)
+        if self._loose and (
+            size > max(MIN_REBUILD, 2 * self._size_at_rebuild) or (self._crowded and self._adds * 8 > size)
+        ):
             self._rebuild()
         return handle
 
@@ -303,6 +322,7 @@ class Segments:
         for first, last in partly:
             for row in self._rows[first:last]:
                 row.add(number, predicate)
+                self._crowded = self._crowded or len(row.checks) > CROWD
         self._loose += self._is_loose(values)
 
     def _is_loose(self, values: ValueSet) -> bool:
@@ -358,9 +378,11 @@ class Segments:
 
     def _rebuild(self) -> None:
         self._size_at_rebuild = len(self._members)
+        self._adds = 0
         self._axis = suited_axis((values for _, values, _ in self._members.values()), MAX_CUTS, MAX_CUTS)
         self._rows = [Bucket() for _ in range(self._axis.row_count)]
         self._loose = 0
+        self._crowded = False
         for number, values, predicate in self._members.values():
             self._enter(number, values, predicate)
 

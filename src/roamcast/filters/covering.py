@@ -13,11 +13,10 @@ past a limit "covers" answers False and "overlaps" answers True, which costs a
 router an entry or a message too many, and never a notification.
 """
 
-from functools import reduce
-
 from roamcast.filters.expression import And, Constant, Expression, Or
 from roamcast.filters.values import (
     EVERYTHING,
+    Effort,
     ValueSet,
     contains,
     difference,
@@ -30,41 +29,45 @@ Box = dict[str, ValueSet]
 Boxes = tuple[Box, ...]
 
 MAX_BOXES = 64
-MAX_PIECES = 512
+MAX_PIECES = 256
 
 
 def boxes_of(expression: Expression) -> Boxes | None:
     """The expression as a union of inhabited boxes, or None if it takes more than MAX_BOXES."""
+    return _boxes(expression, Effort())
+
+
+def _boxes(expression: Expression, effort: Effort) -> Boxes | None:
     match expression:
         case Constant(value):
             return ({},) if value else ()
         case And():
-            return _product(expression)
+            return _product(expression, effort)
         case Or():
-            return _sum(expression)
+            return _sum(expression, effort)
     name, values = set_of(expression)
-    return () if values.is_empty() else ({name: values},)
+    return () if values.is_empty(effort) else ({name: values},)
 
 
-def _product(expression: And) -> Boxes | None:
+def _product(expression: And, effort: Effort) -> Boxes | None:
     boxes: Boxes = ({},)
     for child in expression.children:
-        factors = boxes_of(child)
+        factors = _boxes(child, effort)
         if factors is None or len(boxes) * len(factors) > MAX_BOXES * 4:
             return None
-        products = (meet(box, factor) for box in boxes for factor in factors)
+        products = (meet(box, factor, effort) for box in boxes for factor in factors)
         boxes = tuple(product for product in products if product is not None)
         if len(boxes) > MAX_BOXES:
             return None
     return boxes
 
 
-def _sum(expression: Or) -> Boxes | None:
+def _sum(expression: Or, effort: Effort) -> Boxes | None:
     boxes: list[Box] = []
     # Alternatives on one attribute alone (x = 1 OR x = 2) are one box with a larger set.
     place_of_single: dict[str, int] = {}
     for child in expression.children:
-        summands = boxes_of(child)
+        summands = _boxes(child, effort)
         if summands is None:
             return None
         for box in summands:
@@ -84,59 +87,59 @@ def _sum(expression: Or) -> Boxes | None:
     return tuple(boxes)
 
 
-def meet(one: Box, other: Box) -> Box | None:
+def meet(one: Box, other: Box, effort: Effort) -> Box | None:
     """What is in both boxes, or None if nothing is."""
     if not one:
         return other
     result = dict(one)
     for name, values in other.items():
         known = result.get(name)
-        if known is not None:
-            values = intersection(known, values)
-            if values.is_empty():
-                return None
-        result[name] = values
+        common = values if known is None else intersection(known, values)
+        if known is not None and common.is_empty(effort):
+            return None
+        result[name] = common
     return result
 
 
-def contains_box(wide: Box, narrow: Box) -> bool:
-    return all(contains(values, narrow.get(name, EVERYTHING)) for name, values in wide.items())
+def contains_box(wide: Box, narrow: Box, effort: Effort) -> bool:
+    # A box never mentions an attribute without restricting it.
+    return all(name in narrow and contains(values, narrow[name], effort) for name, values in wide.items())
 
 
-def cut_off(box: Box, knife: Box) -> list[Box]:
+def cut_off(box: Box, knife: Box, effort: Effort) -> list[Box]:
     """Boxes that together hold what is in `box` and not in `knife`."""
     pieces: list[Box] = []
     rest = dict(box)
     for name, values in knife.items():
         mine = rest.get(name, EVERYTHING)
-        pieces += [{**rest, name: outside} for outside in difference(mine, values)]
+        pieces += [{**rest, name: outside} for outside in difference(mine, values, effort)]
         inside = intersection(mine, values)
-        if inside.is_empty():
+        if inside.is_empty(effort):
             break
         rest[name] = inside
     return pieces
 
 
 def covers(wide: Boxes, narrow: Boxes) -> bool:
-    return all(_is_covered(wide, box) for box in narrow)
+    effort = Effort()
+    return all(_is_covered(wide, box, effort) for box in narrow)
 
 
-def _is_covered(wide: Boxes, box: Box) -> bool:
-    if any(contains_box(candidate, box) for candidate in wide):
+def _is_covered(wide: Boxes, box: Box, effort: Effort) -> bool:
+    if any(contains_box(candidate, box, effort) for candidate in wide):
         return True
     # Boxes that do not meet this one cannot take anything away from it, but would split it.
-    knives = [candidate for candidate in wide if meet(candidate, box) is not None]
+    knives = [candidate for candidate in wide if meet(candidate, box, effort) is not None]
     if len(knives) < 2:
         return False
     pieces = [box]
     for knife in knives:
-        pieces = reduce(lambda done, piece: done + cut_off(piece, knife), pieces, list[Box]())
-        if not pieces:
-            return True
+        pieces = [part for piece in pieces for part in cut_off(piece, knife, effort)]
         if len(pieces) > MAX_PIECES:
             return False
-    return False
+    return not pieces
 
 
 def overlaps(one: Boxes, other: Boxes) -> bool:
-    return any(meet(mine, theirs) is not None for mine in one for theirs in other)
+    effort = Effort()
+    return any(meet(mine, theirs, effort) is not None for mine in one for theirs in other)

@@ -195,6 +195,16 @@ class Or(_Joined):
         return conjunction(child.negated() for child in self.children)
 
 
+def names_of(expression: Expression) -> frozenset[str]:
+    """The attributes that an expression speaks about."""
+    if isinstance(expression, And | Or):
+        return frozenset[str]().union(*map(names_of, expression.children))
+    if isinstance(expression, Constant):
+        return frozenset()
+    assert isinstance(expression, Compare | Between | In | Like | Matches | IsNull)
+    return frozenset((expression.name,))
+
+
 def conjunction(children: Iterable[Expression]) -> Expression:
     return _join(children, And, neutral=True)
 

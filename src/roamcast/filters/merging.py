@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from roamcast.errors import InputError
 from roamcast.filters.covering import Box
 from roamcast.filters.expression import (
+    And,
     Compare,
     Constant,
     Expression,
@@ -19,6 +20,7 @@ from roamcast.filters.expression import (
     comparison,
     conjunction,
     membership,
+    names_of,
 )
 from roamcast.filters.filter import Filter
 from roamcast.filters.values import (
@@ -49,28 +51,81 @@ def merge_pair(one: Filter, other: Filter) -> Filter | None:
         return other
     if one.boxes is None or other.boxes is None or len(one.boxes) != 1 or len(other.boxes) != 1:
         return None
-    return _merged(one.boxes[0], other.boxes[0])
+    return _merged(one, one.boxes[0], other.boxes[0])
 
 
 def merge(filters: Iterable[Filter]) -> list[Filter]:
     """Merge until nothing merges any more; sorted by text, so the order of the input does not show."""
-    waiting = sorted(dict.fromkeys(filters), key=lambda filter: filter.text)
-    done: list[Filter] = []
-    while waiting:
-        candidate = waiting.pop(0)
-        for place, other in enumerate(done):
-            merged = merge_pair(candidate, other)
-            if merged is not None:
-                # The merger may now merge with what the two alone could not, so it starts over.
-                del done[place]
-                waiting.insert(0, merged)
-                break
+    remaining = sorted(dict.fromkeys(filters), key=_text)
+    while True:
+        before = len(remaining)
+        # Only filters that agree on all other attributes can merge on one: they are found by hashing,
+        # since asking every pair takes too long in the tables where merging matters.
+        for name in sorted({name for filter in remaining for name in _single_box(filter)}):
+            remaining = _merge_on(name, remaining)
+        remaining = _without_covered(remaining)
+        if len(remaining) == before:
+            return remaining
+
+
+def _text(filter: Filter) -> str:
+    return filter.text
+
+
+def _single_box(filter: Filter) -> Box:
+    return filter.boxes[0] if filter.boxes is not None and len(filter.boxes) == 1 else {}
+
+
+def _merge_on(name: str, filters: list[Filter]) -> list[Filter]:
+    """Merge neighbours among the filters that differ in this attribute only."""
+    result: list[Filter] = []
+    groups: dict[object, list[Filter]] = {}
+    for filter in filters:
+        box = _single_box(filter)
+        if name in box:
+            others = tuple((other, box[other]) for other in sorted(box) if other != name)
+            groups.setdefault((others, _sort_of(box[name])), []).append(filter)
         else:
-            done.append(candidate)
-    return sorted(done, key=lambda filter: filter.text)
+            result.append(filter)
+    for group in groups.values():
+        group.sort(key=lambda filter: (_beginning(_single_box(filter)[name]), filter.text))
+        latest = group[0]
+        for filter in group[1:]:
+            merged = merge_pair(latest, filter)
+            if merged is None:
+                result.append(latest)
+            latest = merged or filter
+        result.append(latest)
+    return sorted(dict.fromkeys(result), key=_text)
 
 
-def _merged(one: Box, other: Box) -> Filter | None:
+def _sort_of(values: ValueSet) -> str:
+    """Single values merge with single values wherever they are, ranges with ranges that they touch."""
+    if values.marks:
+        return "marks"
+    if values.numbers and values.strings:
+        return "mixed"
+    if values.numbers:
+        return "numbers" if number_points(values.numbers) is not None else "ranges of numbers"
+    return "strings" if string_points(values.strings) is not None else "ranges of strings"
+
+
+def _beginning(values: ValueSet) -> tuple[object, ...]:
+    return values.numbers[:1] or values.strings[:1]
+
+
+def _without_covered(filters: list[Filter]) -> list[Filter]:
+    """Drop what another covers; of two that cover each other, the one with the shorter text stays."""
+    kept: list[Filter] = []
+    for filter in sorted(filters, key=lambda filter: (len(filter.text), filter.text)):
+        if not any(other.covers(filter) for other in kept):
+            kept = [other for other in kept if not filter.covers(other)]
+            kept.append(filter)
+    return sorted(kept, key=_text)
+
+
+def _merged(filter: Filter, one: Box, other: Box) -> Filter | None:
+    """The merger of two boxes, the first of which is that of `filter`."""
     if one.keys() != other.keys():
         return None
     different = [name for name in sorted(one) if one[name] != other[name]]
@@ -78,20 +133,27 @@ def _merged(one: Box, other: Box) -> Filter | None:
         return None
     (name,) = different
     joined = union(one[name], other[name])
-    if joined is None:
+    condition = None if joined is None else condition_for(name, joined)
+    kept = _conditions_without(name, filter.expression)
+    if condition is None or kept is None:
         return None
-    parts: list[Expression] = []
-    for attribute in sorted(one):
-        values = joined if attribute == name else one[attribute]
-        condition = condition_for(attribute, values)
-        if condition is None:
-            return None
-        parts.append(condition)
     try:
-        return Filter(conjunction(parts))
+        return Filter(conjunction([*kept, condition]))
     except InputError:
         # The text would be longer than a selector may be.
         return None
+
+
+def _conditions_without(name: str, expression: Expression) -> list[Expression] | None:
+    """What a conjunction says about other attributes; None if it does not speak of one at a time."""
+    kept: list[Expression] = []
+    for part in expression.children if isinstance(expression, And) else (expression,):
+        names = names_of(part)
+        if len(names) != 1:
+            return None
+        if name not in names:
+            kept.append(part)
+    return kept
 
 
 def condition_for(name: str, values: ValueSet) -> Expression | None:

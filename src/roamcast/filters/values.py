@@ -52,8 +52,24 @@ END: StringCut = (1, "")
 EVERY_NUMBER: Numbers = (BOTTOM, TOP)
 EVERY_STRING: Strings = (START, END)
 
-# Steps of the search for a string; beyond, the answer is "there may be one".
+# Steps of one search for a string, and searches to answer one question. Beyond, the answer is
+# "there may be one". Both limits count what is asked for, not what a cache has left to do:
+# otherwise answers would depend on earlier questions, and a replay on its history.
 MAX_SEARCH_STEPS = 20_000
+MAX_SEARCHES = 64
+
+
+class Effort:
+    """What may still be spent on one question."""
+
+    __slots__ = ("searches",)
+
+    def __init__(self) -> None:
+        self.searches = MAX_SEARCHES
+
+    def spend_search(self) -> bool:
+        self.searches -= 1
+        return self.searches >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +87,16 @@ class ValueSet:
     topic: TopicPattern | None = field(default=None, compare=False)
     topic_exact: bool = field(default=False, compare=False)
 
-    def is_empty(self) -> bool:
+    def is_empty(self, effort: Effort) -> bool:
         """Whether nothing is in the set; False when the search for a member was given up."""
-        return not self.marks and not self.numbers and not _inhabited(self.strings, self.patterns)
+        return not self.marks and not self.numbers and not _inhabited(self.strings, self.patterns, effort)
 
     def is_full(self) -> bool:
         return self.marks == EVERY_MARK and self.numbers == EVERY_NUMBER and self.strings == EVERY_STRING
 
 
 EVERYTHING = ValueSet(EVERY_MARK, EVERY_NUMBER, EVERY_STRING)
+PRESENT = ValueSet(EVERY_MARK & ~ABSENT, EVERY_NUMBER, EVERY_STRING)
 
 
 # --- intervals; the functions work for both kinds of cuts ---------------------------------------------
@@ -183,7 +200,7 @@ def union(one: ValueSet, other: ValueSet) -> ValueSet | None:
     )
 
 
-def difference(one: ValueSet, other: ValueSet) -> list[ValueSet]:
+def difference(one: ValueSet, other: ValueSet, effort: Effort) -> list[ValueSet]:
     """Sets that together hold what is in `one` and not in `other`, each of them inhabited as far as known."""
     pieces = [
         _make(
@@ -197,12 +214,12 @@ def difference(one: ValueSet, other: ValueSet) -> list[ValueSet]:
     for pattern, wanted in other.patterns:
         if common:
             pieces.append(_make(0, (), common, (*one.patterns, (pattern, not wanted))))
-    return [piece for piece in pieces if not piece.is_empty()]
+    return [piece for piece in pieces if not piece.is_empty(effort)]
 
 
-def contains(one: ValueSet, other: ValueSet) -> bool:
+def contains(one: ValueSet, other: ValueSet, effort: Effort) -> bool:
     """Whether every member of `other` is in `one`, as far as known."""
-    return not difference(other, one)
+    return not difference(other, one, effort)
 
 
 def _make(
@@ -247,7 +264,7 @@ def set_of(leaf: Expression) -> tuple[str, ValueSet]:
         case Matches(name, pattern, negative):
             return name, _pattern_set(pattern, _topic_strings(pattern), negative)
         case IsNull(name, negative):
-            return name, difference(EVERYTHING, ValueSet(ABSENT))[0] if negative else ValueSet(ABSENT)
+            return name, PRESENT if negative else ValueSet(ABSENT)
     raise TypeError(f"not a leaf: {leaf!r}")
 
 
@@ -338,11 +355,11 @@ def _topic_strings(pattern: TopicPattern) -> Strings | None:
 # --- is there a string? -------------------------------------------------------------------------------
 
 
-def _inhabited(strings: Strings, patterns: tuple[Literal, ...]) -> bool:
+def _inhabited(strings: Strings, patterns: tuple[Literal, ...], effort: Effort) -> bool:
     if not patterns or not strings:
         return bool(strings)
     return any(
-        _search(low[1], None if high == END else high[1], patterns)
+        not effort.spend_search() or _search(low[1], None if high == END else high[1], patterns)
         for low, high in zip(strings[::2], strings[1::2], strict=True)
     )
 
@@ -366,7 +383,7 @@ def _search(low: str, high: str | None, patterns: tuple[Literal, ...]) -> bool:
         ):
             return True
         for character in alphabet:
-            steps += 1
+            steps += len(patterns)
             if steps > MAX_SEARCH_STEPS:
                 return True
             next_low = _step_low(low, low_at, character)

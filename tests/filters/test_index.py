@@ -1,0 +1,228 @@
+"""The index finds exactly what asking every filter finds, whatever was added and removed before."""
+
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.filters.naive_filters import conditions, notifications, text_of
+
+from roamcast.filters import bitmaps, columns, index
+from roamcast.filters.filter import ALL, NONE, Filter
+from roamcast.filters.index import FilterIndex
+from roamcast.filters.selector import parse, parse_subscription
+
+filters: st.SearchStrategy[Filter] = conditions.map(text_of).map(parse)
+
+# Add a filter under a key, or remove the key.
+changes = st.lists(
+    st.tuples(st.integers(0, 30), st.one_of(filters, filters, filters, st.none())), min_size=1, max_size=60
+)
+
+
+class Twin:
+    """An index beside a plain dictionary that is asked one by one."""
+
+    def __init__(self) -> None:
+        self.index: FilterIndex[Any] = FilterIndex()
+        self.filters: dict[Any, Filter] = {}
+
+    def add(self, key: Any, filter: Filter) -> None:
+        self.index.add(key, filter)
+        self.filters.pop(key, None)
+        self.filters[key] = filter
+
+    def remove(self, key: Any) -> None:
+        self.index.remove(key)
+        del self.filters[key]
+
+    def check(self, notification: dict[str, Any]) -> None:
+        expected = [key for key, filter in self.filters.items() if filter.matches(notification)]
+        assert self.index.match(notification) == expected
+        assert len(self.index) == len(self.filters)
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits so low that a handful of filters passes through every way of storing and rebuilding."""
+    monkeypatch.setattr(bitmaps, "SCAN_BELOW", 1)
+    monkeypatch.setattr(bitmaps, "BITMAPS_ABOVE", 2)
+    monkeypatch.setattr(bitmaps, "MIN_REBUILD", 2)
+    monkeypatch.setattr(bitmaps, "MAX_NUMBERS", 2)
+    monkeypatch.setattr(bitmaps, "MAX_STRINGS", 2)
+    monkeypatch.setattr(columns, "MAX_CUTS", 3)
+    monkeypatch.setattr(columns, "MIN_REBUILD", 4)
+    monkeypatch.setattr(index, "MAX_WAITING", 1)
+
+
+def run_changes(steps: list[tuple[int, Filter | None]], asked: list[dict[str, Any]]) -> None:
+    twin = Twin()
+    for key, filter in steps:
+        if filter is not None:
+            twin.add(key, filter)
+        elif key in twin.filters:
+            assert key in twin.index
+            twin.remove(key)
+        twin.check(asked[key % len(asked)])
+    for notification in asked:
+        twin.check(notification)
+    for key in list(twin.filters):
+        twin.remove(key)
+    for notification in asked:
+        assert twin.index.match(notification) == []
+    # Nothing may be left behind by what is gone.
+    assert not twin.index._columns
+    assert not twin.index._asked
+    assert not len(twin.index._table)
+    assert not twin.index._repeating
+
+
+@settings(derandomize=True, deadline=None, max_examples=120, database=None)
+@given(changes, st.lists(notifications, min_size=1, max_size=12))
+def test_as_asking_each(steps: list[tuple[int, Filter | None]], asked: list[dict[str, Any]]) -> None:
+    run_changes(steps, asked)
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_as_asking_each_under_small_limits() -> None:
+    @settings(derandomize=True, deadline=None, max_examples=250, database=None)
+    @given(changes, st.lists(notifications, min_size=1, max_size=12))
+    def check(steps: list[tuple[int, Filter | None]], asked: list[dict[str, Any]]) -> None:
+        run_changes(steps, asked)
+
+    check()
+
+
+def drawn_filter(draw: random.Random) -> Filter:
+    def condition(name: str) -> str:
+        low = draw.randrange(2_000) / 2
+        return draw.choice(
+            [
+                f"{name} = {low}",
+                f"{name} BETWEEN {low} AND {low + draw.randrange(300)}",
+                f"{name} > {low}",
+                f"{name} <= {low}",
+                f"{name} LIKE '{draw.choice('abc')}{draw.choice('abc')}%'",
+                f"{name} LIKE '%{draw.choice('abc')}'",
+                f"{name} IN ('a', 'ab', '{draw.choice('abc') * 2}')",
+                f"{name} MATCHES '{draw.choice('abc')}/+'",
+                f"{name} NOT BETWEEN {low} AND {low + 100}",
+            ]
+        )
+
+    names = draw.sample(["p", "q", "r", "s"], draw.choice((1, 1, 2, 3)))
+    text = " AND ".join(map(condition, names))
+    return parse(f"{text} OR {condition('p')}" if draw.random() < 0.1 else text)
+
+
+def drawn_notification(draw: random.Random) -> dict[str, Any]:
+    def value() -> Any:
+        words = ["a", "ab", "ba", "cc", "b/x", "a/", "abc"]
+        return draw.choice([draw.randrange(1_200), draw.random() * 1_200, draw.choice(words), 2**60, True])
+
+    return {name: value() for name in ["p", "q", "r", "s"] if draw.random() < 0.9}
+
+
+def test_large_tables_that_grow_and_shrink() -> None:
+    draw = random.Random(7)
+    twin = Twin()
+    for round_number, growing in enumerate((0.95, 0.3, 0.9, 0.1)):
+        for step in range(2_500):
+            if draw.random() < growing or not twin.filters:
+                twin.add((round_number, step), drawn_filter(draw))
+            else:
+                twin.remove(draw.choice(list(twin.filters)))
+            if step % 100 == 0:
+                twin.check(drawn_notification(draw))
+        for _ in range(20):
+            twin.check(drawn_notification(draw))
+
+
+def test_ranges_that_arrive_in_order_share_the_axis() -> None:
+    twin = Twin()
+    for low in range(3_000):
+        twin.add(low, parse(f"v BETWEEN {low} AND {low + 3}"))
+    for value in (0, 1, 1_500.5, 2_999, 3_002, 3_003, 2**70):
+        twin.check({"v": value})
+    segments = twin.index._columns["v"]._segments
+    assert segments is not None
+    assert max(len(row.checks) for row in segments._rows) < 3_000 / 7
+
+
+def test_constants_duplicates_and_strangers() -> None:
+    table: FilterIndex[str] = FilterIndex()
+    table.add("all", ALL)
+    table.add("none", NONE)
+    table.add("either", parse("a = 1 OR b = 1"))
+    assert table.match({"a": 1, "b": 1}) == ["all", "either"]
+    table.add("all", parse("a = 1"))
+    assert table.match({"a": 1}) == ["either", "all"]
+    assert "none" in table
+    assert "other" not in table
+    with pytest.raises(KeyError):
+        table.remove("other")
+    for key in ("all", "none", "either"):
+        table.remove(key)
+    assert len(table) == 0
+
+
+def test_true_is_not_one_and_big_integers_are_exact() -> None:
+    twin = Twin()
+    for number, text in enumerate(["v = 1", "v = TRUE", "v = 9007199254740993", "v > 9007199254740992"]):
+        twin.add(number, parse(text))
+        twin.add(number + 10, parse(f"{text} AND w IS NULL"))
+    for value in (1, 1.0, True, False, 2**53, 2**53 + 1, float(2**53), float("nan")):
+        twin.check({"v": value})
+
+
+def test_topics() -> None:
+    table: FilterIndex[str] = FilterIndex()
+    for pattern in ("#", "+", "a/#", "a/+", "+/b", "a/b", "$sys/#", "+/+/#", "a/+/c"):
+        table.add(pattern, parse_subscription(pattern))
+    assert table.match({"topic": "a/b"}) == ["#", "a/#", "a/+", "+/b", "a/b", "+/+/#"]
+    assert table.match({"topic": "a"}) == ["#", "+", "a/#"]
+    assert table.match({"topic": "$sys/b"}) == ["$sys/#"]
+    assert table.match({"topic": "a/x/c"}) == ["#", "a/#", "+/+/#", "a/+/c"]
+    assert table.match({"topic": 5}) == []
+
+
+STORY = """
+import random
+from roamcast.errors import InputError
+from roamcast.filters.index import FilterIndex
+from roamcast.filters.merging import merge
+from roamcast.filters.selector import parse
+from tests.filters.test_index import drawn_filter, drawn_notification
+draw = random.Random(3)
+filters = [drawn_filter(draw) for _ in range(300)]
+index = FilterIndex()
+for number, filter in enumerate(filters):
+    index.add(f"key {number}", filter)
+for _ in range(50):
+    print(index.match(drawn_notification(draw)))
+print(merge(filters[:60]))
+print([one.covers(other) for one in filters[:40] for other in filters[:40]])
+try:
+    parse("a ~ 1")
+except InputError as error:
+    print(error)
+"""
+
+
+def test_every_process_gives_the_same_answers() -> None:
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", STORY],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(["src", "."])},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]
