@@ -266,9 +266,59 @@ class Router:
             self._spread(None, filter, -1)
             self._commit("subscribe")
 
+    def relocate(
+        self,
+        filters: Iterable[Filter],
+        subscriber: str,
+        source: Interface,
+        target: Interface,
+        update: Update | None = None,
+    ) -> Update | None:
+        """A subscriber's filters no longer come from the source but from the target.
+
+        Its subscription moves over one link at a time: the broker it leaves calls
+        this with the peer as target, and sends what comes back along; the peer calls
+        it with that as `update`. Each takes for granted that the other forwards the
+        filters to it from now on. Where that is not so (equal ones were forwarded
+        before, or others cover them), it says so. Nobody else notices anything.
+        """
+        entries = [(filter, subscriber) for filter in filters]
+        for entry in entries:
+            self.table.add(entry[0], target)
+            self._collect(target, self._as_from(target, entry))
+        if isinstance(source, str):
+            self._apply(source, update or Update())
+            # The source has these already.
+            assumed = tuple(self._as_from(source, entry) for entry in entries)
+            self._peers[source].staged.append(Change(unsubscribe=assumed))
+        else:
+            for entry in entries:
+                self._release(source, entry)
+                self.table.remove(entry[0], source)
+        carried = None
+        if isinstance(target, str):
+            state = self._peers[target]
+            state.sent += 1
+            carried = state.take_update("handoff", flush=False)
+        self._commit("handoff")
+        return carried
+
+    def _as_from(self, interface: Interface, entry: Entry) -> Entry:
+        """The entry as it would come over this interface: most strategies forget whose it is."""
+        return entry if self.strategy == "simple" or not isinstance(interface, str) else (entry[0], "")
+
     # --- peers ---
 
     def on_update(self, peer: str, update: Update) -> None:
+        self._apply(peer, update)
+        if update.settle:
+            answer = _Answer(peer, Settled(update.settle, update.cause))
+            self._commit(update.cause, peer, answer, update.flush)
+        else:
+            self._commit(update.cause)
+
+    def _apply(self, peer: str, update: Update) -> None:
+        """Take in what a peer says it wants and offers; what follows from it is staged."""
         for filter in update.advertise:
             self._on_advertised(peer, filter)
         for entry in update.subscribe:
@@ -279,11 +329,6 @@ class Router:
             self.table.remove(entry[0], peer)
         for filter in update.unadvertise:
             self._on_unadvertised(peer, filter)
-        if update.settle:
-            answer = _Answer(peer, Settled(update.settle, update.cause))
-            self._commit(update.cause, peer, answer, update.flush)
-        else:
-            self._commit(update.cause)
 
     def on_settled(self, peer: str, message: Settled) -> None:
         state = self._peers[peer]

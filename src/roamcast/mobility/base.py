@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from roamcast.core.messages import Cause, Message
+from roamcast.core.messages import Cause, Message, Update
 from roamcast.core.notification import Burst
 from roamcast.core.queues import Buffer, DeliveryQueue
 from roamcast.core.routing import STRATEGIES, Owner, Token
@@ -80,11 +80,38 @@ class Host(Protocol):
         self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
     ) -> None: ...
 
+    def relocate(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        source: str | Owner,
+        target: str | Owner,
+        update: Update | None = None,
+    ) -> Update | None:
+        """Move a client's subscriptions (text to time of issue) over one link; see `Router.relocate`."""
+
+    def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
+        """Have what passes through this broker, without telling anyone."""
+
+    def unlisten(self, owner: Owner, filter: Filter) -> None: ...
+
+    def next_hop(self, broker: str) -> str:
+        """The peer towards another broker."""
+
+    def is_attached(self, client: str) -> bool:
+        """Whether the client is connected to this broker and its session is here."""
+
     def settled(self, token: Token) -> None:
         """What the token stands for needs no more settling."""
 
     def hand_over(self, session: Session, destination: str) -> None:
         """The session leaves for the broker that asked for it."""
+
+    def release(self, session: Session, destination: str) -> None:
+        """As `hand_over`, but the protocol carries the session there itself…"""
+
+    def adopt(self, session: Session) -> None:
+        """… and says when it has arrived; this calls `on_attach`."""
 
     def handoff_finished(self, client: str) -> None:
         """The client's subscriptions and undelivered notifications live here now."""
@@ -162,6 +189,9 @@ class MobilityProtocol:
             self.host.unsubscribe((session.client,), filter, "subscribe", token)
         else:
             self.host.settled(token)
+
+    def on_acknowledged(self, client: str) -> None:
+        """The attached client has acknowledged something: there is room for more."""
 
     def on_message(self, sender: str, message: Message) -> None:
         """One of the protocol's own messages; `sender` may be any broker."""

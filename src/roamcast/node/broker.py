@@ -152,14 +152,13 @@ class Broker:
         self._out = out = Effects()
         for item in inputs:
             # The three that come by the million first.
-            kind = type(item)
-            if kind is Received:
+            if type(item) is Received:
                 message = item.message
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)
                 else:
                     self._on_message(item.peer, message)
-            elif kind is Submitted:
+            elif type(item) is Submitted:
                 self._on_submitted(item)
             else:
                 self._on_input(item)
@@ -349,6 +348,7 @@ class Broker:
             )
         if queue.waiting:
             self.pump(client)
+        self.protocol.on_acknowledged(client)
 
     def _on_leave(self, client: str, message: Leave) -> None:
         """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
@@ -431,6 +431,12 @@ class Broker:
 
     def hand_over(self, session: Session, destination: str) -> None:
         self.locator.hand_over(session, destination)
+
+    def release(self, session: Session, destination: str) -> None:
+        self.locator.release(session, destination)
+
+    def adopt(self, session: Session) -> None:
+        self.locator.adopt(session)
 
     def attach_refused(self, request: AttachRequest) -> None:
         """Our request was stale. If the client has come again since, ask again for that."""
@@ -578,11 +584,40 @@ class Broker:
         cause: Cause = "handoff",
         token: Token | None = None,
     ) -> None:
-        if self.settings.clock_error_s is not None:
-            issues = self._issues.setdefault(owner, {})
-            issues[filter] = issued_at - self.settings.clock_error_s
-            self._newest_issue[owner] = max(issues.values())
+        self._note_issue(owner, filter, issued_at)
         self.router.subscribe(owner, filter, owner[0], cause, token)
+
+    def relocate(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        source: str | Owner,
+        target: str | Owner,
+        update: Update | None = None,
+    ) -> Update | None:
+        filters = [parse(text) for text in subscriptions]
+        if not isinstance(target, str):
+            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
+                self._note_issue(target, filter, issued_at)
+        carried = self.router.relocate(filters, client, source, target, update)
+        if not isinstance(source, str):
+            for filter in filters:
+                self._forget_issue(source, filter)
+        return carried
+
+    def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
+        self._note_issue(owner, filter, issued_at)
+        self.router.table.add(filter, owner)
+
+    def unlisten(self, owner: Owner, filter: Filter) -> None:
+        self._forget_issue(owner, filter)
+        self.router.table.remove(filter, owner)
+
+    def next_hop(self, broker: str) -> str:
+        return self._next_hops[broker]
+
+    def is_attached(self, client: str) -> bool:
+        return client in self.attachments and client in self.sessions
 
     def unsubscribe(
         self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
@@ -592,6 +627,12 @@ class Broker:
             self._forget_issue(owner, filter)
         else:
             self.router.unsubscribe(owner, filter, owner[0], cause, _Ended(owner, filter, token))
+
+    def _note_issue(self, owner: Owner, filter: Filter, issued_at: float) -> None:
+        if self.settings.clock_error_s is not None:
+            issues = self._issues.setdefault(owner, {})
+            issues[filter] = issued_at - self.settings.clock_error_s
+            self._newest_issue[owner] = max(issues.values())
 
     def _forget_issue(self, owner: Owner, filter: Filter) -> None:
         issues = self._issues.get(owner, {})

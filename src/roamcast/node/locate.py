@@ -137,7 +137,10 @@ class Locator:
             self.ask_everyone(request)
 
     def on_grant(self, sender: str, message: Grant) -> None:
-        session = message.session
+        self.adopt(message.session)
+
+    def adopt(self, session: Session) -> None:
+        """A session has come from its former holder."""
         self.host.send(session.last_broker, GrantReceived(session.client, session.number))
         self.arrived(session, session.last_broker)
 
@@ -245,10 +248,14 @@ class Locator:
 
     # --- at the holder ---
 
-    def hand_over(self, session: Session, destination: str) -> None:
+    def release(self, session: Session, destination: str) -> None:
+        """The session leaves; whoever asks for it here is sent on after it."""
         session.last_broker = self.host.id
         del self.host.sessions[session.client]
         self.moved_to[session.client] = (destination, session.number)
+
+    def hand_over(self, session: Session, destination: str) -> None:
+        self.release(session, destination)
         self.host.send(destination, Grant(session))
 
     def on_grant_received(self, sender: str, message: GrantReceived) -> None:
