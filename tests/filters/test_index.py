@@ -57,6 +57,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MAX_CUTS", 3)
     monkeypatch.setattr(columns, "MIN_REBUILD", 4)
     monkeypatch.setattr(index, "MAX_WAITING", 1)
+    monkeypatch.setattr(index, "MAX_WAITING_ALONE", 1)
 
 
 def run_changes(steps: list[tuple[int, Filter | None]], asked: list[dict[str, Any]]) -> None:

@@ -51,6 +51,10 @@ class BoxTable:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def uses_bitmaps(self) -> bool:
+        return self._bitmaps is not None
+
     def add(self, number: int, box: Box, predicate: Predicate) -> int:
         """Returns the slot, for `remove`."""
         if self._free:

@@ -128,10 +128,10 @@ def covers(wide: Boxes, narrow: Boxes) -> bool:
 def _is_covered(wide: Boxes, box: Box, effort: Effort) -> bool:
     if any(contains_box(candidate, box, effort) for candidate in wide):
         return True
+    if len(wide) < 2:
+        return False
     # Boxes that do not meet this one cannot take anything away from it, but would split it.
     knives = [candidate for candidate in wide if meet(candidate, box, effort) is not None]
-    if len(knives) < 2:
-        return False
     pieces = [box]
     for knife in knives:
         pieces = [part for piece in pieces for part in cut_off(piece, knife, effort)]

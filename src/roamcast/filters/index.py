@@ -25,9 +25,10 @@ from roamcast.filters.filter import Filter
 
 K = TypeVar("K", bound=Hashable)
 
-# So many boxes of several attributes may wait under one equality or topic filter; more go
-# to the bitmaps, where a box costs less than asking its filter.
-MAX_WAITING = 4
+# So many boxes of several attributes may wait under one equality or topic filter. Where the
+# bitmaps are in use anyway, a box costs less there than asking its filter; but as long as
+# they are not, asking a few more is cheaper than starting with them.
+MAX_WAITING, MAX_WAITING_ALONE = 4, 32
 
 
 class FilterIndex(Generic[K]):
@@ -108,7 +109,7 @@ class FilterIndex(Generic[K]):
 
     def _quiet_spot(self, box: Box) -> str | None:
         """The attribute whose equality or topic filter the fewest others wait under, if few do."""
-        best, fewest = None, MAX_WAITING
+        best, fewest = None, MAX_WAITING if self._table.uses_bitmaps else MAX_WAITING_ALONE
         for name, values in box.items():
             points = points_of(values)
             if values.topic is None and (points is None or len(points) != 1):

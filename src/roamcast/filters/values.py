@@ -219,7 +219,17 @@ def difference(one: ValueSet, other: ValueSet, effort: Effort) -> list[ValueSet]
 
 def contains(one: ValueSet, other: ValueSet, effort: Effort) -> bool:
     """Whether every member of `other` is in `one`, as far as known."""
+    # Routers ask this for every pair of their entries, and mostly the answer is a plain no.
+    if other.marks & ~one.marks or not _spans(one.numbers, other.numbers):
+        return False
+    if not other.patterns and not _spans(one.strings, other.strings):
+        return False
     return not difference(other, one, effort)
+
+
+def _spans(one: Cuts, other: Cuts) -> bool:
+    """Whether `one` reaches at least from the beginning to the end of `other`."""
+    return not other or (bool(one) and one[0] <= other[0] and other[-1] <= one[-1])
 
 
 def _make(
