@@ -58,10 +58,10 @@ class Codec:
     def decode(self, data: bytes | memoryview | msgspec.Raw) -> Message:
         try:
             decoded = self._decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if isinstance(decoded, _RelayedFrame):
+                return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"malformed message of {len(memoryview(data))} bytes: {error}") from None
-        if isinstance(decoded, _RelayedFrame):
-            return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
         message: Message = decoded
         return message
 

@@ -80,13 +80,18 @@ class Burst(Message, frozen=True, gc=False):
 def encode_attributes(attributes: Mapping[str, Value]) -> bytes:
     """The canonical bytes of a notification's attributes."""
     try:
-        return _encode(dict(sorted(attributes.items())))
-    except (OverflowError, TypeError) as error:
+        encoded = _encode(dict(sorted(attributes.items())))
+        _decode(encoded)  # Refuses what msgpack knows and attributes may not be: None, lists, …
+    except (AttributeError, OverflowError, TypeError, UnicodeEncodeError, msgspec.ValidationError) as error:
         raise InputError(
-            f"attributes {dict(attributes)!r}: {error}; valid are str, 64-bit int, float, bool"
+            f"attributes {attributes!r}: {error}; valid are names with str, 64-bit int, float or bool"
         ) from None
+    return encoded
 
 
 def decode_attributes(encoded: bytes) -> Attributes:
     """The attributes behind canonical bytes."""
-    return _decode(encoded)
+    try:
+        return _decode(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"malformed attributes of {len(encoded)} bytes: {error}") from None

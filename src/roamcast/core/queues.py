@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from roamcast.core.notification import Burst
 
+ARRIVALS_KEPT_MIN = 256
+"""A buffer looks for arrivals that are gone when it remembers more than these."""
+
 
 class Buffer:
     """Room that the queues of one broker share; the oldest gives way when it is full.
@@ -19,11 +22,14 @@ class Buffer:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._arrivals: deque[tuple[DeliveryQueue, int]] = deque()
+        self._tidy_at = ARRIVALS_KEPT_MIN
 
     def added(self, queue: DeliveryQueue, end: int, size: int) -> list[tuple[DeliveryQueue, Burst]]:
         """Account for a new burst, which ends at this position of its queue; return what had to go."""
         self.used_bytes += size
         self._arrivals.append((queue, end))
+        if len(self._arrivals) > self._tidy_at:
+            self._tidy()
         evicted = []
         while self.limit_bytes is not None and self.used_bytes > self.limit_bytes and self._arrivals:
             oldest, oldest_end = self._arrivals[0]
@@ -35,6 +41,11 @@ class Buffer:
 
     def removed(self, size: int) -> None:
         self.used_bytes -= size
+
+    def _tidy(self) -> None:
+        """Forget what has left by itself; at the next doubling, so that it costs little per burst."""
+        self._arrivals = deque((queue, end) for queue, end in self._arrivals if end > queue.popped)
+        self._tidy_at = max(ARRIVALS_KEPT_MIN, 2 * len(self._arrivals))
 
 
 class DeliveryQueue:
