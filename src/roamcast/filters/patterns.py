@@ -37,23 +37,22 @@ class Pattern:
         "_level",
         "_one",
         "_run",
+        "_search",
         "characters",
         "key",
         "prefix",
-        "search",
     )
 
     def __init__(
         self,
         key: tuple[str, str],
         items: list[Item],
-        search: Callable[[str], object],
         *,
         also_accepting_at: int | None = None,
         guarded: bool = False,
     ) -> None:
         self.key = key
-        self.search = search
+        self._search: Callable[[str], object] | None = None
         self._guarded = guarded
         self._accepting = 1 << len(items)
         if also_accepting_at is not None:
@@ -75,6 +74,17 @@ class Pattern:
         if also_accepting_at is not None:
             length = min(length, also_accepting_at)
         self.prefix = "".join(item for item in items[:length] if isinstance(item, str))
+
+    @property
+    def search(self) -> Callable[[str], object]:
+        """A function that gives None for strings that do not fit."""
+        # Compiling takes longer than all the rest of parsing, and many patterns (prefixes) never need it.
+        if self._search is None:
+            self._search = re.compile(self._regular_expression(), re.DOTALL).fullmatch
+        return self._search
+
+    def _regular_expression(self) -> str:
+        raise NotImplementedError
 
     def accepts(self, text: str) -> bool:
         return self.search(text) is not None
@@ -121,7 +131,26 @@ class LikePattern(Pattern):
         self.escaped = any(item in ("%", "_") for item in self.items)
         self.text = "".join(map(self._item_text, self.items))
         key = ("like", ("e" if self.escaped else "p") + self.text)
-        super().__init__(key, self.items, _like_search(self.items))
+        super().__init__(key, self.items)
+
+    def _regular_expression(self) -> str:
+        """One that cannot backtrack far.
+
+        Between two `%` the leftmost place where a segment fits is as good as any
+        other, so it may be atomic: no selector can make matching blow up.
+        """
+        segments: list[str] = [""]
+        for item in self.items:
+            if item is Wild.RUN:
+                segments.append("")
+            else:
+                segments[-1] += "." if item is Wild.ONE else re.escape(str(item))
+        first, *middle = segments
+        if not middle:
+            return first
+        *middle, last = middle
+        # The last segment is anchored at the end: `.*` goes there and walks back once at most.
+        return first + "".join(f"(?>.*?{segment})" for segment in middle) + f".*{last}"
 
     def _item_text(self, item: Item) -> str:
         if item is Wild.RUN:
@@ -172,28 +201,6 @@ def _tidied(items: list[Item]) -> list[Item]:
     return tidy
 
 
-def _like_search(items: list[Item]) -> Callable[[str], object]:
-    """A regular expression that cannot backtrack far.
-
-    Between two `%` the leftmost place where a segment fits is as good as any
-    other, so it may be atomic: no selector can make matching blow up.
-    """
-    segments: list[str] = [""]
-    for item in items:
-        if item is Wild.RUN:
-            segments.append("")
-        else:
-            segments[-1] += "." if item is Wild.ONE else re.escape(str(item))
-    first, *middle = segments
-    expression = first
-    if middle:
-        *middle, last = middle
-        expression += "".join(f"(?>.*?{segment})" for segment in middle)
-        # The last segment is anchored at the end: `.*` goes there and walks back once at most.
-        expression += f".*{last}"
-    return re.compile(expression, re.DOTALL).fullmatch
-
-
 class TopicPattern(Pattern):
     """An MQTT topic filter: `+` stands for one level, a final `#` for all that follow, none included."""
 
@@ -220,11 +227,17 @@ class TopicPattern(Pattern):
         super().__init__(
             ("topic", text),
             items,
-            _topic_search(self.levels),
             also_accepting_at=end,
             # MQTT 4.7.2: a filter that starts with a wildcard does not match topics that start with `$`.
             guarded=self.levels[0] in ("+", "#"),
         )
+
+    def _regular_expression(self) -> str:
+        fixed = self.levels[:-1] if self.levels[-1] == "#" else self.levels
+        expression = "/".join("[^/]*" if level == "+" else re.escape(level) for level in fixed)
+        if self.levels[-1] == "#":
+            expression += "(?:/.*)?" if fixed else ".*"
+        return r"(?!\$)" + expression if self.levels[0] in ("+", "#") else expression
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopicPattern) and self.text == other.text
@@ -250,13 +263,3 @@ def _check_topic_filter(text: str, levels: tuple[str, ...]) -> None:
         if "+" in level and level != "+":
             raise InputError(f"{what}, position {position + level.index('+')}: '+' must be a whole level")
         position += len(level) + 1
-
-
-def _topic_search(levels: tuple[str, ...]) -> Callable[[str], object]:
-    fixed = levels[:-1] if levels[-1] == "#" else levels
-    expression = "/".join("[^/]*" if level == "+" else re.escape(level) for level in fixed)
-    if levels[-1] == "#":
-        expression += "(?:/.*)?" if fixed else ".*"
-    if levels[0] in ("+", "#"):
-        expression = r"(?!\$)" + expression
-    return re.compile(expression, re.DOTALL).fullmatch
