@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-
 SERVED_KEPT_MAX = 16
 """More copies of a request cannot be under way, since copies arise only where a session is moving."""
 

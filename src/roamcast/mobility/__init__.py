@@ -1,6 +1,6 @@
 """Mobility protocols, one file each. Importing the package registers them all."""
 
-from roamcast.mobility import durable, none, sub_unsub
+from roamcast.mobility import durable, multi_hop_handoff, none, sub_unsub
 from roamcast.mobility.base import (
     PROTOCOLS,
     Host,
@@ -21,6 +21,7 @@ __all__ = [
     "check_combination",
     "durable",
     "find_protocol",
+    "multi_hop_handoff",
     "none",
     "register",
     "sub_unsub",

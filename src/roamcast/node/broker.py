@@ -271,7 +271,8 @@ class Broker:
         )
         self.record(
             "published", client=session.client, broker=self.id, publisher=burst.publisher,
-            incarnation=burst.incarnation, number=burst.number, notifications=1, size_bytes=burst.size, attributes=burst.attributes, published_at=self.now,
+            incarnation=burst.incarnation, number=burst.number, notifications=1, size_bytes=burst.size,
+            attributes=burst.attributes, published_at=self.now,
         )  # fmt: skip
         self._on_burst("", burst)
 

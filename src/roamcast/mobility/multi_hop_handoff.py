@@ -1,0 +1,445 @@
+"""Multi-hop handoff (Wang et al., section 4), completed for every interruption.
+
+When a client reattaches, its subscriptions migrate hop by hop along the path
+from the old broker to the new: `SubMigration`. Each broker on the path catches
+what the next one had already sent back towards the old place in a temporary
+queue, until `SubMigrationAck` says that nothing more of that will come. The
+temporary queues are then collected along the path by `DeliverTQ`. Meanwhile the
+new broker pulls what was stored at the old one. Only the path is touched, and
+the first stored notification arrives after one round trip.
+
+The paper leaves out what happens when the client leaves again at various stages.
+Here the session is a token, and the broker that has it is the holder. A stay of
+the token at a broker has two queues: IN, what is fetched from earlier stays (the
+paper's PQ3), and OWN, what arrived here during the stay (PQ2), which comes after
+it. If the client leaves before IN has everything, nothing is moved in haste: IN
+and OWN stay behind as segments, and the list of segments that remain to be read,
+in order, goes with the token (the paper's PQlist). Whoever holds the token pulls
+the first segment of the list, with credit for so many notifications; the answer
+ends when the credit is used up or the segment is, and then names what follows.
+There is no `stop_event_migration`: a client that does not acknowledge gives no
+credit, and so the pulling stops by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
+
+from roamcast.core.messages import Cause, Message, Update
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Owner, Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+
+STREAM = "session"
+"""One numbering for all brokers."""
+
+FIRST_CREDIT = 8
+"""How much is fetched for a client that has not acknowledged anything since it attached."""
+
+CREDIT = 64
+"""How much is fetched ahead for a client that does."""
+
+Reference = tuple[str, int, str]
+"""A segment left behind: the broker, the attach number of the stay, and "in" or "own"."""
+
+
+class SubMigration(Message, frozen=True):
+    """The token and the subscriptions, on their way to the destination, one hop.
+
+    `base` is how far the client has acknowledged, `segments` the list of what it
+    has still to read (PQlist), `granted` the credit already given to the first of
+    them. `update` is what the sender takes back and, where filters cover others,
+    gives instead.
+    """
+
+    session: Session
+    destination: str
+    base: int
+    segments: tuple[Reference, ...]
+    granted: int
+    update: Update
+    cause: ClassVar[Cause] = "handoff"
+
+
+class SubMigrationAck(Message, frozen=True):
+    """Nothing sent before the migration is still on its way to the receiver."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class DeliverTQ(Message, frozen=True):
+    """The temporary queues of the path so far, collected in order."""
+
+    client: str
+    number: int
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return _count(self.bursts) or 1
+
+
+class Pull(Message, frozen=True):
+    """So many notifications of this segment are wanted, for the stay at the destination."""
+
+    client: str
+    segment: Reference
+    want: int
+    destination: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Events(Message, frozen=True):
+    """Notifications of the segment that was pulled.
+
+    With `end` it is used up; what it still had to read itself comes next (`then`),
+    and what is left of the credit has been given to the first of that (`granted`).
+    """
+
+    client: str
+    number: int
+    bursts: tuple[Burst, ...]
+    end: bool
+    then: tuple[Reference, ...]
+    granted: int
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return _count(self.bursts) or 1
+
+
+class Hold:
+    """The token is here."""
+
+    def __init__(self, stay: int, queue: DeliveryQueue) -> None:
+        self.stay = stay
+        """The attach number with which the token came."""
+        self.queue = queue
+        """IN, from which the client reads."""
+        self.segments: list[Reference] = []
+        self.granted = 0
+        """Credit given to the first segment and not yet answered."""
+        self.own: list[Burst] | None = None
+        """OWN; None when everything before it has been read: then IN takes what arrives (live)."""
+        self.swept = False
+        """Whether the temporary queues of the path have come."""
+        self.credit = FIRST_CREDIT
+
+
+class Pass:
+    """The token went through here, or began its way here, under this attach number."""
+
+    def __init__(
+        self, next_hop: str, subscriptions: dict[str, float], swept: tuple[Burst, ...] | None
+    ) -> None:
+        self.next_hop = next_hop
+        self.subscriptions = subscriptions
+        self.temporary_queue: list[Burst] = []
+        self.acknowledged = False
+        self.swept = swept
+        """What the path before collected; None until it has come."""
+
+
+class Segment:
+    """IN or OWN of a stay that the token has left."""
+
+    def __init__(
+        self, bursts: Iterable[Burst], segments: list[Reference], granted: int, complete: bool
+    ) -> None:
+        self.bursts = deque(bursts)
+        self.segments = segments
+        self.granted = granted
+        self.complete = complete
+        """Of OWN: whether the temporary queues, which come before it, are in it."""
+        self.want = 0
+        self.destination = ""
+        self.number = 0
+
+
+class MultiHopHandoff(MobilityProtocol):
+    name = "multi_hop_handoff"
+    summary = "exactly once and in order; subscriptions migrate hop by hop, stored notifications are pulled"
+    promise = Promise(lost=frozenset({"overflow"}))
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.holds: dict[str, Hold] = {}
+        self.passes: dict[tuple[str, int], Pass] = {}
+        self.segments: dict[tuple[str, int, str], Segment] = {}
+        """By client, stay, and "in" or "own"."""
+
+    # --- 4.1, 4.2: the client leaves, or is attached elsewhere (handoff_request) ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client = session.client
+        if came_from == "":
+            self.holds[client] = Hold(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer))
+        hold = self.holds[client]
+        hold.queue.rewind(received.get(STREAM, 0))
+        hold.credit = FIRST_CREDIT
+        self.host.deliver_from(client, hold.queue)
+        self.go_on(client, hold)
+
+    def on_detach(self, session: Session) -> None:
+        """The stay goes on; without acknowledgements nothing more is pulled."""
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        client, number = session.client, session.number
+        hold = self.holds.pop(client)
+        hold.queue.rewind(received.get(STREAM, 0))
+        base = hold.queue.base
+        segments = self.leave_behind(client, hold)
+        granted = FIRST_CREDIT if segments else 0
+        next_hop = self.host.next_hop(destination)
+        update = self.host.relocate(session.subscriptions, client, (client, hold.stay), next_hop)
+        self.begin_pass(session, next_hop, swept=())
+        self.host.release(session, destination)
+        migration = SubMigration(session, destination, base, tuple(segments), granted, update or Update())
+        self.host.send(next_hop, migration)
+        if segments:
+            self.pull(client, segments[0], granted, destination, number)
+
+    def leave_behind(self, client: str, hold: Hold) -> list[Reference]:
+        """IN and OWN stay here as segments; the list of what is to be read begins with them."""
+        remaining = hold.segments
+        if hold.queue or hold.granted:
+            bursts = hold.queue.drain()
+            self.segments[client, hold.stay, "in"] = Segment(
+                bursts, hold.segments, hold.granted, complete=True
+            )
+            remaining = [(self.host.id, hold.stay, "in")]
+        if hold.own is not None and (hold.own or not hold.swept):
+            self.segments[client, hold.stay, "own"] = Segment(hold.own, [], 0, complete=hold.swept)
+            remaining = [*remaining, (self.host.id, hold.stay, "own")]
+        return remaining
+
+    def begin_pass(self, session: Session, next_hop: str, swept: tuple[Burst, ...] | None) -> None:
+        """From now on what the next hop sends back for the client goes to the temporary queue."""
+        client, number = session.client, session.number
+        self.passes[client, number] = Pass(next_hop, dict(session.subscriptions), swept)
+        for text, issued_at in session.subscriptions.items():
+            self.host.listen((client, number, "pass"), parse(text), issued_at)
+
+    # --- 4.1: the subscriptions migrate ---
+
+    def on_sub_migration(self, sender: str, message: SubMigration) -> None:
+        session = message.session
+        client, number = session.client, session.number
+        self.host.send(sender, SubMigrationAck(client, number))
+        if message.destination != self.host.id:
+            next_hop = self.host.next_hop(message.destination)
+            update = self.host.relocate(session.subscriptions, client, sender, next_hop, message.update)
+            self.begin_pass(session, next_hop, swept=None)
+            self.host.send(
+                next_hop,
+                SubMigration(
+                    session,
+                    message.destination,
+                    message.base,
+                    message.segments,
+                    message.granted,
+                    update or Update(),
+                ),
+            )
+            return
+        hold = self.holds[client] = Hold(number, DeliveryQueue(STREAM, message.base, self.host.buffer))
+        hold.segments, hold.granted, hold.own = list(message.segments), message.granted, []
+        self.host.relocate(session.subscriptions, client, sender, (client, number), message.update)
+        self.host.adopt(session)
+
+    def on_sub_migration_ack(self, sender: str, message: SubMigrationAck) -> None:
+        passed = self.passes[message.client, message.number]
+        passed.acknowledged = True
+        for text in passed.subscriptions:
+            self.host.unlisten((message.client, message.number, "pass"), parse(text))
+        self.try_deliver_tq(message.client, message.number, passed)
+
+    # --- 4.1: the temporary queues are collected ---
+
+    def try_deliver_tq(self, client: str, number: int, passed: Pass) -> None:
+        """Send the temporary queues on when this one is complete and those before it have come."""
+        if passed.acknowledged and passed.swept is not None:
+            del self.passes[client, number]
+            bursts = (*passed.swept, *passed.temporary_queue)
+            self.host.send(passed.next_hop, DeliverTQ(client, number, bursts))
+
+    def on_deliver_tq(self, sender: str, message: DeliverTQ) -> None:
+        client, number = message.client, message.number
+        passed = self.passes.get((client, number))
+        if passed is not None:
+            passed.swept = message.bursts
+            self.try_deliver_tq(client, number, passed)
+            return
+        hold = self.holds.get(client)
+        if hold is not None and hold.stay == number and hold.own is not None:
+            hold.own[:0] = message.bursts
+            hold.swept = True
+            self.go_on(client, hold)
+            return
+        segment = self.segments[client, number, "own"]
+        segment.bursts.extendleft(reversed(message.bursts))
+        segment.complete = True
+        self.serve(client, (self.host.id, number, "own"), segment)
+
+    # --- 4.2, 4.3: stored notifications are pulled, segment by segment ---
+
+    def pull(self, client: str, segment: Reference, want: int, destination: str, number: int) -> None:
+        self.host.send(segment[0], Pull(client, segment, want, destination, number))
+
+    def on_pull(self, sender: str, message: Pull) -> None:
+        segment = self.segments[message.client, message.segment[1], message.segment[2]]
+        segment.want, segment.destination, segment.number = message.want, message.destination, message.number
+        self.serve(message.client, message.segment, segment)
+
+    def serve(self, client: str, reference: Reference, segment: Segment) -> None:
+        """Answer the one who reads this segment, as far as its credit and what is here allow."""
+        if segment.want <= 0 or not segment.complete:
+            return
+        bursts = _take(segment.bursts, segment.want)
+        segment.want -= _count(bursts)
+        end = not segment.bursts and segment.granted == 0
+        if not bursts and not end:
+            return
+        then = tuple(segment.segments) if end else ()
+        granted = segment.want if then else 0
+        self.host.send(segment.destination, Events(client, segment.number, bursts, end, then, granted))
+        if end:
+            del self.segments[client, reference[1], reference[2]]
+            if granted:
+                # On the reader's behalf, so that it need not ask again.
+                self.pull(client, then[0], granted, segment.destination, segment.number)
+
+    def on_events(self, sender: str, message: Events) -> None:
+        client = message.client
+        hold = self.holds.get(client)
+        if hold is not None and hold.stay == message.number:
+            for burst in message.bursts:
+                self.keep(hold.queue, client, burst)
+            self.account(hold, message)
+            self.host.pump(client)
+            self.go_on(client, hold)
+            return
+        segment = self.segments[client, message.number, "in"]
+        segment.bursts.extend(message.bursts)
+        self.account(segment, message)
+        self.serve(client, (self.host.id, message.number, "in"), segment)
+
+    def account(self, reader: Hold | Segment, message: Events) -> None:
+        reader.granted -= _count(message.bursts)
+        if message.end:
+            reader.segments = [*message.then, *reader.segments[1:]]
+            reader.granted = message.granted
+
+    def go_on(self, client: str, hold: Hold) -> None:
+        """Become live when everything before OWN has come; else pull while the client reads."""
+        if hold.own is not None and hold.swept and not hold.segments and hold.granted == 0:
+            own, hold.own = hold.own, None
+            for burst in own:
+                self.keep(hold.queue, client, burst)
+            self.host.pump(client)
+        if hold.own is None:
+            self.host.handoff_finished(client)
+        elif (
+            hold.segments
+            and hold.granted == 0
+            and self.host.is_attached(client)
+            and len(hold.queue) <= hold.credit // 2
+        ):
+            hold.granted = hold.credit - len(hold.queue)
+            self.pull(client, hold.segments[0], hold.granted, self.host.id, hold.stay)
+
+    def on_acknowledged(self, client: str) -> None:
+        hold = self.holds.get(client)
+        if hold is not None:
+            hold.credit = CREDIT
+            self.go_on(client, hold)
+
+    # --- notifications ---
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        client = owner[0]
+        if len(owner) == 3:
+            passed = self.passes[client, owner[1]]
+            if source == passed.next_hop:
+                passed.temporary_queue.append(burst)
+            return
+        hold = self.holds[client]
+        if hold.own is not None:
+            hold.own.append(burst)
+        else:
+            self.keep(hold.queue, client, burst)
+            self.host.pump(client)
+
+    # --- the client's own requests ---
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, self.holds[session.client].stay)
+        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, self.holds[session.client].stay)
+        self.host.unsubscribe(owner, filter, "subscribe", token)
+
+    # --- the rest ---
+
+    def on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case SubMigration():
+                self.on_sub_migration(sender, message)
+            case SubMigrationAck():
+                self.on_sub_migration_ack(sender, message)
+            case DeliverTQ():
+                self.on_deliver_tq(sender, message)
+            case Pull():
+                self.on_pull(sender, message)
+            case Events():
+                self.on_events(sender, message)
+            case _:
+                super().on_message(sender, message)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        for client, hold in self.holds.items():
+            yield client, hold.queue
+            if hold.own:
+                yield client, _as_queue(hold.own)
+        for (client, _), passed in self.passes.items():
+            yield client, _as_queue(passed.temporary_queue)
+        for (client, _, _), segment in self.segments.items():
+            yield client, _as_queue(segment.bursts)
+
+
+def _count(bursts: Iterable[Burst]) -> int:
+    return sum(burst.count for burst in bursts)
+
+
+def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
+    """Up to so many notifications from the front."""
+    taken = []
+    while bursts and want > 0:
+        burst = bursts.popleft()
+        if burst.count > want:
+            bursts.appendleft(burst.tail(want))
+            burst = burst.head(want)
+        taken.append(burst)
+        want -= burst.count
+    return tuple(taken)
+
+
+def _as_queue(bursts: Iterable[Burst]) -> DeliveryQueue:
+    queue = DeliveryQueue(STREAM)
+    queue.extend(bursts)
+    return queue
+
+
+register(MultiHopHandoff)
