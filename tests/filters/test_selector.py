@@ -152,7 +152,7 @@ def test_no_text_exhausts_the_parser(text: str) -> None:
         filter.matches({"x": "a/" * 5_000 + "b"})
         filter.covers(parse("x LIKE '%a%b'"))
         filter.overlaps(parse("x MATCHES '+/b/#'"))
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 10
 
 
 @pytest.mark.parametrize(
