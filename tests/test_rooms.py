@@ -36,7 +36,7 @@ SEES: dict[str, set[str]] = {
     "simulator": BELOW_DRIVERS | {"records"},
     "daemon": BELOW_DRIVERS | {"records"},
     "proxy": BELOW_DRIVERS | {"records"},
-    "bench": BELOW_TOOLS,
+    "bench": BELOW_TOOLS | {"records"},
     "lab": BELOW_TOOLS | {"records"},
     "cli": BELOW_TOOLS | {"records", "pipeline", "bench", "lab"},
 }

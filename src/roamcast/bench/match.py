@@ -7,6 +7,7 @@ grows is then the table alone. The small tables are what one broker has.
 """
 
 import gc
+import itertools
 import random
 import resource
 import statistics
@@ -29,7 +30,9 @@ LETTERS = "abcdefghijklmnopqrst"
 KINDS = 20
 LEVELS = 1_000_000
 
-Progress = Callable[[str], None]
+Progress = Callable[[int, int], None]
+"""Stages done, and of how many."""
+STAGES = 9
 
 
 class _Workload:
@@ -106,7 +109,12 @@ def run(
     progress: Progress | None = None,
 ) -> dict[str, object]:
     """Measure; raises if the index and asking every filter ever disagree."""
-    say = progress or (lambda _: None)
+    stages = itertools.count()
+
+    def say(_: str) -> None:
+        if progress is not None:
+            progress(next(stages), STAGES)
+
     matches = max(1.0, subscriptions * MATCHING_SHARE)
     smaller = max(1, subscriptions // GROWTH)
     small = _measure_table(smaller, matches / smaller, attributes, events, seed, say)
@@ -131,7 +139,7 @@ def _ratio(above: object, below: object) -> float:
 
 
 def _measure_table(
-    size: int, probability: float, attributes: int, events: int, seed: int, say: Progress
+    size: int, probability: float, attributes: int, events: int, seed: int, say: Callable[[str], None]
 ) -> dict[str, object]:
     workload = _Workload(attributes, random.Random(seed))
     say(f"{size:,} subscriptions: parsing")

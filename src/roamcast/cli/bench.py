@@ -13,10 +13,11 @@ from roamcast.cli.usage import new_group, show_examples
 def register(app: typer.Typer) -> None:
     group = new_group(
         "Measure how fast the parts are on this machine.",
-        examples=["roamcast bench match --subscriptions 10000"],
+        examples=["roamcast bench match --subscriptions 10000", "roamcast bench sim"],
     )
     app.add_typer(group, name="bench")
     group.command("match", epilog=show_examples("roamcast bench match --subscriptions 100000 --json"))(match)
+    group.command("sim", epilog=show_examples("roamcast bench sim --repeat 5 --json"))(sim)
 
 
 def match(
@@ -40,6 +41,38 @@ def match(
             progress=report,
         )
     show(result, title="bench match", as_json=as_json)
+
+
+def sim(
+    side: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=100, help="Side of a grid of brokers; once for each size. [default: 5, 14]"),
+    ] = None,
+    duration: Annotated[
+        float, typer.Option(min=1.0, help="Seconds of virtual time in the first; larger ones run shorter.")
+    ] = 600.0,
+    repeat: Annotated[int, typer.Option(min=1, help="How often each case is measured.")] = 3,
+    seed: Annotated[int, typer.Option(help="What topologies, moves and publications are drawn from.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Simulate networks: message hops per second, how that grows, and SimPy beside it."""
+    from roamcast.bench import sim as benchmark
+
+    with progress("simulating") as report:
+        result = benchmark.run(
+            sizes=side or (5, 14), duration_s=duration, repeat=repeat, seed=seed, progress=report
+        )
+    if as_json:
+        emit_json(result)
+        return
+    cases: Any = result.pop("cases")
+    columns = [
+        "engine", "brokers", "clients", "mobile", "protocol", "records", "hops", "link_hops", "access_hops",
+        "core_s_median", "hops_per_s_median", "hops_per_s_best",
+    ]  # fmt: skip
+    rows = [[case[name] for name in columns] for case in cases]
+    table([name.replace("_", " ") for name in columns], rows, title="bench sim")
+    table(["what", "value"], flat(result))
 
 
 def show(result: dict[str, Any], *, title: str, as_json: bool) -> None:

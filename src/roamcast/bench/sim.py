@@ -1,0 +1,262 @@
+"""How fast the simulator is: message hops per second, how that grows, and SimPy beside it.
+
+A message hop is one message over one link, between brokers or to a client.
+Everything that `roamcast sim run` does is included: making the topology and
+what clients do, attaching everyone, the checkers, and where rows are kept in
+full, writing them as Parquet. Of SimPy the same is included, as far as its model
+has it. Seconds are those of one core (the process's own time, so that others on
+the machine matter less); the wall clock's are shown beside them. Each measurement
+has a process of its own, and the cases take turns, so that a slow minute of the
+machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from roamcast.core.records import Level
+from roamcast.records.parquet import LogWriter
+from roamcast.simulator.network import NetworkSettings
+from roamcast.simulator.scenario import Scenario
+
+CLIENTS_PER_BROKER = 10
+MOBILE = 0.2
+SIMPY_MISSING = "simpy is not installed: pip install simpy, or roamcast[dev]"
+
+Engine = Literal["roamcast", "simpy stores", "simpy callbacks"]
+Progress = Callable[[int, int], None]
+"""Measurements done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network and who simulates it."""
+
+    side: int
+    protocol: str
+    records: Level
+    mobile: float
+    duration_s: float
+    seed: int
+    engine: Engine = "roamcast"
+
+    @property
+    def scenario(self) -> Scenario:
+        return Scenario(
+            topology=f"grid:{self.side}",
+            clients=CLIENTS_PER_BROKER * self.side**2,
+            mobile=self.mobile,
+            workload="groups",
+            selectivity=0.0625,
+            duration_s=self.duration_s,
+            network=NetworkSettings(protocol=self.protocol, records=self.records, seed=self.seed),
+        )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one run of a case came to."""
+
+    core_s: float
+    wall_s: float
+    link_hops: int
+    access_hops: int
+    delivered: int
+    rows: int = 0
+
+    @property
+    def hops(self) -> int:
+        return self.link_hops + self.access_hops
+
+    @property
+    def hops_per_s(self) -> float:
+        return self.hops / self.core_s
+
+
+class Stopwatch:
+    """Seconds since it was made: of this process on its core, and of the wall clock."""
+
+    def __init__(self) -> None:
+        self._started = time.process_time(), time.perf_counter()
+
+    def read(self) -> tuple[float, float]:
+        return time.process_time() - self._started[0], time.perf_counter() - self._started[1]
+
+
+def run(
+    sizes: Sequence[int] = (5, 14),
+    duration_s: float = 600.0,
+    repeat: int = 3,
+    seed: int = 7,
+    progress: Progress | None = None,
+) -> dict[str, object]:
+    """Measure grids of these sides; the first runs that long, larger ones shorter.
+
+    The work in a second of virtual time grows with the square of the number of
+    brokers, so with the same duration the largest would take all the time.
+    """
+    cases = _cases(sizes, duration_s, seed)
+    measured: dict[Case, list[Measurement]] = {case: [] for case in cases}
+    for done in range(repeat * len(cases)):
+        case = cases[done % len(cases)]
+        if progress is not None:
+            progress(done, repeat * len(cases))
+        measured[case].append(_in_new_process(case))
+    return {
+        "growth": _growth(measured),
+        "simpy": _comparison(measured),
+        "cases": [_figures(case, runs) for case, runs in measured.items()],
+        "set_up": "included",
+        "seed": seed,
+        "repeat": repeat,
+        "python": sys.version.split()[0],
+    }
+
+
+def _cases(sizes: Sequence[int], duration_s: float, seed: int) -> list[Case]:
+    first = sizes[0]
+    cases = [
+        Case(first, "none", "counters", MOBILE, duration_s, seed),
+        Case(first, "sub_unsub", "full", MOBILE, duration_s / 2, seed),
+    ]
+    cases += [
+        Case(side, "sub_unsub", "counters", MOBILE, duration_s * (first / side) ** 3, seed) for side in sizes
+    ]
+    engines: list[Engine] = ["roamcast"]
+    if importlib.util.find_spec("simpy") is not None:
+        engines += ["simpy stores", "simpy callbacks"]
+    cases += [Case(first, "sub_unsub", "counters", 0.0, duration_s, seed, engine) for engine in engines]
+    return cases
+
+
+def _in_new_process(case: Case) -> Measurement:
+    # Spawned, not forked: a copy of this process would share memory that must be copied when touched.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, case).result()
+
+
+# --- measuring one case ---------------------------------------------------------------------------
+
+
+def measure(case: Case) -> Measurement:
+    """Run a case once, in this process."""
+    gc.collect()
+    if case.engine == "roamcast":
+        return _measure_simulator(case)
+    return _measure_simpy(case, "stores" if case.engine == "simpy stores" else "callbacks")
+
+
+def _measure_simulator(case: Case) -> Measurement:
+    rows = 0
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Stopwatch()
+        if case.records == "full":
+            with LogWriter(Path(folder), "bench") as log:
+                run = case.scenario.run(log.write)
+            rows = log.rows
+        else:
+            run = case.scenario.run()
+        core_s, wall_s = clock.read()
+    if run.result.violations:
+        raise RuntimeError(f"{case}: {run.result.violations[0]}")
+    traffic = run.traffic
+    return Measurement(core_s, wall_s, traffic.messages, traffic.access_hops, run.result.delivered, rows)
+
+
+def _measure_simpy(case: Case, style: Literal["stores", "callbacks"]) -> Measurement:
+    from roamcast.bench.simpy_model import Model, Plan
+
+    scenario = case.scenario
+    # The simulator does without the collector while it runs; so may SimPy.
+    gc.disable()
+    clock = Stopwatch()
+    topology = scenario.make_topology()
+    model = Model(Plan.read(topology, scenario.actions(topology)), scenario.network, style)
+    model.run()
+    core_s, wall_s = clock.read()
+    gc.enable()
+    return Measurement(core_s, wall_s, model.link_hops, model.access_hops, model.delivered)
+
+
+# --- what it comes to -----------------------------------------------------------------------------
+
+
+def _growth(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]:
+    """How much more a hop costs in the largest network than in the smallest, with the same settings."""
+    alike = [
+        case
+        for case in measured
+        if case.mobile and case.protocol == "sub_unsub" and case.records == "counters"
+    ]
+    small, large = min(alike, key=_brokers), max(alike, key=_brokers)
+    return {
+        "brokers": [_brokers(small), _brokers(large)],
+        "cost_per_hop_median": _median(measured[small]) / _median(measured[large]),
+        "cost_per_hop_best": _best(measured[small]) / _best(measured[large]),
+    }
+
+
+def _comparison(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]:
+    """The simulator against SimPy, where nobody moves: above 1, the simulator is faster."""
+    alike = {case.engine: runs for case, runs in measured.items() if not case.mobile}
+    if len(alike) == 1:
+        return {"missing": SIMPY_MISSING}
+    ours = alike["roamcast"]
+    if any(theirs[0].delivered != ours[0].delivered for theirs in alike.values()):
+        raise RuntimeError("SimPy and the simulator delivered different numbers of notifications")
+    return {
+        "ratio_to_stores_median": _median(ours) / _median(alike["simpy stores"]),
+        "ratio_to_stores_best": _best(ours) / _best(alike["simpy stores"]),
+        "ratio_to_callbacks_median": _median(ours) / _median(alike["simpy callbacks"]),
+        "ratio_to_callbacks_best": _best(ours) / _best(alike["simpy callbacks"]),
+        "delivered_by_each": ours[0].delivered,
+    }
+
+
+def _figures(case: Case, runs: list[Measurement]) -> dict[str, object]:
+    first = runs[0]
+    simulator = case.engine == "roamcast"
+    return {
+        "engine": case.engine,
+        "brokers": _brokers(case),
+        "clients": case.scenario.clients,
+        "mobile": case.mobile,
+        "protocol": case.protocol if simulator else None,
+        "records": case.records if simulator else None,
+        "checkers": simulator,
+        "duration_s": case.duration_s,
+        "hops": first.hops,
+        "link_hops": first.link_hops,
+        "access_hops": first.access_hops,
+        "delivered": first.delivered,
+        "rows": first.rows,
+        "core_s_median": statistics.median(one.core_s for one in runs),
+        "wall_s_median": statistics.median(one.wall_s for one in runs),
+        "hops_per_s_median": _median(runs),
+        "hops_per_s_best": _best(runs),
+        "link_hops_per_s_median": _median(runs) * first.link_hops / first.hops,
+        "access_hops_per_s_median": _median(runs) * first.access_hops / first.hops,
+    }
+
+
+def _brokers(case: Case) -> int:
+    return case.side**2
+
+
+def _median(runs: Sequence[Measurement]) -> float:
+    return statistics.median(one.hops_per_s for one in runs)
+
+
+def _best(runs: Sequence[Measurement]) -> float:
+    return max(one.hops_per_s for one in runs)
