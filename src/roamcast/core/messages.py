@@ -24,7 +24,6 @@ __all__ = [
     "Cause",
     "Deliver",
     "Entry",
-    "Expect",
     "Grant",
     "GrantReceived",
     "Hello",
@@ -106,7 +105,9 @@ class AttachRequest(Message, frozen=True):
     With the broker, `connection` identifies the attach, so that a request that
     reaches the holder on two ways is served once. `moves` is the client's own
     count of attaches, or -1 if it keeps none: a request with a lower count than
-    the session's is stale.
+    the session's is stale. `detours` counts how often the request was sent after
+    the client's own word; `deferred` says that its broker asked everyone, found
+    nobody, and gave way to the receiver, which was asking too.
     """
 
     client: str
@@ -115,13 +116,7 @@ class AttachRequest(Message, frozen=True):
     moves: int
     received: dict[str, int]
     detours: int = 0
-    cause: ClassVar[Cause] = "handoff"
-
-
-class Expect(Message, frozen=True):
-    """A request passed on to a broker where the session is on its way, if it is not there yet."""
-
-    request: AttachRequest
+    deferred: bool = False
     cause: ClassVar[Cause] = "handoff"
 
 

@@ -41,3 +41,13 @@ class Session(msgspec.Struct):
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""
         self.served = [*self.served, (broker, connection)][-SERVED_KEPT_MAX:]
+
+    def copy(self) -> Session:
+        """One that can be changed without changing this one, which may be part of a message."""
+        return msgspec.structs.replace(
+            self,
+            served=list(self.served),
+            subscriptions=dict(self.subscriptions),
+            advertisements=dict(self.advertisements),
+            deferred=list(self.deferred),
+        )

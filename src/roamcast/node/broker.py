@@ -408,14 +408,12 @@ class Broker:
 
     def _let_wait(self, request: AttachRequest) -> None:
         """The session departs when it has settled; of several that ask for it, the newest gets it."""
-        waiting = self._departing.get(request.client)
-        if waiting is None or request.moves > waiting.moves:
-            self._departing[request.client] = request
-            stale = waiting
-        else:
-            stale = request
-        if stale is not None and stale != self._departing[request.client]:
-            self._refuse(stale)
+        waiting = self._departing.setdefault(request.client, request)
+        if (waiting.broker, waiting.connection) == (request.broker, request.connection):
+            return  # The first to wait, or a second copy of it.
+        newer, older = (request, waiting) if request.moves >= waiting.moves else (waiting, request)
+        self._departing[request.client] = newer
+        self._refuse(older)
 
     def _refuse(self, request: AttachRequest) -> None:
         self.send(request.broker, AttachRefused(request.client, request.connection))

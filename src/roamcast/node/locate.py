@@ -23,7 +23,6 @@ import msgspec
 from roamcast.core.messages import (
     AttachRefused,
     AttachRequest,
-    Expect,
     Grant,
     GrantReceived,
     Hello,
@@ -86,7 +85,6 @@ class Locator:
         """While this broker asks everyone: the lowest other broker that does so too, or ""."""
         self.handlers: dict[type[Message], Callable[[str, Message], None]] = {
             AttachRequest: self.on_request,  # type: ignore[dict-item]
-            Expect: self.on_expect,  # type: ignore[dict-item]
             HolderUnknown: self.on_holder_unknown,  # type: ignore[dict-item]
             Locate: self.on_locate,  # type: ignore[dict-item]
             Located: self.on_located,  # type: ignore[dict-item]
@@ -127,7 +125,7 @@ class Locator:
         """Everyone was asked: make the session, or leave that to the lowest of those who ask."""
         rival = self.rivals.pop(request.client)
         if rival:
-            self.host.send(rival, Expect(request))
+            self.host.send(rival, msgspec.structs.replace(request, deferred=True))
         else:
             self.arrived(Session(request.client), "")
 
@@ -141,6 +139,7 @@ class Locator:
 
     def adopt(self, session: Session) -> None:
         """A session has come from its former holder."""
+        session = session.copy()
         self.host.send(session.last_broker, GrantReceived(session.client, session.number))
         self.arrived(session, session.last_broker)
 
@@ -153,7 +152,7 @@ class Locator:
         self.host.sessions[session.client] = session
         self.host.session_arrived(session, came_from, request.received if request is not None else {})
         for waiting in self.queued.pop(session.client, []):
-            self.on_expect(waiting.broker, Expect(waiting))
+            self.on_request(waiting.broker, waiting)
 
     def on_refused(self, sender: str, message: AttachRefused) -> None:
         request = self.pending.get(message.client)
@@ -169,38 +168,34 @@ class Locator:
     # --- at the brokers that are asked ---
 
     def on_request(self, sender: str, request: AttachRequest) -> None:
-        """The client says that it was here last."""
+        """Serve a request, or pass it on, or say that the session is not here.
+
+        A request waits here only if its broker gave way to this one when both were
+        asking everyone. Others who wait for each other might wait for ever.
+        """
         client = request.client
-        if self.take(request):
+        if request.broker == self.host.id:
+            self.on_holder_unknown(sender, HolderUnknown(client, request.connection))
+        elif self.take(request):
             return
-        if client in self.asked and request.broker != self.host.id and request.detours < DETOURS_MAX:
-            # It was, but left before its session came: that may be where this broker asked for it.
+        elif client in self.asked and request.detours < DETOURS_MAX:
+            # The client left before its session came: that may be where this broker asked for it.
             self.host.send(self.asked[client], msgspec.structs.replace(request, detours=request.detours + 1))
-        elif client in self.pending and client not in self.asked and request.broker != self.host.id:
+        elif client in self.pending and client not in self.asked and request.deferred:
             self.queued.setdefault(client, []).append(request)
         else:
             self.host.send(request.broker, HolderUnknown(client, request.connection))
 
     def take(self, request: AttachRequest) -> bool:
-        """Serve the request if the session is here, or pass it on if it was."""
+        """Serve the request if the session is here, or send it after the session if it was."""
         client = request.client
         if client in self.host.sessions:
             self.host.session_requested(request)
         elif client in self.moved_to:
-            self.host.send(self.moved_to[client][0], Expect(request))
+            self.host.send(self.moved_to[client][0], msgspec.structs.replace(request, detours=DETOURS_MAX))
         else:
             return False
         return True
-
-    def on_expect(self, sender: str, message: Expect) -> None:
-        """A request for a session that is here or on its way here, or was refused meanwhile."""
-        request = message.request
-        if request.broker == self.host.id or self.take(request):
-            return
-        if request.client in self.pending:
-            self.queued.setdefault(request.client, []).append(request)
-        else:
-            self.host.send(request.broker, HolderUnknown(request.client, request.connection))
 
     def on_locate(self, sender: str, message: Locate) -> None:
         request = message.request
