@@ -149,6 +149,8 @@ class Pass:
         self.acknowledged = False
         self.swept = swept
         """What the path before collected; None until it has come."""
+        self.delivered = False
+        """Only under the published rules: whether the temporary queue has been sent already."""
 
 
 class Segment:
@@ -442,4 +444,42 @@ def _as_queue(bursts: Iterable[Burst]) -> DeliveryQueue:
     return queue
 
 
+class MultiHopHandoffPublished(MultiHopHandoff):
+    """Two rules as the paper states them.
+
+    Only the old broker waits for its acknowledgement before it asks for the
+    temporary queues (4.1), so those on the path may be delivered before they are
+    complete. And what was sent to the client counts as delivered (the paper has no
+    acknowledgements on the wireless link), though it may have been on the air when
+    the client went away.
+    """
+
+    name = "multi_hop_handoff:published"
+    summary = "as published: loses what is on the air at a leave, and what a temporary queue gets too late"
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        super().on_depart(session, destination, {STREAM: self.holds[session.client].queue.sent})
+
+    def on_deliver_tq(self, sender: str, message: DeliverTQ) -> None:
+        passed = self.passes.get((message.client, message.number))
+        if passed is None:
+            super().on_deliver_tq(sender, message)
+            return
+        bursts = (*message.bursts, *passed.temporary_queue)
+        passed.temporary_queue = []
+        self.host.send(passed.next_hop, DeliverTQ(message.client, message.number, bursts))
+        if passed.acknowledged:
+            del self.passes[message.client, message.number]
+        passed.delivered = True
+
+    def try_deliver_tq(self, client: str, number: int, passed: Pass) -> None:
+        if not passed.delivered:
+            super().try_deliver_tq(client, number, passed)
+            return
+        for burst in passed.temporary_queue:
+            self.host.dropped(client, burst, "temporary queue already delivered")
+        del self.passes[client, number]
+
+
 register(MultiHopHandoff)
+register(MultiHopHandoffPublished)

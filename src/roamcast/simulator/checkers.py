@@ -231,7 +231,8 @@ class Checker:
         excuse = "another_broker" if last[2] != row.broker else None
         self._judge(
             "out of order", excuse, self._promise.reordered,
-            lambda: f"{key[0]} got {key[1]}/{number} at {row.time:.6f} from {row.broker} after {last[1]} from {last[2]}",
+            lambda: f"{key[0]} got {key[1]}/{number} at {row.time:.6f} from {row.broker} "
+            f"after {last[1]} from {last[2]}",
         )  # fmt: skip
 
     def _on_duplicate(self, row: Row, number: int, notification: Notification) -> None:
@@ -318,7 +319,8 @@ class Checker:
             excuse = "away"
         self._judge(
             "lost", excuse, allowed,
-            lambda: f"{client} never got {identity[0]}/{identity[2]}, published at {notification.published_at:.6f}",
+            lambda: f"{client} never got {identity[0]}/{identity[2]}, "
+            f"published at {notification.published_at:.6f}",
         )  # fmt: skip
 
     def _was_away(self, client: str, published_at: float) -> bool:

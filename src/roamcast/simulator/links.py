@@ -22,7 +22,7 @@ class Delay:
         try:
             delay = cls(float(low), float(high or low))
         except ValueError:
-            raise InputError(f"delay {text!r}: valid are seconds as in 0.01, or a range as in 0.001..0.03") from None
+            raise InputError(f"delay {text!r}: valid are seconds (0.01) or a range (0.001..0.03)") from None
         if not 0 <= delay.low_s <= delay.high_s < float("inf"):
             raise InputError(f"delay {text!r}: valid is 0 <= low <= high, in seconds")
         return delay

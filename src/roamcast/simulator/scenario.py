@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from roamcast.core.effects import AdvertiseThat, AttachTo, LeaveFor, PublishThis, SubscribeTo
@@ -40,7 +40,7 @@ class Scenario:
     publish_every_s: float = 20.0
     payload_bytes: int = 0
     duration_s: float = 600.0
-    network: NetworkSettings = NetworkSettings()
+    network: NetworkSettings = field(default_factory=NetworkSettings)
 
     def check(self) -> None:
         if self.clients < 1 or self.clients > 1_000_000:
@@ -88,9 +88,8 @@ class Scenario:
             visits = from_file(Path(self.movement.removeprefix("file:")), topology)
             strangers = [client for client in visits if client not in homes]
             if strangers:
-                raise InputError(
-                    f"movement {self.movement}: client {strangers[0]!r} is not one of {clients[0]} … {clients[-1]}"
-                )
+                valid = f"{clients[0]} … {clients[-1]}"
+                raise InputError(f"movement {self.movement}: client {strangers[0]!r} is not one of {valid}")
             return visits
         rng = self._rng("movement")
         mobile = sorted(rng.sample(clients, round(self.mobile * len(clients))))

@@ -16,6 +16,7 @@ stored can be delivered. `leave b2` says where the client goes (a proclaimed mov
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,7 @@ from roamcast.core.notification import Message, decode_attributes, encode_attrib
 from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse as parse_filter
+from roamcast.simulator.checkers import Result, Violation
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
@@ -74,7 +76,10 @@ class Story:
 
 # --- text ---
 
-_SETTINGS = ("protocol", "routing", "advertisements", "link", "access", "notice", "window", "names_last_broker", "seed")
+_SETTINGS = (
+    "protocol", "routing", "advertisements", "link", "access", "notice",
+    "window", "names_last_broker", "seed",
+)  # fmt: skip
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
 
 
@@ -142,7 +147,7 @@ def parse_story(text: str, name: str = "story") -> Story:
             raise InputError(f"{name}, line {number}: {error}") from None
     if topology is None:
         raise InputError(f"{name}: no line `brokers a-b b-c …` that says which brokers there are")
-    for _, client, item in actions:
+    for _, _, item in actions:
         if isinstance(item, AttachTo):
             topology.check_broker(item.broker)
         elif isinstance(item, LeaveFor) and item.destination:
@@ -186,7 +191,16 @@ def _parse_action(text: str) -> Action:
 
 
 def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """The shortest story found that still fails, by leaving out ever smaller parts (delta debugging)."""
+    """The shortest story found that still fails: with simpler settings, then with fewer actions."""
+    while True:
+        shorter = _with_fewer_actions(_with_simpler_settings(story, fails), fails)
+        if shorter == story:
+            return story
+        story = shorter
+
+
+def _with_fewer_actions(story: Story, fails: Callable[[Story], bool]) -> Story:
+    """Leave out ever smaller parts, down to single actions (delta debugging)."""
     actions = list(story.actions)
     size = max(len(actions) // 2, 1)
     while True:
@@ -200,13 +214,15 @@ def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
         if size == 1 and not shrunk:
             break
         size = max(size // 2, 1) if not shrunk or size > 1 else 1
-    story = replace(story, actions=tuple(actions))
-    return _with_simpler_settings(story, fails)
+    return replace(story, actions=tuple(actions))
 
 
 def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Story:
     default = NetworkSettings()
-    for name in ("advertisements", "routing", "window", "names_last_broker", "notice_delay", "access_delay", "link_delay"):
+    for name in (
+        "advertisements", "routing", "window", "names_last_broker",
+        "notice_delay", "access_delay", "link_delay",
+    ):  # fmt: skip
         simpler = replace(
             story, settings=replace(story.settings, **{name: getattr(default, name)})
         )
@@ -216,7 +232,19 @@ def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Stor
 
 
 def violations_of(story: Story) -> list[str]:
-    return [str(violation) for violation in story.run().result.violations]
+    """What a story breaks; a protocol that fails in the middle of it breaks everything."""
+    return [str(violation) for violation in verdict(story).violations]
+
+
+def verdict(story: Story) -> Result:
+    try:
+        return story.run().result
+    except InputError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+        return Result(violations=[Violation("crash", f"{type(error).__name__} {error} in {where}")])
 
 
 def kinds_of(violations: Iterable[str]) -> set[str]:
