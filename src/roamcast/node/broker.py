@@ -370,6 +370,8 @@ class Broker:
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
+        # An advertisement may settle at once; what was deferred waits for the handoff all the same.
+        self._in_handoff[session.client] = came_from
         for text in session.advertisements:
             self._advertise(session, text)
         self._welcome(session, came_from, received)
