@@ -1,0 +1,1 @@
+"""Experiments: runs of whole networks, their figures in numbers and in pictures."""
