@@ -1,7 +1,7 @@
 """The `roamcast` command: its commands live in modules of their own, its manners live here.
 
-Exit codes: 0 for success, 2 for something the user can put right, 70 for a fault of ours, 130 after
-an interruption, 141 when the reader of our output went away.
+Exit codes: 0 for success, 1 when a run broke a promise, 2 for something the user can put right, 70
+for a fault of ours, 130 after an interruption, 141 when the reader of our output went away.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from roamcast import __version__
-from roamcast.cli import bench
+from roamcast.cli import bench, demo, fuzz, sim
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group
 from roamcast.errors import InputError
 
@@ -34,11 +34,14 @@ def main() -> int:
 def build_app() -> typer.Typer:
     app = new_group(
         "Publish/subscribe for things that move.",
-        examples=["roamcast bench match --subscriptions 10000"],
+        examples=["roamcast demo", "roamcast bench match --subscriptions 10000"],
     )
     app.callback()(root)
     # One line for each module of commands, in the order in which --help lists them. Their heavy
     # imports belong inside the commands: this is run at every start.
+    demo.register(app)
+    sim.register(app)
+    fuzz.register(app)
     bench.register(app)
     return app
 

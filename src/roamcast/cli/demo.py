@@ -1,0 +1,81 @@
+"""`roamcast demo`: a small network with roaming clients, seen in a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
+from roamcast.cli.sim import EXIT_VIOLATIONS
+from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError
+
+COLUMNS = {
+    "published": "published",
+    "expected": "expected",
+    "delivered": "delivered",
+    "lost": "lost",
+    "duplicate": "duplicates",
+    "out of order": "out_of_order",
+    "handoffs": "handoffs",
+    "delay p50 s": "handoff_delay_p50_s",
+    "delay p95 s": "handoff_delay_p95_s",
+}
+"""What the table shows, and where it is in the figures of a run."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo", epilog=show_examples("roamcast demo", "roamcast demo --seed 3 --out demo-3"))(demo)
+
+
+# The defaults are those of DemoSettings; a test compares them.
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Folder for logs, figures and pictures; a former demo's is replaced.")
+    ] = Path("demo"),
+    clients: Annotated[int, typer.Option(help="How many clients; a quarter of them roam.")] = 80,
+    duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show what roaming clients get, and what they miss, under each mobility protocol."""
+    from roamcast.lab.demo import DemoSettings, is_free, play, violations_in
+
+    if not is_free(out):
+        raise InputError(f"--out {out}: is in use and no former demo's folder; name a new one, or empty it")
+    prepare_out_folder(out)
+    result = play(out, DemoSettings(clients=clients, duration_s=duration, seed=seed), progress)
+    violations = violations_in(result)
+    if as_json:
+        emit_json(result)
+    else:
+        show(result, violations)
+    if violations:
+        raise typer.Exit(EXIT_VIOLATIONS)
+
+
+def show(result: dict[str, Any], violations: list[str]) -> None:
+    settings, protocols = result["settings"], result["protocols"]
+    title = (
+        f"{settings['clients']} clients on {settings['topology']}, {settings['mobile']:.0%} of them roaming, "
+        f"{settings['duration_s']:g} s, seed {settings['seed']}"
+    )
+    table(
+        ["mobility protocol", *COLUMNS],
+        [[name, *(figures[key] for key in COLUMNS.values())] for name, figures in protocols.items()],
+        title=title,
+    )
+    for name, figures in protocols.items():
+        print(f"  {name}: {figures['summary']}")
+    for violation in violations:
+        print(f"violation: {violation}")
+    trip, folder = result["departure_arrival"], result["folder"]
+    print()
+    print("One client, ten seconds away:")
+    for name, figures in trip.items():
+        if isinstance(figures, dict):
+            print(f"  {name}: {figures['lost']} of {figures['published']} notifications lost")
+    print(f"The picture of it: {Path(folder) / trip['pictures'][0]}")
+    print(f"Logs, figures and pictures are in {folder}")

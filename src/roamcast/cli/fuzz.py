@@ -1,0 +1,397 @@
+"""`roamcast fuzz`: stories drawn from seeds until one breaks a protocol's promise, or replayed from text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roamcast.cli.output import emit_json, progress, table
+from roamcast.cli.sim import EXIT_VIOLATIONS
+from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
+
+    from roamcast.core.notification import Message
+    from roamcast.simulator.fuzz import FuzzReport
+    from roamcast.simulator.story import Story
+
+SEEDS_PER_CHUNK = 4
+"""Large enough to hide the cost of handing work to another process, small enough for a smooth bar."""
+CHUNKS_WAITING = 4
+"""For each worker: so many that none runs dry, so few that a failure soon stops them all."""
+SEEDS_DEFAULT = "0:100"
+COLUMNS = (
+    *("seeds", "handoffs", "notifications", "deliveries"),
+    *("lost", "duplicates", "out_of_order", "violations"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "fuzz",
+        epilog=show_examples(
+            "roamcast fuzz --protocol all --seeds 0:200 --json",
+            "roamcast fuzz --protocol sub_unsub --seeds 17",
+            "roamcast fuzz --story story.txt --trace",
+        ),
+    )(fuzz)
+
+
+def fuzz(
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="Mobility protocol, or all (the default); with --story, instead of the story's."),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help=f"Seeds FROM:TO, without TO, or one seed; {SEEDS_DEFAULT} if not given."),
+    ] = None,
+    failures_max: Annotated[
+        int, typer.Option(min=1, help="How many failing seeds of a protocol are enough.")
+    ] = 5,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many processes; one for each core if not given.")
+    ] = None,
+    story: Annotated[
+        str | None, typer.Option(help="Replay the story in this file (- for standard input) and no seeds.")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="With --story: show every message between brokers.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Draw networks and moves from seeds, and look for one that breaks a protocol's promise.
+
+    What fails is shrunk to a short story that can be replayed. Exit code 1 if a promise was broken.
+    """
+    if story is not None:
+        if seeds is not None:
+            raise InputError("--seeds and --story exclude each other: a story is not drawn from a seed")
+        failed = replay(story, protocol, trace=trace, as_json=as_json)
+    elif trace:
+        raise InputError("--trace shows the messages of a story: name one with --story FILE")
+    else:
+        seeds = SEEDS_DEFAULT if seeds is None else seeds
+        protocol = "all" if protocol is None else protocol
+        failed = search(protocol, seeds, failures_max, workers, as_json=as_json)
+    if failed:
+        raise typer.Exit(EXIT_VIOLATIONS)
+
+
+# --- seeds ---
+
+
+def search(protocol: str, seeds_text: str, failures_max: int, workers: int | None, *, as_json: bool) -> bool:
+    seeds, protocols = parse_seeds(seeds_text), parse_protocols(protocol)
+    done, total = 0, len(seeds) * len(protocols)
+    with progress(f"fuzzing {', '.join(protocols)}") as show_progress:
+
+        def on_seed() -> None:
+            nonlocal done
+            done += 1
+            show_progress(done, total)
+
+        reports = fuzz_protocols(protocols, seeds, failures_max, workers or cores(), on_seed)
+    result = merged(reports)
+    if as_json:
+        emit_json(result)
+    else:
+        show(result)
+    return bool(result["failures"])
+
+
+def parse_seeds(text: str) -> range:
+    """`0:200` is 0 to 199, `17` is 17 alone."""
+    if not re.fullmatch(r"[0-9]{1,18}(:[0-9]{1,18})?", text):
+        raise InputError(f"--seeds {text!r}: valid is FROM:TO such as 0:200, or one seed such as 17")
+    first, colon, end = text.partition(":")
+    seeds = range(int(first), int(end) if colon else int(first) + 1)
+    if not seeds:
+        raise InputError(f"--seeds {text!r}: holds no seed; TO must be above FROM")
+    return seeds
+
+
+def parse_protocols(text: str) -> list[str]:
+    from roamcast.mobility import PROTOCOLS, find_protocol
+
+    if text != "all":
+        return [find_protocol(text).name]
+    # Names with a colon are rules as published, known to fail and kept for comparison.
+    return [name for name in sorted(PROTOCOLS) if ":" not in name]
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fuzz_protocols(
+    protocols: Iterable[str],
+    seeds: range,
+    failures_max: int,
+    workers: int,
+    on_seed: Callable[[], None],
+) -> list[FuzzReport]:
+    """One report for each protocol; how many workers there are changes nothing in them."""
+    if workers == 1 or len(seeds) == 1:
+        return [collect(name, in_this_process(name, seeds), failures_max, on_seed) for name in protocols]
+    with process_pool(workers) as pool:
+        return [
+            collect(name, in_processes(pool, name, seeds, workers * CHUNKS_WAITING), failures_max, on_seed)
+            for name in protocols
+        ]
+
+
+def collect(
+    protocol: str, by_seed: Iterator[FuzzReport], failures_max: int, on_seed: Callable[[], None]
+) -> FuzzReport:
+    """Add up reports of single seeds, which come in the order of the seeds, until enough have failed."""
+    from roamcast.simulator.fuzz import FuzzReport
+
+    report = FuzzReport(protocol)
+    for one in by_seed:
+        add(report, one)
+        on_seed()
+        if len(report.failures) >= failures_max:
+            break
+    return report
+
+
+def add(report: FuzzReport, other: FuzzReport) -> None:
+    report.seeds += other.seeds
+    report.handoffs += other.handoffs
+    report.notifications += other.notifications
+    report.deliveries += other.deliveries
+    report.lost += other.lost
+    report.duplicates += other.duplicates
+    report.out_of_order += other.out_of_order
+    report.violations += other.violations
+    report.failures += other.failures
+    for name, count in other.excused.items():
+        report.excused[name] = report.excused.get(name, 0) + count
+
+
+def in_this_process(protocol: str, seeds: Iterable[int]) -> Iterator[FuzzReport]:
+    from roamcast.simulator.fuzz import fuzz as run_seeds
+
+    for seed in seeds:
+        try:
+            yield run_seeds(protocol, [seed])
+        except Exception as error:
+            # Without the seed, whoever writes a protocol could not look for the mistake.
+            what = f"{type(error).__name__}: {error}"
+            raise RuntimeError(f"protocol {protocol} with seed {seed}: {what}") from error
+
+
+def run_chunk(protocol: str, seeds: range) -> list[FuzzReport]:
+    """What a worker process does."""
+    return list(in_this_process(protocol, seeds))
+
+
+def in_processes(
+    pool: ProcessPoolExecutor, protocol: str, seeds: range, waiting_max: int
+) -> Iterator[FuzzReport]:
+    """Reports of single seeds in their order, whichever worker is done first."""
+    chunks = (seeds[start : start + SEEDS_PER_CHUNK] for start in range(0, len(seeds), SEEDS_PER_CHUNK))
+    waiting: deque[Future[list[FuzzReport]]] = deque()
+    try:
+        while True:
+            for chunk in islice(chunks, waiting_max - len(waiting)):
+                with interrupts_held_back():
+                    waiting.append(pool.submit(run_chunk, protocol, chunk))
+            if not waiting:
+                return
+            yield from waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+@contextmanager
+def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes that are gone at the end, also when that is an interruption."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # Spawned, not forked: the progress bar has a thread, and a fork would copy its locks as they are.
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    others = set(multiprocessing.active_children())
+    try:
+        yield pool
+    finally:
+        # One may still be shrinking a story that nobody waits for, after enough failures or Ctrl-C.
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, and processes started meanwhile never see it.
+
+    A terminal sends it to all processes at once. Workers would each show where they were interrupted;
+    instead, the command sees it and ends them. It must not see it between starting one and telling it
+    what to do.
+    """
+    held: list[int] = []
+    # Blocking is for the workers, which inherit it. Here it does not suffice: the system may hand the
+    # signal to a thread of some library, from where Python passes it on to this one.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            raise KeyboardInterrupt
+
+
+def merged(reports: list[FuzzReport]) -> dict[str, Any]:
+    """The result of all protocols as plain data."""
+    protocols = {}
+    for report in reports:
+        figures = asdict(report)
+        name, failures = figures.pop("protocol"), figures.pop("failures")
+        figures["excused"] = dict(sorted(figures["excused"].items()))
+        protocols[name] = {**figures, "failing_seeds": [failure["seed"] for failure in failures]}
+    return {
+        "seeds": max(report.seeds for report in reports),
+        "runs": sum(report.seeds for report in reports),
+        "handoffs": sum(report.handoffs for report in reports),
+        "notifications": sum(report.notifications for report in reports),
+        "violations": sum(report.violations for report in reports),
+        "failures": [
+            {"protocol": report.protocol, **asdict(failure)}
+            for report in reports
+            for failure in report.failures
+        ],
+        "protocols": protocols,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    table(
+        ["mobility protocol", *(name.replace("_", " ") for name in COLUMNS)],
+        [
+            [protocol, *(figures[name] for name in COLUMNS)]
+            for protocol, figures in result["protocols"].items()
+        ],
+    )
+    for failure in result["failures"]:
+        print(f"\n{failure['protocol']}, seed {failure['seed']}, shrunk to a short story:")
+        for violation in failure["violations"]:
+            print(f"  violation: {violation}")
+        print("Replay it with")
+        print(f"roamcast fuzz --trace --story - <<'END'\n{failure['story'].rstrip()}\nEND")
+
+
+# --- stories ---
+
+
+def replay(place: str, protocol: str | None, *, trace: bool, as_json: bool) -> bool:
+    """Run one story and say what it violates."""
+    from roamcast.mobility import find_protocol
+    from roamcast.simulator.story import format_story, parse_story
+
+    name = "standard input" if place == "-" else place
+    story = parse_story(read_story(place), name)
+    if protocol is not None:
+        settings = replace(story.settings, protocol=find_protocol(protocol).name)
+        story = replace(story, settings=settings)
+    messages: list[str] = []
+
+    def on_message(now_s: float, broker: str, peer: str, message: Message) -> None:
+        line = f"{now_s:12.6f}  {broker} -> {peer}  {describe(message)}"
+        if as_json:
+            messages.append(line)
+        else:
+            print(line)
+
+    result = story.run(trace=on_message if trace else None).result
+    violations = [str(violation) for violation in result.violations]
+    if as_json:
+        emit_json(
+            {
+                "story": format_story(story),
+                "protocol": story.settings.protocol,
+                "notifications": result.published,
+                "expected": result.expected,
+                "deliveries": result.delivered,
+                "lost": result.lost,
+                "duplicates": result.duplicates,
+                "out_of_order": result.out_of_order,
+                "handoffs": result.handoffs,
+                "excused": dict(sorted(result.excused.items())),
+                "violations": violations,
+                **({"messages": messages} if trace else {}),
+            }
+        )
+    else:
+        show_replay(story, name, violations)
+    return bool(violations)
+
+
+def show_replay(story: Story, name: str, violations: list[str]) -> None:
+    for violation in violations:
+        print(f"violation: {violation}")
+    verdict = "is broken" if violations else "is kept"
+    print(f"{name}: the promise of {story.settings.protocol} {verdict}")
+
+
+def read_story(place: str) -> str:
+    try:
+        return sys.stdin.read() if place == "-" else Path(place).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"--story {place}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise InputError(f"--story {place}: is not a text file in UTF-8") from None
+
+
+def describe(value: Any) -> str:
+    """A message as a person reads it: its name and whatever of it is not as usual."""
+    import msgspec
+
+    from roamcast.core.messages import Relayed
+    from roamcast.core.notification import Burst, decode_attributes
+    from roamcast.filters.filter import Filter
+
+    if isinstance(value, Relayed):
+        return f"{describe(value.message)} (from {value.source} to {value.destination})"
+    if isinstance(value, Burst):
+        numbers = f"{value.number}" if value.count == 1 else f"{value.number}..{value.last}"
+        attributes = json.dumps(decode_attributes(value.attributes), ensure_ascii=False)
+        return f"{value.publisher}/{numbers} {attributes}"
+    if isinstance(value, Filter):
+        return value.text
+    if isinstance(value, msgspec.Struct):
+        parts = [type(value).__name__]
+        for field in msgspec.structs.fields(value):
+            content = getattr(value, field.name)
+            if content is True:
+                parts.append(field.name)
+            elif content != field.default and content not in ((), [], {}, "", b"", None, False):
+                parts.append(f"{field.name}={describe(content)}")
+        return " ".join(parts)
+    if isinstance(value, dict):
+        return "{" + "; ".join(f"{describe(key)}: {describe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        if len(value) == 2 and isinstance(value[0], Filter):  # an entry: whose filter, if that is known
+            return f"{value[0].text} of {value[1]}" if value[1] else value[0].text
+        return "[" + "; ".join(map(describe, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

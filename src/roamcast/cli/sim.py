@@ -1,0 +1,237 @@
+"""`roamcast sim`: simulated networks, one seed for everything that happens in them."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roamcast.cli.output import Report, emit_json, prepare_out_folder, progress, table
+from roamcast.cli.usage import new_group, show_examples
+from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    from roamcast.simulator.links import Delay
+    from roamcast.simulator.scenario import Scenario
+
+EXIT_VIOLATIONS = 1
+"""The protocol broke its promise."""
+
+SMALL = "roamcast sim run --protocol none --topology grid:3 --clients 40 --duration 60"
+WANG = (
+    "roamcast sim run --protocol sub_unsub --topology grid:5 --clients 250 --mobile 0.2 --connect 30 "
+    "--disconnect 30 --publish-every 20 --selectivity 0.0625 --duration 600 --seed 7 --json"
+)
+
+
+def register(app: typer.Typer) -> None:
+    group = new_group("Simulate networks of brokers and roaming clients.", examples=[SMALL])
+    app.add_typer(group, name="sim")
+    group.command("run", epilog=show_examples(SMALL, WANG))(run)
+
+
+# The defaults are those of Scenario and NetworkSettings, written out because importing these takes
+# longer than a start may; a test compares them.
+def run(
+    protocol: Annotated[str, typer.Option(help="Mobility protocol.")] = "sub_unsub",
+    routing: Annotated[str, typer.Option(help="Routing strategy; the protocol's own if not given.")] = "",
+    advertisements: Annotated[
+        bool, typer.Option("--advertisements", help="Route by advertisements.")
+    ] = False,
+    topology: Annotated[
+        str, typer.Option(help="grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH.")
+    ] = "grid:5",
+    clients: Annotated[int, typer.Option(help="How many clients; each publishes and subscribes.")] = 250,
+    mobile: Annotated[float, typer.Option(help="Share of the clients that roam, 0 to 1.")] = 0.2,
+    movement: Annotated[
+        str, typer.Option(help="Movement pattern: uniform, RND, NBR, fixed, or file:PATH with visits.")
+    ] = "uniform",
+    connect: Annotated[float, typer.Option(help="Mean time attached, in seconds.")] = 30.0,
+    disconnect: Annotated[float, typer.Option(help="Mean time away, in seconds.")] = 30.0,
+    handoff: Annotated[
+        float, typer.Option(help="Mean time between two brokers in the patterns RND and NBR, in seconds.")
+    ] = 3.0,
+    proclaimed: Annotated[
+        float, typer.Option(help="Share of the moves in which the client says where it goes, 0 to 1.")
+    ] = 0.0,
+    workload: Annotated[
+        str, typer.Option(help="What is subscribed to: groups, ranges, nested, gaddah or mixed.")
+    ] = "groups",
+    selectivity: Annotated[
+        float, typer.Option(help="Share of the clients that a notification matches.")
+    ] = 0.0625,
+    publish_every: Annotated[
+        float, typer.Option(help="Mean time between two notifications of a client, in seconds.")
+    ] = 20.0,
+    payload_bytes: Annotated[int, typer.Option(help="Bytes of payload in each notification.")] = 0,
+    duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 600.0,
+    link_delay: Annotated[
+        str, typer.Option(help="Delay of links between brokers in seconds: 0.01, or a range 0.001..0.03.")
+    ] = "0.01",
+    access_delay: Annotated[
+        str, typer.Option(help="Delay between client and broker in seconds, or a range.")
+    ] = "0.02",
+    access_bits_per_s: Annotated[
+        float | None, typer.Option(help="Bandwidth between client and broker; unlimited if not given.")
+    ] = None,
+    notice_delay: Annotated[
+        str, typer.Option(help="How long until a broker notices that a client left, in seconds, or a range.")
+    ] = "0",
+    service: Annotated[float, typer.Option(help="How long a broker works on one message, in seconds.")] = 0.0,
+    buffer_bytes: Annotated[
+        int | None, typer.Option(min=0, help="What a broker stores at most; unlimited if not given.")
+    ] = None,
+    window: Annotated[
+        int, typer.Option(min=1, help="Notifications on their way to a client before it acknowledges.")
+    ] = 256,
+    unknown_last_broker: Annotated[
+        bool, typer.Option("--unknown-last-broker", help="Clients do not say where they were before.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
+    records: Annotated[
+        str | None,
+        typer.Option(help="counters or full: whether every hop is in the log; full if --out is given."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the event log (log/) and the figures (summary.json).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run one network and check what was delivered against what the mobility protocol promises.
+
+    Exit code 1 if the promise was broken.
+    """
+    from roamcast.simulator.network import NetworkSettings
+    from roamcast.simulator.scenario import Scenario
+
+    if records not in (None, "counters", "full"):
+        raise InputError(f"--records {records!r}: valid are counters and full")
+    check_number("--service", service, least=0)
+    if access_bits_per_s is not None:
+        check_number("--access-bits-per-s", access_bits_per_s, above=0)
+    scenario = Scenario(
+        topology=topology,
+        clients=clients,
+        mobile=mobile,
+        movement=movement,
+        connect_s=connect,
+        disconnect_s=disconnect,
+        handoff_s=handoff,
+        proclaimed=proclaimed,
+        workload=workload,
+        selectivity=selectivity,
+        publish_every_s=publish_every,
+        payload_bytes=payload_bytes,
+        duration_s=duration,
+        network=NetworkSettings(
+            protocol=protocol,
+            routing=routing,
+            advertisements=advertisements,
+            link_delay=parse_delay("--link-delay", link_delay),
+            access_delay=parse_delay("--access-delay", access_delay),
+            access_bits_per_s=access_bits_per_s,
+            notice_delay=parse_delay("--notice-delay", notice_delay),
+            service_s=service,
+            buffer_bytes=buffer_bytes,
+            window=window,
+            names_last_broker=not unknown_last_broker,
+            records="full" if records == "full" or (records is None and out is not None) else "counters",
+            seed=seed,
+        ),
+    )
+    with progress(f"simulating {protocol}") as report:
+        summary = simulate(scenario, out, report)
+    show(summary, as_json=as_json)
+    if summary["violations"]:
+        raise typer.Exit(EXIT_VIOLATIONS)
+
+
+def check_number(option: str, value: float, *, least: float = -math.inf, above: float = -math.inf) -> None:
+    """Refuse what Typer lets pass: to it, NaN and infinity are numbers like others."""
+    if not (math.isfinite(value) and value >= least and value > above):
+        bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
+        raise InputError(f"{option} {value}: valid is a number, {bound}")
+
+
+def parse_delay(option: str, text: str) -> Delay:
+    from roamcast.simulator.links import Delay
+
+    try:
+        return Delay.parse(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def simulate(scenario: Scenario, out: Path | None, report: Report) -> dict[str, Any]:
+    """Run the scenario, write its log if a folder is given, and give its figures."""
+    from roamcast.lab.summary import summarise, write_json
+    from roamcast.records.parquet import LogWriter
+    from roamcast.simulator.run import check_settings, run_checked
+    from roamcast.simulator.workload import publish_times
+
+    scenario.check()
+    topology = scenario.make_topology()
+    check_settings(topology, scenario.network)
+    # What is wrong with the workload, the movement or the rate shows now, before a folder is made for
+    # nothing: the first two are drawn with the first action, one publisher's times stand for all.
+    publish_times(scenario.publish_every_s, scenario.duration_s, random.Random(0))
+    actions = scenario.actions(topology)
+    actions = chain([next(actions)], actions)
+    end_s = math.ceil(scenario.duration_s)
+
+    def on_time(now_s: float) -> None:
+        report(min(int(now_s), end_s), end_s)
+
+    started = time.perf_counter()
+    if out is None:
+        done = run_checked(topology, scenario.network, actions, progress=on_time)
+        return summarise(scenario, done, time.perf_counter() - started)
+    prepare_run_folder(out)
+    try:
+        with LogWriter(out / "log", run_name(scenario)) as log:
+            done = run_checked(topology, scenario.network, actions, log.write, on_time)
+    except OSError as error:
+        raise InputError(f"--out {out}: the log cannot be written ({error.strerror or error})") from None
+    summary = summarise(scenario, done, time.perf_counter() - started, log.rows)
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def run_name(scenario: Scenario) -> str:
+    """The name of the run in its log; the same scenario always has the same."""
+    return f"{scenario.network.protocol}-{scenario.network.seed}"
+
+
+def prepare_run_folder(out: Path) -> None:
+    """Make the folder, and refuse one in which a run would mix its files with another's."""
+    prepare_out_folder(out)
+    for used in (out / "summary.json", out / "log"):
+        if used.is_file() or (used.is_dir() and any(used.iterdir())):
+            raise InputError(f"--out {out}: {used} is there already; name a new folder")
+
+
+def show(summary: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit_json(summary)
+        return
+    title = f"{summary['protocol']} on {summary['topology']}, seed {summary['seed']}"
+    table(["what", "value"], list(readable(summary)), title=title)
+    for violation in summary["violations"]:
+        print(f"violation: {violation}")
+
+
+def readable(summary: dict[str, Any]) -> list[tuple[str, object]]:
+    """The rows of the table; what is nested becomes rows of its own, violations a number."""
+    rows: list[tuple[str, object]] = []
+    for key, value in summary.items():
+        name = key.replace("_", " ")
+        if isinstance(value, dict):
+            rows += [(f"{name}: {below}", amount) for below, amount in value.items()]
+        else:
+            rows.append((name, len(value) if isinstance(value, list) else value))
+    return rows
