@@ -13,7 +13,7 @@ The base class is reverse-path routing with nothing kept for those who are away.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -51,6 +51,22 @@ class Settings(msgspec.Struct, frozen=True):
 
     delay_bound_s: float | None = None
     """No message takes longer between any two brokers."""
+    neighbour_graph: str = ""
+    """Where clients go next, as JSON (see `neighbour_graph.parse_graph`); "" begins with nothing."""
+    neighbours_max: int | None = 8
+    """Neighbours of one broker, at most; the one not used for the longest time gives way."""
+    neighbours_directed: bool = False
+    """Whether a move from here to there says nothing about moves from there to here."""
+    neighbour_timeout_s: float | None = 3600.0
+    """A neighbour is forgotten when no client has moved that way for so long; None: never."""
+    context_timeout_s: float | None = 600.0
+    """How long neighbours store for a client that is away; after that only its last broker does."""
+
+
+class OwnToken(NamedTuple):
+    """A token of the protocol itself: what has settled comes back through `on_settled`."""
+
+    token: Token
 
 
 class Host(Protocol):
@@ -197,6 +213,10 @@ class MobilityProtocol:
         """One of the protocol's own messages; `sender` may be any broker."""
         raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
 
+    def on_settled(self, token: Token) -> None:
+        """A subscription or unsubscription that the protocol gave an `OwnToken` has settled."""
+        raise InputError(f"{self.name} gave no token {token!r}")
+
     def on_deadline(self, token: Token) -> None:
         """A timer set by this protocol."""
         raise InputError(f"{self.name} set no timer {token!r}")
@@ -248,6 +268,7 @@ __all__ = [
     "PROTOCOLS",
     "Host",
     "MobilityProtocol",
+    "OwnToken",
     "Promise",
     "Settings",
     "check_combination",

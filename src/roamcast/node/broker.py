@@ -54,7 +54,7 @@ from roamcast.core.routing import Owner, Router, Token
 from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import MobilityProtocol, Settings, check_combination
+from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
 from roamcast.node.locate import Locator
 
 Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
@@ -526,6 +526,9 @@ class Broker:
         if isinstance(token, _Ended):
             self._forget_issue(token.owner, token.filter)
             token = token.token
+        if isinstance(token, OwnToken):
+            self.protocol.on_settled(token.token)
+            return
         client, request, kind, text = token
         settling = self._settling[client]
         settling[text] -= 1
