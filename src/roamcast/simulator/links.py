@@ -38,7 +38,7 @@ class Delay:
 class Link:
     """One direction of a link: FIFO, loses nothing while it is up."""
 
-    __slots__ = ("_delay", "_last_s", "_random", "bits_per_s", "delay_s")
+    __slots__ = ("_busy_until_s", "_delay", "_last_s", "_random", "bits_per_s", "delay_s")
 
     def __init__(self, delay: Delay, rng: random.Random, bits_per_s: float | None = None) -> None:
         self.delay_s = delay.low_s if delay.is_fixed and bits_per_s is None else None
@@ -46,6 +46,7 @@ class Link:
         self.bits_per_s = bits_per_s
         self._delay = delay
         self._random = rng.random
+        self._busy_until_s = 0.0
         self._last_s = 0.0
 
     def arrival_s(self, now_s: float, size_bytes: int) -> float:
@@ -54,7 +55,8 @@ class Link:
         start_s = now_s
         if self.bits_per_s is not None:
             # The sender is busy until the last bit of what went before is out.
-            start_s = max(now_s, self._last_s - delay.low_s) + 8 * size_bytes / self.bits_per_s
+            start_s = max(now_s, self._busy_until_s) + 8 * size_bytes / self.bits_per_s
+            self._busy_until_s = start_s
         arrival_s = start_s + delay.low_s + (delay.high_s - delay.low_s) * self._random()
         self._last_s = max(arrival_s, self._last_s)
         return self._last_s
