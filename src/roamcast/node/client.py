@@ -136,26 +136,26 @@ class Client:
     # --- what the broker says ---
 
     def _on_deliver(self, message: Deliver) -> None:
-        burst = message.burst
-        received = self.received.get(message.stream, 0)
-        end = message.sequence + burst.count - 1
+        burst, stream, sequence, out = message.burst, message.stream, message.sequence, self._out
+        received = self.received.get(stream, 0)
+        end = sequence + burst.count - 1
         if end <= received:
             # Sent again, because what said so before was lost.
-            self._out.sends.append((self.broker, Acknowledge(message.stream, received)))
+            out.sends.append((self.broker, Acknowledge(stream, received)))
             return
-        if message.sequence <= received:
-            burst = burst.tail(received - message.sequence + 1)
-        self.received[message.stream] = end
+        if sequence <= received:
+            burst = burst.tail(received - sequence + 1)
+        self.received[stream] = end
         self._sequence += 1
         # Positional, because there is one of these for every delivery.
-        self._out.records.append(
+        out.records.append(
             Row(
                 self._sequence, self._now, self.id, "delivered", self.id, self.broker, None, burst.publisher,
                 burst.incarnation, burst.number, burst.count, None, None, None, burst.size, None,
                 burst.attributes, None, burst.published_at,
             )
         )  # fmt: skip
-        self._out.sends.append((self.broker, Acknowledge(message.stream, end)))
+        out.sends.append((self.broker, Acknowledge(stream, end)))
 
     def _on_message(self, message: Message) -> None:
         match message:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import Any
 
 from roamcast.core.effects import (
@@ -21,7 +21,6 @@ from roamcast.core.effects import (
     Configured,
     Deadline,
     Detached,
-    Effects,
     Input,
     LeaveFor,
     Received,
@@ -39,6 +38,13 @@ from roamcast.simulator.topology import Topology
 Action = tuple[float, str, Input]
 """At this time, this client's application does this."""
 
+Event = tuple[float, int, Callable[[Any, Any], None], Any, Any, "deque[Event] | None"]
+"""When, a number that keeps the order of equal times, what to call with what, and its lane."""
+
+LINK_DELAY = Delay(0.010, 0.010)
+ACCESS_DELAY = Delay(0.020, 0.020)
+NO_DELAY = Delay(0.0, 0.0)
+
 CONTROL_BYTES = 64
 """What a message without content counts for on a link with limited bandwidth."""
 
@@ -50,10 +56,10 @@ class NetworkSettings:
     protocol: str = "sub_unsub"
     routing: str = ""
     advertisements: bool = False
-    link_delay: Delay = Delay(0.010, 0.010)
-    access_delay: Delay = Delay(0.020, 0.020)
+    link_delay: Delay = LINK_DELAY
+    access_delay: Delay = ACCESS_DELAY
     access_bits_per_s: float | None = None
-    notice_delay: Delay = Delay(0.0, 0.0)
+    notice_delay: Delay = NO_DELAY
     """How long after a silent leave the broker notices it."""
     service_s: float = 0.0
     """How long a broker works on one message."""
@@ -91,19 +97,29 @@ class Traffic:
 class Connection:
     """One attach of one client, from its hello until it goes away."""
 
-    __slots__ = ("broker", "client", "down", "id", "is_open", "up")
+    __slots__ = ("broker", "client", "down", "id", "is_heard", "is_open", "up")
 
-    def __init__(self, id: int, client: str, broker: str, up: Link, down: Link) -> None:
+    def __init__(self, id: int, client: Client, broker: str, up: Link, down: Link) -> None:
         self.id = id
         self.client = client
         self.broker = broker
         self.up = up
         self.down = down
         self.is_open = True
+        self.is_heard = True
+        """Whether the client still hears the broker; no more, once it has said that it leaves."""
+
+    def close(self) -> None:
+        self.is_open = self.is_heard = False
 
 
 class Network:
-    """Brokers, clients and links, and the heap that drives them."""
+    """Brokers, clients and links, and the heap that drives them.
+
+    What travels with a delay that is always the same arrives in the order in which
+    it was sent. So it waits in a lane, a plain queue of which only the first event
+    is in the heap too: the heap stays small, however much is under way.
+    """
 
     def __init__(
         self,
@@ -118,11 +134,13 @@ class Network:
         self.traffic = Traffic()
         self.closed_by_broker: list[str] = []
         self.steps = 0
-        self._service_s = settings.service_s
         self._observe = observe
         self._trace = trace
-        self._heap: list[tuple[float, int, Callable[[Any, Any], None], Any, Any]] = []
+        self._heap: list[Event] = []
         self._pushed = 0
+        self._link_lane = _lane(settings.link_delay)
+        self._access_lane = _lane(settings.access_delay, settings.access_bits_per_s)
+        self._arrive = self._wait_for_service if settings.service_s else self._step_broker
         self._rng = random.Random(f"{settings.seed}/network")
         self.clients: dict[str, Client] = {}
         self._connections: dict[str, Connection] = {}
@@ -163,18 +181,37 @@ class Network:
         script = iter(actions)
         self._push_action(script)
         with _without_collector():
-            heap, report_at = self._heap, 0
+            heap, steps = self._heap, self.steps
+            report_at = steps if progress is not None else float("inf")
             while heap:
-                self.now, _, handle, first, second = heappop(heap)
+                self.now, _, handle, first, second, lane = heap[0]
+                if lane is None:
+                    heappop(heap)
+                else:
+                    lane.popleft()
+                    if lane:
+                        heapreplace(heap, lane[0])
+                    else:
+                        heappop(heap)
                 handle(first, second)
-                self.steps += 1
-                if progress is not None and self.steps >= report_at:
+                steps += 1
+                if steps >= report_at and progress is not None:
                     progress(self.now)
-                    report_at = self.steps + 5_000
+                    report_at = steps + 5_000
+            self.steps = steps
 
     def _push(self, at: float, handle: Callable[[Any, Any], None], first: Any, second: Any) -> None:
         self._pushed += 1
-        heappush(self._heap, (at, self._pushed, handle, first, second))
+        heappush(self._heap, (at, self._pushed, handle, first, second, None))
+
+    def _push_lane(
+        self, lane: deque[Event], at: float, handle: Callable[[Any, Any], None], first: Any, second: Any
+    ) -> None:
+        self._pushed += 1
+        event = (at, self._pushed, handle, first, second, lane)
+        if not lane:
+            heappush(self._heap, event)
+        lane.append(event)
 
     def _push_action(self, script: Iterator[Action]) -> None:
         action = next(script, None)
@@ -193,15 +230,11 @@ class Network:
 
     # --- brokers ---
 
-    def _arrive(self, broker: str, item: Input) -> None:
-        """Something reaches a broker; it works on one message at a time."""
-        service_s = self._service_s
-        if service_s:
-            done_s = max(self.now, self._busy_until.get(broker, 0.0)) + service_s
-            self._busy_until[broker] = done_s
-            self._push(done_s, self._step_broker, broker, (item,))
-        else:
-            self._step_broker(broker, (item,))
+    def _wait_for_service(self, broker: str, inputs: tuple[Input, ...]) -> None:
+        """Something reaches a broker, which works on one message at a time."""
+        done_s = max(self.now, self._busy_until.get(broker, 0.0)) + self.settings.service_s
+        self._busy_until[broker] = done_s
+        self._push(done_s, self._step_broker, broker, inputs)
 
     def _step_broker(self, broker: str, inputs: tuple[Input, ...]) -> None:
         node = self.brokers[broker]
@@ -225,34 +258,35 @@ class Network:
             self._step_broker(broker, (Deadline(),))
 
     def _send_peers(self, broker: str, sends: list[tuple[str, Message]]) -> None:
-        links, hops = self._links[broker], self.traffic.hops
-        heap, arrive, now = self._heap, self._arrive, self.now
-        self.traffic.messages += len(sends)
+        traffic, trace, now, lane = self.traffic, self._trace, self.now, self._link_lane
+        hops, delay_s = traffic.hops, self.settings.link_delay.low_s
+        traffic.messages += len(sends)
         for peer, message in sends:
             if type(message) is Burst:
                 hops["publish"] += message.count
             else:
                 hops[cause_of(message)] += message.weight
-            link = links[peer]
-            at = now + link.delay_s if link.delay_s is not None else link.arrival_s(now, CONTROL_BYTES)
-            self._pushed += 1
-            heappush(heap, (at, self._pushed, arrive, peer, Received(broker, message)))
-            if self._trace is not None:
-                self._trace(now, broker, peer, message)
+            inputs = (Received(broker, message),)
+            if lane is not None:
+                self._push_lane(lane, now + delay_s, self._arrive, peer, inputs)
+            else:
+                at = self._links[broker][peer].arrival_s(now, CONTROL_BYTES)
+                self._push(at, self._arrive, peer, inputs)
+            if trace is not None:
+                trace(now, broker, peer, message)
 
     # --- clients ---
 
-    def _step_client(self, client: str, item: Input) -> None:
-        node = self.clients.get(client)
-        if node is None:
-            node = self.clients[client] = Client(client, self.settings.names_last_broker)
-        self._perform_client(client, node.step(self.now, (item,)))
+    def _client(self, id: str) -> Client:
+        client = self.clients.get(id)
+        if client is None:
+            client = self.clients[id] = Client(id, self.settings.names_last_broker)
+        return client
 
-    def _perform_client(self, client: str, effects: Effects) -> None:
+    def _step_client(self, id: str, item: Input) -> None:
+        effects = self._client(id).step(self.now, (item,))
         if effects.sends:
-            connection = self._connections[client]
-            for _, message in effects.sends:
-                self._send_up(connection, message)
+            self._send_up(self._connections[id], effects.sends)
         if effects.records:
             self._observe(effects.records)
 
@@ -264,7 +298,7 @@ class Network:
             Link(settings.access_delay, self._rng_for(client, str(number), way), settings.access_bits_per_s)
             for way in ("up", "down")
         )
-        self._connections[client] = Connection(number, client, broker, up, down)
+        self._connections[client] = Connection(number, self._client(client), broker, up, down)
         self._step_client(client, AttachTo(broker, number))
 
     def _leave(self, client: str, destination: str) -> None:
@@ -274,67 +308,81 @@ class Network:
         self._step_client(client, LeaveFor(destination))
         if destination:
             return  # The connection ends when the broker has heard of it.
-        connection.is_open = False
+        connection.close()
         delay = self.settings.notice_delay
         notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
         item = Detached(client, connection.id)
-        self._push(self.now + notice_s, self._arrive, connection.broker, item)
+        self._push(self.now + notice_s, self._arrive, connection.broker, (item,))
 
-    def _send_up(self, connection: Connection, message: Message) -> None:
-        self.traffic.access_hops += 1
-        link = connection.up
-        at = self.now + link.delay_s if link.delay_s is not None else link.arrival_s(self.now, CONTROL_BYTES)
-        if type(message) is Leave:
-            # What it already sent arrives, but nothing reaches it any more.
-            self._push(at, self._arrive_leave, connection, message)
-            self._connections.pop(connection.client)
-        else:
-            self._push(at, self._arrive_up, connection, message)
+    def _send_up(self, connection: Connection, sends: list[tuple[str, Message]]) -> None:
+        now, lane = self.now, self._access_lane
+        self.traffic.access_hops += len(sends)
+        for _, message in sends:
+            handle = self._arrive_up
+            if type(message) is Leave:
+                # What it already sent arrives, but nothing reaches it any more.
+                handle = self._arrive_leave
+                connection.is_heard = False
+                del self._connections[connection.client.id]
+            if lane is not None:
+                at = now + self.settings.access_delay.low_s
+                self._push_lane(lane, at, handle, connection, message)
+            else:
+                self._push(connection.up.arrival_s(now, CONTROL_BYTES), handle, connection, message)
 
     def _arrive_up(self, connection: Connection, message: Message) -> None:
         if not connection.is_open:
             return
+        client, number = connection.client.id, connection.id
         if type(message) is Hello:
-            self._arrive(connection.broker, Attached(connection.client, connection.id, message))
+            self._arrive(connection.broker, (Attached(client, number, message),))
         else:
-            self._arrive(connection.broker, Submitted(connection.client, connection.id, message))
+            self._arrive(connection.broker, (Submitted(client, number, message),))
 
     def _arrive_leave(self, connection: Connection, message: Message) -> None:
         self._arrive_up(connection, message)
-        connection.is_open = False
+        connection.close()
 
     def _send_clients(self, sends: list[tuple[str, int, Message]]) -> None:
-        now, connections = self.now, self._connections
+        now, connections, lane = self.now, self._connections, self._access_lane
         for client, number, message in sends:
             connection = connections.get(client)
             if connection is None or connection.id != number or not connection.is_open:
                 continue
             self.traffic.access_hops += message.weight
-            link = connection.down
-            if link.delay_s is not None:
-                at = now + link.delay_s
+            if lane is not None:
+                at = now + self.settings.access_delay.low_s
+                self._push_lane(lane, at, self._arrive_down, connection, message)
             else:
                 content = message.burst.size if type(message) is Deliver else 0
-                at = link.arrival_s(now, CONTROL_BYTES + content)
-            self._pushed += 1
-            heappush(self._heap, (at, self._pushed, self._arrive_down, connection, message))
+                at = connection.down.arrival_s(now, CONTROL_BYTES + content)
+                self._push(at, self._arrive_down, connection, message)
 
     def _arrive_down(self, connection: Connection, message: Message) -> None:
-        if connection.is_open and self._connections.get(connection.client) is connection:
-            client = connection.client
-            self._perform_client(client, self.clients[client].step(self.now, (Received(connection.broker, message),)))
+        if not connection.is_heard:
+            return
+        effects = connection.client.step(self.now, (Received(connection.broker, message),))
+        if effects.sends:
+            self._send_up(connection, effects.sends)
+        if effects.records:
+            self._observe(effects.records)
 
     def _close(self, closes: list[tuple[str, int, str]]) -> None:
         """A broker ends a connection; a client that is still on it has been wronged."""
         for client, number, reason in closes:
             connection = self._connections.get(client)
             if connection is not None and connection.id == number and connection.is_open:
-                connection.is_open = False
+                connection.close()
                 self.closed_by_broker.append(f"{client} at {connection.broker} at {self.now:.6f}: {reason}")
 
     def is_attached(self, client: str) -> bool:
         connection = self._connections.get(client)
         return connection is not None and connection.is_open
+
+
+def _lane(delay: Delay, bits_per_s: float | None = None) -> deque[Event] | None:
+    """A lane for everything with this delay, if it is always the same."""
+    return deque() if delay.is_fixed and bits_per_s is None else None
 
 
 @contextmanager
