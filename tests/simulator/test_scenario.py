@@ -34,9 +34,7 @@ def varied() -> list[Scenario]:
         SMALL,
         replace(SMALL, network=slow, movement="NBR", proclaimed=0.5),
         replace(SMALL, network=told, movement="RND", workload="nested", selectivity=0.2),
-        replace(
-            SMALL, topology="line:4", workload="ranges", network=NetworkSettings(protocol="durable", seed=4)
-        ),
+        replace(SMALL, topology="line:4", workload="ranges", network=durable),
     ]
 
 

@@ -16,6 +16,7 @@ stored can be delivered. `leave b2` says where the client goes (a proclaimed mov
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -78,8 +79,10 @@ class Story:
 
 _SETTINGS = (
     "protocol", "routing", "advertisements", "link", "access", "notice",
-    "window", "names_last_broker", "seed",
+    "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "seed",
 )  # fmt: skip
+_COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|#.*""")
+"""A quoted text, which may contain a `#`, or a comment."""
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
 
 
@@ -131,8 +134,9 @@ def parse_story(text: str, name: str = "story") -> Story:
     topology: Topology | None = None
     settings = NetworkSettings()
     actions: list[Action] = []
+    lines: list[int] = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#", 1)[0].split(None, 1)
+        words = _COMMENT.sub(lambda found: found[1] or "", line).split(None, 1)
         if not words:
             continue
         key, rest = words[0], words[1].strip() if len(words) > 1 else ""
@@ -141,17 +145,18 @@ def parse_story(text: str, name: str = "story") -> Story:
                 topology = _parse_brokers(name, rest)
             elif key == "at":
                 actions.append(_parse_action(rest))
+                lines.append(number)
             else:
                 settings = _parse_setting(settings, key, rest)
         except (InputError, ValueError) as error:
             raise InputError(f"{name}, line {number}: {error}") from None
     if topology is None:
         raise InputError(f"{name}: no line `brokers a-b b-c …` that says which brokers there are")
-    for _, _, item in actions:
-        if isinstance(item, AttachTo):
-            topology.check_broker(item.broker)
-        elif isinstance(item, LeaveFor) and item.destination:
-            topology.check_broker(item.destination)
+    for number, (_, _, item) in zip(lines, actions, strict=True):
+        broker = getattr(item, "broker", "") or getattr(item, "destination", "")
+        if broker and broker not in topology.brokers:
+            valid = ", ".join(topology.brokers)
+            raise InputError(f"{name}, line {number}: there is no broker {broker!r}; valid are {valid}")
     return Story(topology, settings, tuple(sorted(actions, key=lambda action: action[0])))
 
 
@@ -171,8 +176,10 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
     parsed: object = value
     if key in _DELAYS:
         parsed = Delay.parse(value)
-    elif key in ("seed", "window"):
+    elif key in ("seed", "window", "buffer_bytes"):
         parsed = int(value)
+    elif key in ("access_bits_per_s", "service_s"):
+        parsed = float(value)
     elif key in ("advertisements", "names_last_broker"):
         if value not in ("True", "False"):
             raise InputError(f"{key} {value!r}: valid are True and False")
@@ -185,8 +192,12 @@ def _parse_action(text: str) -> Action:
     if len(parts) < 3:
         raise InputError(f"{text!r}: expected `at SECONDS CLIENT VERB …`")
     time_s, client, verb = float(parts[0]), parts[1], parts[2]
+    if not 0 <= time_s < float("inf"):
+        raise InputError(f"at {parts[0]}: valid is a time from 0 on, in seconds")
     if verb not in _VERBS:
         raise InputError(f"{verb!r}: valid are {', '.join(_VERBS)}")
+    if verb == "attach" and len(parts) < 4:
+        raise InputError(f"{text!r}: attach to which broker?")
     return (time_s, client, _VERBS[verb](parts[3] if len(parts) > 3 else ""))
 
 
@@ -221,7 +232,7 @@ def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Stor
     default = NetworkSettings()
     for name in (
         "advertisements", "routing", "window", "names_last_broker",
-        "notice_delay", "access_delay", "link_delay",
+        "access_bits_per_s", "service_s", "buffer_bytes", "notice_delay", "access_delay", "link_delay",
     ):  # fmt: skip
         simpler = replace(
             story, settings=replace(story.settings, **{name: getattr(default, name)})
