@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
+from roamcast.cli.output import emit_json, prepare_out_folder, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
+from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
 
@@ -62,7 +63,7 @@ def show(result: dict[str, Any], violations: list[str]) -> None:
         f"{settings['clients']} clients on {settings['topology']}, {settings['mobile']:.0%} of them roaming, "
         f"{settings['duration_s']:g} s, seed {settings['seed']}"
     )
-    table(
+    table_in_parts(
         ["mobility protocol", *COLUMNS],
         [[name, *(figures[key] for key in COLUMNS.values())] for name, figures in protocols.items()],
         title=title,

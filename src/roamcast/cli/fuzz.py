@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roamcast.cli.output import emit_json, progress, table
+from roamcast.cli.output import emit_json, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
+from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
 
@@ -98,7 +99,7 @@ def fuzz(
 def search(protocol: str, seeds_text: str, failures_max: int, workers: int | None, *, as_json: bool) -> bool:
     seeds, protocols = parse_seeds(seeds_text), parse_protocols(protocol)
     done, total = 0, len(seeds) * len(protocols)
-    with progress(f"fuzzing {', '.join(protocols)}") as show_progress:
+    with progress(f"fuzzing {protocol}") as show_progress:
 
         def on_seed() -> None:
             nonlocal done
@@ -284,12 +285,13 @@ def merged(reports: list[FuzzReport]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table(
+    table_in_parts(
         ["mobility protocol", *(name.replace("_", " ") for name in COLUMNS)],
         [
             [protocol, *(figures[name] for name in COLUMNS)]
             for protocol, figures in result["protocols"].items()
         ],
+        title="promises kept" if not result["failures"] else "promises broken: see below",
     )
     for failure in result["failures"]:
         print(f"\n{failure['protocol']}, seed {failure['seed']}, shrunk to a short story:")

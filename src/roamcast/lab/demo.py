@@ -166,8 +166,8 @@ def trip_actions(first: str, middle: str, last: str) -> list[Action]:
 # --- the whole demo ---
 
 SCENES = (
-    Scene("protocols", "Roaming clients, once for each mobility protocol", play_protocols),
-    Scene("departure_arrival", "One client's trip, without and with mobility support", play_trip),
+    Scene("protocols", "Roaming under each mobility protocol", play_protocols),
+    Scene("departure_arrival", "One trip, without and with support", play_trip),
 )
 
 
