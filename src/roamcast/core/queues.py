@@ -24,9 +24,9 @@ class Buffer:
         self._arrivals: deque[tuple[DeliveryQueue, int]] = deque()
         self._tidy_at = ARRIVALS_KEPT_MIN
 
-    def added(self, queue: DeliveryQueue, end: int, size: int) -> list[tuple[DeliveryQueue, Burst]]:
+    def added(self, queue: DeliveryQueue, end: int, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
         """Account for a new burst, which ends at this position of its queue; return what had to go."""
-        self.used_bytes += size
+        self.used_bytes += self._take_room(burst)
         self._arrivals.append((queue, end))
         if len(self._arrivals) > self._tidy_at:
             self._tidy()
@@ -39,8 +39,16 @@ class Buffer:
                 evicted.append((oldest, oldest.drop_oldest()))
         return evicted
 
-    def removed(self, size: int) -> None:
-        self.used_bytes -= size
+    def removed(self, burst: Burst) -> None:
+        self.used_bytes -= self._give_room(burst)
+
+    def _take_room(self, burst: Burst) -> int:
+        """The bytes that one more queue with this burst takes."""
+        return burst.size
+
+    def _give_room(self, burst: Burst) -> int:
+        """The bytes that are free when a queue no longer has this burst."""
+        return burst.size
 
     def _tidy(self) -> None:
         """Forget what has left by itself; at the next doubling, so that it costs little per burst."""
@@ -85,7 +93,7 @@ class DeliveryQueue:
         self.appended += burst.count
         if not self._limited or self._buffer is None:
             return []
-        return self._buffer.added(self, self.appended, burst.size)
+        return self._buffer.added(self, self.appended, burst)
 
     def extend(self, bursts: Iterable[Burst]) -> list[tuple[DeliveryQueue, Burst]]:
         evicted = []
@@ -167,5 +175,5 @@ class DeliveryQueue:
         burst = bursts.popleft()
         self.popped += burst.count
         if self._limited and self._buffer is not None:
-            self._buffer.removed(burst.size)
+            self._buffer.removed(burst)
         return burst

@@ -1,6 +1,6 @@
 """Mobility protocols, one file each. Importing the package registers them all."""
 
-from roamcast.mobility import durable, multi_hop_handoff, none, sub_unsub
+from roamcast.mobility import durable, multi_hop_handoff, none, proactive, sub_unsub
 from roamcast.mobility.base import (
     PROTOCOLS,
     Host,
@@ -23,6 +23,7 @@ __all__ = [
     "find_protocol",
     "multi_hop_handoff",
     "none",
+    "proactive",
     "register",
     "sub_unsub",
 ]

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from typing import Any
 
+import msgspec
+
 from roamcast.core.effects import (
     Attached,
     AttachTo,
@@ -67,7 +69,12 @@ class NetworkSettings:
     window: int = 256
     names_last_broker: bool = True
     records: Level = "counters"
+    mobility: Settings = field(default_factory=Settings)
+    """What can be set for the protocol; the bound on the delay is filled in."""
     seed: int = 0
+
+    def mobility_settings(self, topology: Topology) -> Settings:
+        return msgspec.structs.replace(self.mobility, delay_bound_s=self.delay_bound_s(topology))
 
     def delay_bound_s(self, topology: Topology) -> float:
         """No message takes longer between any two brokers (brokers that do not queue)."""
@@ -166,7 +173,7 @@ class Network:
                 window=settings.window,
                 buffer_bytes=settings.buffer_bytes,
                 records=settings.records,
-                protocol=Settings(delay_bound_s=settings.delay_bound_s(self.topology)),
+                protocol=settings.mobility_settings(self.topology),
             ),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roamcast.core.notification import Message
 from roamcast.core.records import Row
-from roamcast.mobility import Settings, check_combination, find_protocol
+from roamcast.mobility import check_combination, find_protocol
 from roamcast.simulator.checkers import Checker, Edges, Identity, Result
 from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
 from roamcast.simulator.topology import Topology
@@ -25,9 +25,8 @@ class Run:
 def check_settings(topology: Topology, settings: NetworkSettings) -> None:
     """Refuse what cannot work, before any work is done."""
     protocol = find_protocol(settings.protocol)
-    if settings.routing:
-        check_combination(protocol, settings.routing)
-    protocol.check(Settings(delay_bound_s=settings.delay_bound_s(topology)))
+    check_combination(protocol, settings.routing or protocol.strategies[0], settings.advertisements)
+    protocol.check(settings.mobility_settings(topology))
 
 
 def run_checked(

@@ -1,0 +1,185 @@
+"""The neighbour graph: where the clients of a broker go next (Gaddah 3.3).
+
+It is not the overlay. Each broker learns its own part from the moves it sees: a
+client that comes from another broker (reconnection request) and one that is
+asked for by another broker (context transfer request). In an undirected graph
+both make an edge; in a directed one only the second, because it is the broker
+that clients leave which must know where they go. An edge that no client has used
+for a while is removed, and so is the least recently used when there are too many.
+
+How good the graph is can be read off: `false_negative` is the share of moves over
+edges that it did not have (eq. 3.5), `false_positive` the share of its edges' time
+that was spent for nothing (eq. 3.6).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from roamcast.errors import InputError
+
+EVENTS_KEPT_MAX = 10_000
+"""Moves, and removed edges, that are remembered for the figures; older ones are forgotten."""
+
+Graph = dict[str, dict[str, float]]
+"""Broker to the brokers that its clients go to next, each with its probability."""
+
+
+def parse_graph(text: str, name: str = "neighbour graph") -> Graph:
+    """Read `{"brokers": {"b1": {"b2": {"probability": 0.4}, …}, …}}`; an error names the place."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{name}: {error}; expected JSON") from None
+    rows = document.get("brokers") if isinstance(document, dict) else None
+    if not isinstance(rows, dict):
+        raise InputError(f'{name}: expected an object like {{"brokers": {{"b1": {{…}}}}}}')
+    graph: Graph = {}
+    for broker, row in rows.items():
+        if not isinstance(row, dict):
+            raise InputError(f'{name}, broker {broker!r}: expected {{"b2": {{"probability": 0.4}}, …}}')
+        graph[broker] = {
+            neighbour: _probability(f"{name}, {broker!r} to {neighbour!r}", edge)
+            for neighbour, edge in row.items()
+        }
+        if broker in graph[broker]:
+            raise InputError(f"{name}, broker {broker!r}: is its own neighbour; an edge joins two brokers")
+    return graph
+
+
+def _probability(where: str, edge: Any) -> float:
+    value = edge.get("probability") if isinstance(edge, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f'{where}: expected {{"probability": P}} with P from 0 to 1')
+    return float(value)
+
+
+def neighbours_of(graph: Mapping[str, Mapping[str, float]], broker: str, directed: bool) -> dict[str, float]:
+    """The part of a whole graph that one broker needs; without directions, edges count from both ends."""
+    row = dict(graph.get(broker, {}))
+    if not directed:
+        for other, edges in graph.items():
+            if broker in edges:
+                row[other] = max(row.get(other, 0.0), edges[broker])
+    return row
+
+
+class Edge:
+    """A neighbour, since when it is one, and when a client last moved that way."""
+
+    __slots__ = ("added_at", "probability", "used_at")
+
+    def __init__(self, at: float, probability: float = 0.0) -> None:
+        self.added_at = at
+        self.used_at = at
+        self.probability = probability
+
+
+class Removed(NamedTuple):
+    """An edge that is no more."""
+
+    added_at: float
+    used_at: float
+    removed_at: float
+
+
+class NeighbourGraph:
+    """One broker's part of the graph: its neighbours."""
+
+    def __init__(
+        self, neighbours_max: int | None = None, timeout_s: float | None = None, directed: bool = False
+    ) -> None:
+        self.neighbours_max = neighbours_max
+        self.timeout_s = timeout_s
+        self.directed = directed
+        self.insertions = 0
+        self.moves = 0
+        self.removals = 0
+        self._edges: dict[str, Edge] = {}
+        """In order of use: the least recently used first."""
+        self._moves: deque[tuple[float, bool]] = deque(maxlen=EVENTS_KEPT_MAX)
+        """When a client moved to or from here, and whether that made an edge."""
+        self._removed: deque[Removed] = deque(maxlen=EVENTS_KEPT_MAX)
+
+    def load(self, row: Mapping[str, float], now: float) -> None:
+        """Begin with these neighbours; of too many, the most probable."""
+        for neighbour, probability in sorted(row.items(), key=lambda edge: (edge[1], edge[0])):
+            self._edges[neighbour] = Edge(now, probability)
+        while self._is_too_large():
+            del self._edges[next(iter(self._edges))]
+
+    def neighbours(self, now: float) -> list[str]:
+        self._expire(now)
+        return sorted(self._edges)
+
+    # --- learning (3.3.2) ---
+
+    def on_reconnect(self, came_from: str, now: float) -> bool:
+        """A client came from there. Returns whether the neighbours have changed."""
+        return False if self.directed else self._learn(came_from, now)
+
+    def on_context_request(self, destination: str, now: float) -> bool:
+        """A client that was here is there now. Returns whether the neighbours have changed."""
+        return self._learn(destination, now)
+
+    def _learn(self, neighbour: str, now: float) -> bool:
+        expired = self._expire(now)
+        edge = self._edges.pop(neighbour, None)
+        is_new = edge is None
+        if edge is None:
+            edge = Edge(now)
+            self.insertions += 1
+        edge.used_at = now
+        self._edges[neighbour] = edge
+        self.moves += 1
+        self._moves.append((now, is_new))
+        while self._is_too_large():
+            self._remove(next(iter(self._edges)), now)
+        return is_new or expired
+
+    def _is_too_large(self) -> bool:
+        return self.neighbours_max is not None and len(self._edges) > self.neighbours_max
+
+    def _expire(self, now: float) -> bool:
+        """Remove what was not used within the timeout, as of when it ended."""
+        if self.timeout_s is None:
+            return False
+        old = [one for one, edge in self._edges.items() if edge.used_at + self.timeout_s <= now]
+        for neighbour in old:
+            self._remove(neighbour, self._edges[neighbour].used_at + self.timeout_s)
+        return bool(old)
+
+    def _remove(self, neighbour: str, at: float) -> None:
+        edge = self._edges.pop(neighbour)
+        self.removals += 1
+        self._removed.append(Removed(edge.added_at, edge.used_at, at))
+
+    # --- how good it is (3.3.3) ---
+
+    def false_negative(self, now: float, interval_s: float) -> float | None:
+        """F_neg: of the moves within the interval, the share that had no edge; None without moves."""
+        recent = [is_new for at, is_new in self._moves if now - interval_s <= at <= now]
+        return sum(recent) / len(recent) if recent else None
+
+    def false_positive(self, now: float, interval_s: float) -> float | None:
+        """F_pos: of the time that edges were there within the interval, the share that was for nothing.
+
+        An edge was for nothing from its last use to its removal. By the timeout that
+        is the published T; by the limit on neighbours it is less. None without edges.
+        """
+        self._expire(now)
+        since = now - interval_s
+        wasted = sum(
+            edge.removed_at - max(edge.used_at, since) for edge in self._removed if edge.removed_at > since
+        )
+        resident = sum(end - max(added_at, since) for added_at, end in self._residence(now) if end > since)
+        return wasted / resident if resident > 0 else None
+
+    def _residence(self, now: float) -> Iterator[tuple[float, float]]:
+        for edge in self._edges.values():
+            yield edge.added_at, now
+        for removed in self._removed:
+            yield removed.added_at, removed.removed_at

@@ -1,0 +1,710 @@
+"""Pro-active context distribution (Gaddah, chapter 3), completed to exactly once and in order.
+
+A client's broker keeps passive copies of its context (its subscriptions) at the
+brokers where it may go next, its neighbours (`neighbour_graph.py`). When the
+client disconnects, the copies become active: each is a virtual subscriber, which
+stores what the client misses. When it reattaches at a neighbour, delivery begins
+from what is stored there. The eight cases of figure 3.1, as they are here:
+
+    1  initial connection        surround      PassiveCopy to every neighbour
+    2  disconnects               activate      ActivateCopy, then ForwardStored until acknowledged
+    3  reconnects, same broker   deactivate    DeactivateCopy
+    4  moves out                 on_depart     DeactivateCopy where the new broker needs it, else DeleteCopy
+    5  moves in                  move_in       PassiveCopy to the neighbours that have no copy yet
+    6  (un)subscribes            on_changed    PassiveCopy anew, or DeleteCopy
+    7  context obtained          on_passive_copy, on_activate_copy
+    8  times out                 on_deadline   DeleteCopy
+
+A copy is absent, passive or active (figure 3.2). Its control attribute is the
+attach number of the holder that spoke last: what an earlier holder says, and
+arrives late, is ignored (the races of section 3.2).
+
+What is completed:
+
+- A store begins with holes. A broker that has not heard of the virtual subscriber
+  sends to the old broker only. So a copy acknowledges its activation when its
+  subscriptions have settled (`proactive:published`: when it has the request, which
+  is enough only where notifications are flooded), and until then the old broker
+  forwards what it receives. Links do not overtake, so what nobody sent to the new
+  place has reached the old one before the acknowledgement does. What came to both
+  is told by the last forwarded number of each publisher.
+- The old broker remains in charge of what it stored until the broker where the
+  client is has acknowledged. If that had no active copy (unknown edge, or the
+  client was faster than the notice of its leaving), the activation takes place at
+  departure: the reactive fallback is the same exchange, later.
+- A client may leave while its store is still being completed: then the store
+  forwards to the next one what is forwarded to it.
+- Copies are activated only when a handoff is complete and the client's own changes
+  have settled, so that old and new broker always speak of the same context.
+- Which passive copies stay in place at a move is not guessed from neighbour lists
+  at both ends; the old broker decides and tells the new one with the session.
+
+Left out: broker failures (section 3.2, last part) need heartbeats, which are not
+here yet. At a timeout only the neighbours give up; the last broker stores on, for
+as long as its buffer lasts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Owner, Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
+from roamcast.mobility.neighbour_graph import NeighbourGraph, neighbours_of, parse_graph
+from roamcast.mobility.shared_buffer import SharedBuffer
+
+STREAM = "session"
+"""One numbering for all brokers."""
+
+Subscriptions = dict[str, float]
+"""A client's context: filter text to the time of issue."""
+
+
+class PassiveCopy(Message, frozen=True):
+    """Keep this context: the client may come to you next."""
+
+    client: str
+    number: int
+    subscriptions: Subscriptions
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ActivateCopy(Message, frozen=True):
+    """Store for the client, beginning with what it has not acknowledged.
+
+    `base` is how far it has, `sent` how many notifications after that were on their
+    way to it. `subscriptions` is None where the receiver has the context already.
+    With `late` the client is there by now: the reactive fallback.
+    """
+
+    client: str
+    number: int
+    activation: int
+    base: int
+    sent: int
+    bursts: tuple[Burst, ...]
+    subscriptions: Subscriptions | None
+    late: bool
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return sum(burst.count for burst in self.bursts) or 1
+
+
+class CopyActivated(Message, frozen=True):
+    """Whatever is published from now on comes here, too."""
+
+    client: str
+    activation: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ForwardStored(Message, frozen=True):
+    """What came after the activation was sent; `last` answers its acknowledgement."""
+
+    client: str
+    activation: int
+    bursts: tuple[Burst, ...]
+    last: bool
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return sum(burst.count for burst in self.bursts) or 1
+
+
+class DeactivateCopy(Message, frozen=True):
+    """Stop storing, forget what is stored, keep the context."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class DeleteCopy(Message, frozen=True):
+    """Forget the context and what is stored."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ServeFromCopy(Message, frozen=True):
+    """The client is at the destination, and you are nearer: do for it what its old broker would do."""
+
+    client: str
+    destination: str
+    received: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class NeighbourList(Message, frozen=True):
+    """The sender's neighbours, for those of them who decide which copies it can use."""
+
+    neighbours: tuple[str, ...]
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ClientGone(Message, frozen=True):
+    """From a broker to itself: if the client is not elsewhere by then, its copies are activated."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Reader:
+    """A store elsewhere that this one forwards to."""
+
+    def __init__(self, broker: str) -> None:
+        self.broker = broker
+        self.acknowledged = False
+
+
+class Store:
+    """What a broker stores for a client, and for whom it forwards: a stay's, or an active copy's."""
+
+    def __init__(self, client: str, serial: int, queue: DeliveryQueue, source: str, activation: int) -> None:
+        self.owner = (client, serial)
+        self.queue = queue
+        self.subscriptions: Subscriptions = {}
+        self.source = source
+        self.activation = activation
+        """Who forwards to this store, and under which number of theirs, until it is complete."""
+        self.complete = source == ""
+        self.early: list[Burst] = []
+        """What came here before the store was complete; it belongs after what is forwarded."""
+        self.forwarded: dict[str, tuple[int, int]] = {}
+        """Publisher to the incarnation and number last forwarded: up to these, `early` has duplicates."""
+        self.readers: dict[int, Reader] = {}
+        """By the number of the activation."""
+        self.departed = False
+        """Whether nobody here needs it any more: it ends when all readers are served."""
+
+    @property
+    def client(self) -> str:
+        return self.owner[0]
+
+
+class Remote:
+    """A copy at a neighbour, as its holder knows it."""
+
+    def __init__(self, is_known: bool) -> None:
+        self.is_known = is_known
+        """Whether it has the context as it is now."""
+        self.activation = 0
+        self.complete = False
+        """Active, acknowledged, and told everything: it needs nobody any more."""
+
+
+class Stay:
+    """The session is here."""
+
+    def __init__(self, session: Session, store: Store) -> None:
+        self.session = session
+        self.store = store
+        self.copies: dict[str, Remote] = {}
+        self.changing = 0
+        """The client's own changes that have not settled."""
+        self.is_away = False
+        self.is_active = False
+        """Whether its copies are."""
+        self.is_timed_out = False
+
+
+class Copy:
+    """A context kept for another broker's client."""
+
+    def __init__(self, number: int, subscriptions: Subscriptions, store: Store | None, late: bool) -> None:
+        self.number = number
+        """The control attribute."""
+        self.subscriptions = subscriptions
+        self.store = store
+        """None while it is passive."""
+        self.late = late
+
+
+class Proactive(MobilityProtocol):
+    name = "proactive"
+    summary = "exactly once and in order; neighbours store for clients that are away and may come to them"
+    promise = Promise(lost=frozenset({"overflow"}))
+    acknowledges_when_settled: ClassVar[bool] = True
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.graph = NeighbourGraph(
+            settings.neighbours_max, settings.neighbour_timeout_s, settings.neighbours_directed
+        )
+        if settings.neighbour_graph:
+            graph = parse_graph(settings.neighbour_graph)
+            self.graph.load(neighbours_of(graph, host.id, settings.neighbours_directed), host.now)
+        self.buffer = SharedBuffer(host.buffer.limit_bytes)
+        self.figures: Counter[str] = Counter()
+        """Attaches with a session from elsewhere: `hit`, `hit_activating`, `miss`; `served_nearer`,
+        `timeout`; filters `propagated` to neighbours, and those `covered` by others that were."""
+        self.current: dict[str, Stay] = {}
+        self.copies: dict[str, Copy] = {}
+        self.stores: dict[int, Store] = {}
+        """All of them, by serial number."""
+        self.fed: dict[tuple[str, int], Store] = {}
+        """Stores that are not complete, by who forwards to them and the number of the activation."""
+        self.activations: dict[int, Store] = {}
+        """Activations elsewhere that are not finished, and the store that forwards to them."""
+        self.neighbour_lists: dict[str, tuple[str, ...]] = {}
+        self._serial = 0
+
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        if settings.neighbour_graph:
+            parse_graph(settings.neighbour_graph)
+
+    # --- cases 1, 3, 5: the client is here ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client = session.client
+        if came_from == "":
+            stay = self.current[client] = Stay(session, self.open_store(client, 0))
+        elif came_from == self.host.id:
+            stay = self.current[client]
+            self.deactivate(stay)
+        else:
+            stay = self.current[client] = self.move_in(session, came_from)
+        stay.is_away = stay.is_timed_out = False
+        stay.store.queue.rewind(received.get(STREAM, 0))
+        self.host.deliver_from(client, stay.store.queue)
+        self.try_finish(stay)
+
+    def move_in(self, session: Session, came_from: str) -> Stay:
+        """The copy, which was activated before the session came, becomes the client's own."""
+        copy = self.copies.pop(session.client)
+        store = copy.store
+        assert store is not None
+        self.figures["miss" if copy.late else "hit" if store.complete else "hit_activating"] += 1
+        stay = Stay(session, store)
+        stay.copies = {broker: Remote(is_known=True) for broker in _left_in_place(session)}
+        for text, issued_at in session.subscriptions.items():
+            if text not in store.subscriptions:
+                self.host.subscribe(store.owner, parse(text), issued_at)
+                store.subscriptions[text] = issued_at
+        if self.graph.on_reconnect(came_from, self.host.now):
+            self.tell_neighbours()
+        return stay
+
+    def try_finish(self, stay: Stay) -> None:
+        if stay.store.complete:
+            self.host.handoff_finished(stay.session.client)
+            self.surround(stay)
+
+    def surround(self, stay: Stay) -> None:
+        """Have copies at the neighbours, passive or active, as far as the client's state allows."""
+        client = stay.session.client
+        if self.current.get(client) is not stay or not stay.store.complete or stay.changing:
+            return
+        if self.host.is_attached(client):
+            self.propagate(stay)
+        elif stay.is_away and not stay.is_active and not stay.is_timed_out:
+            self.activate(stay)
+
+    def propagate(self, stay: Stay) -> None:
+        session = stay.session
+        for broker in self.choose_neighbours(stay):
+            if not stay.copies[broker].is_known:
+                stay.copies[broker].is_known = True
+                self.host.send(
+                    broker, PassiveCopy(session.client, session.number, self.context(session.subscriptions))
+                )
+
+    def choose_neighbours(self, stay: Stay) -> list[str]:
+        """The neighbours where the client's copies are to be, and no others."""
+        session = stay.session
+        # Without subscriptions there is nothing that could be stored anywhere.
+        wanted = self.graph.neighbours(self.host.now) if session.subscriptions else []
+        self.delete(stay, [broker for broker in stay.copies if broker not in wanted], session.number)
+        for broker in wanted:
+            stay.copies.setdefault(broker, Remote(is_known=False))
+        return wanted
+
+    def context(self, subscriptions: Mapping[str, float]) -> Subscriptions:
+        """What is to be propagated: not what an older subscription of the client covers (eq. 3.3)."""
+        chosen: dict[Filter, float] = {}
+        for text, issued_at in sorted(subscriptions.items(), key=lambda one: (one[1], one[0])):
+            filter = parse(text)
+            if any(other.covers(filter) for other in chosen):
+                self.figures["covered"] += 1
+            else:
+                chosen[filter] = issued_at
+        self.figures["propagated"] += len(chosen)
+        return {filter.text: issued_at for filter, issued_at in chosen.items()}
+
+    # --- case 2: the client disconnects ---
+
+    def on_detach(self, session: Session) -> None:
+        self.host.send(self.host.id, ClientGone(session.client, session.number))
+
+    def on_client_gone(self, sender: str, message: ClientGone) -> None:
+        stay = self.current.get(message.client)
+        if stay is None or stay.session.number != message.number or self.host.is_attached(message.client):
+            return
+        stay.is_away = True
+        if self.settings.context_timeout_s is not None:
+            timeout_at = self.host.now + self.settings.context_timeout_s
+            self.host.set_timer(timeout_at, (message.client, message.number))
+        self.surround(stay)
+
+    def activate(self, stay: Stay) -> None:
+        stay.is_active = True
+        session = stay.session
+        for broker in self.choose_neighbours(stay):
+            remote = stay.copies[broker]
+            context = None if remote.is_known else self.context(session.subscriptions)
+            remote.activation = self.send_activation(stay.store, broker, session.number, context, late=False)
+            remote.is_known = True
+
+    def send_activation(
+        self, store: Store, broker: str, number: int, context: Subscriptions | None, late: bool
+    ) -> int:
+        self._serial += 1
+        activation, queue = self._serial, store.queue
+        store.readers[activation] = Reader(broker)
+        self.activations[activation] = store
+        bursts, sent = tuple(queue.bursts()), queue.sent - queue.base
+        self.host.send(
+            broker, ActivateCopy(store.client, number, activation, queue.base, sent, bursts, context, late)
+        )
+        return activation
+
+    def deactivate(self, stay: Stay) -> None:
+        stay.is_active = False
+        for broker, remote in stay.copies.items():
+            if remote.activation:
+                self.forget_reader(stay.store, remote)
+                self.host.send(broker, DeactivateCopy(stay.session.client, stay.session.number))
+
+    def delete(self, stay: Stay, brokers: Iterable[str], number: int) -> None:
+        for broker in brokers:
+            self.forget_reader(stay.store, stay.copies.pop(broker))
+            self.host.send(broker, DeleteCopy(stay.session.client, number))
+
+    def forget_reader(self, store: Store, remote: Remote) -> None:
+        store.readers.pop(remote.activation, None)
+        self.activations.pop(remote.activation, None)
+        remote.activation, remote.complete = 0, False
+
+    # --- case 4: the client moves out ---
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        stay = self.current.pop(session.client)
+        store, number = stay.store, session.number - 1
+        store.queue.rewind(received.get(STREAM, 0))
+        if self.graph.on_context_request(destination, self.host.now):
+            self.tell_neighbours()
+        self.serve_destination(stay, destination, number)
+        # What the new broker needs stays in place, and it hears of that with the session.
+        needed = self.neighbour_lists.get(destination, ())
+        left = [broker for broker, remote in stay.copies.items() if broker in needed and remote.is_known]
+        session.luggage = msgspec.msgpack.encode(left)
+        self.host.hand_over(session, destination)
+        for broker in left:
+            remote = stay.copies.pop(broker)
+            if remote.activation:
+                self.forget_reader(store, remote)
+                self.host.send(broker, DeactivateCopy(session.client, number))
+        self.delete(stay, list(stay.copies), number)
+        store.departed = True
+        self.serve_readers(store)
+
+    def serve_destination(self, stay: Stay, destination: str, number: int) -> None:
+        """See to it that the destination has an active copy before it has the session."""
+        session, store = stay.session, stay.store
+        remote = stay.copies.pop(destination, Remote(is_known=False))
+        if remote.activation:
+            return
+        nearer = self.host.next_hop(destination)
+        if nearer in stay.copies and stay.copies[nearer].complete:
+            # Everything is stored on the way, too: it need not come from here (section 3.4).
+            self.figures["served_nearer"] += 1
+            self.forget_reader(store, stay.copies.pop(nearer))
+            self.host.send(nearer, ServeFromCopy(session.client, destination, store.queue.base))
+            return
+        context = None if remote.is_known else self.context(session.subscriptions)
+        self.send_activation(store, destination, number, context, late=True)
+
+    def on_serve_from_copy(self, sender: str, message: ServeFromCopy) -> None:
+        copy = self.copies.pop(message.client)
+        store = copy.store
+        assert store is not None
+        store.queue.rewind(message.received)
+        store.departed = True
+        self.send_activation(store, message.destination, copy.number, copy.subscriptions, late=True)
+
+    # --- case 7: at the neighbours, a context is obtained ---
+
+    def on_passive_copy(self, sender: str, message: PassiveCopy) -> None:
+        if self.is_controlled(message.client, message.number):
+            self.drop_copy(message.client)
+            self.copies[message.client] = Copy(message.number, message.subscriptions, None, late=False)
+
+    def on_activate_copy(self, sender: str, message: ActivateCopy) -> None:
+        client = message.client
+        if not self.is_controlled(client, message.number):
+            return
+        context = message.subscriptions
+        if context is None:
+            context = self.copies[client].subscriptions
+        store = self.open_store(client, message.base, sender, message.activation)
+        self.fill(store, message.bursts, message.sent)
+        self.subscribe_store(store, context)
+        # Only now, so that no route is taken down that the new store needs, too.
+        self.drop_copy(client)
+        self.copies[client] = Copy(message.number, context, store, message.late)
+
+    def fill(self, store: Store, bursts: Iterable[Burst], sent: int) -> None:
+        """Take over a queue; what the client may have of it counts as sent."""
+        queue = store.queue
+        for burst in bursts:
+            self.keep(queue, store.client, burst)
+            if sent > 0:
+                queue.take(queue.sent - queue.base + min(sent, burst.count))
+                sent -= burst.count
+
+    def subscribe_store(self, store: Store, context: Subscriptions) -> None:
+        """The virtual subscriber; its last subscription settles when all have."""
+        store.subscriptions = dict(context)
+        texts = list(context)
+        awaited = texts[-1] if texts and self.acknowledges_when_settled else None
+        for text in texts:
+            token = OwnToken(("store", store.owner[1])) if text == awaited else None
+            self.host.subscribe(store.owner, parse(text), context[text], token=token)
+        if awaited is None:
+            self.acknowledge_activation(store)
+
+    def acknowledge_activation(self, store: Store) -> None:
+        self.host.send(store.source, CopyActivated(store.client, store.activation))
+
+    def on_deactivate_copy(self, sender: str, message: DeactivateCopy) -> None:
+        copy = self.copies.get(message.client)
+        if copy is not None and self.is_controlled(message.client, message.number):
+            self.drop_copy(message.client)
+            copy.number, copy.store = message.number, None
+            self.copies[message.client] = copy
+
+    def on_delete_copy(self, sender: str, message: DeleteCopy) -> None:
+        if self.is_controlled(message.client, message.number):
+            self.drop_copy(message.client)
+
+    def is_controlled(self, client: str, number: int) -> bool:
+        """Whether the holder of this attach number has the control: none after it has spoken."""
+        copy = self.copies.get(client)
+        return copy is None or copy.number <= number
+
+    def drop_copy(self, client: str) -> None:
+        copy = self.copies.pop(client, None)
+        if copy is not None and copy.store is not None:
+            self.end(copy.store)
+
+    # --- completing a store that begins with holes ---
+
+    def on_copy_activated(self, sender: str, message: CopyActivated) -> None:
+        store = self.activations.get(message.activation)
+        if store is not None:
+            store.readers[message.activation].acknowledged = True
+            self.serve_readers(store)
+
+    def serve_readers(self, store: Store) -> None:
+        """Tell those who acknowledged, and so miss nothing any more, that they have everything."""
+        if not store.complete:
+            return
+        stay = self.current.get(store.client)
+        for activation, reader in list(store.readers.items()):
+            if reader.acknowledged:
+                del store.readers[activation], self.activations[activation]
+                self.host.send(reader.broker, ForwardStored(store.client, activation, (), last=True))
+                if stay is not None and stay.store is store:
+                    stay.copies[reader.broker].complete = True
+        if store.departed and not store.readers:
+            self.end(store)
+
+    def on_forward_stored(self, sender: str, message: ForwardStored) -> None:
+        store = self.fed.get((sender, message.activation))
+        if store is None:
+            return
+        for burst in message.bursts:
+            store.forwarded[burst.publisher] = (burst.incarnation, burst.last)
+            self.append(store, burst)
+        if message.last:
+            self.complete(store)
+
+    def complete(self, store: Store) -> None:
+        del self.fed[store.source, store.activation]
+        store.complete = True
+        early, store.early = store.early, []
+        for burst in early:
+            rest = self.not_forwarded(store, burst)
+            if rest is not None:
+                self.append(store, rest)
+        self.serve_readers(store)
+        stay = self.current.get(store.client)
+        if stay is not None and stay.store is store:
+            self.try_finish(stay)
+
+    def not_forwarded(self, store: Store, burst: Burst) -> Burst | None:
+        """What of a burst was not forwarded: the rest went to both brokers."""
+        last = store.forwarded.get(burst.publisher)
+        if last is None or (burst.incarnation, burst.number) > last:
+            return burst
+        if (burst.incarnation, burst.last) <= last:
+            return None
+        return burst.tail(last[1] - burst.number + 1)
+
+    # --- notifications ---
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        store = self.stores[owner[1]]
+        if store.complete:
+            self.append(store, burst)
+        else:
+            store.early.append(burst)
+
+    def append(self, store: Store, burst: Burst) -> None:
+        self.keep(store.queue, store.client, burst)
+        for activation, reader in store.readers.items():
+            self.host.send(reader.broker, ForwardStored(store.client, activation, (burst,), last=False))
+        stay = self.current.get(store.client)
+        if stay is not None and stay.store is store:
+            self.host.pump(store.client)
+
+    def open_store(self, client: str, base: int, source: str = "", activation: int = 0) -> Store:
+        self._serial += 1
+        queue = DeliveryQueue(STREAM, base, self.buffer)
+        store = self.stores[self._serial] = Store(client, self._serial, queue, source, activation)
+        if source:
+            self.fed[source, activation] = store
+        return store
+
+    def end(self, store: Store) -> None:
+        del self.stores[store.owner[1]]
+        self.fed.pop((store.source, store.activation), None)
+        store.queue.drain()
+        for text in store.subscriptions:
+            self.host.unsubscribe(store.owner, parse(text))
+
+    # --- case 6: the client subscribes and unsubscribes ---
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        store = self.begin_change(session)
+        store.subscriptions[filter.text] = self.host.now
+        own = OwnToken(("change", session.client, token))
+        self.host.subscribe(store.owner, filter, self.host.now, "subscribe", own)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        store = self.begin_change(session)
+        del store.subscriptions[filter.text]
+        own = OwnToken(("change", session.client, token))
+        self.host.unsubscribe(store.owner, filter, "subscribe", own)
+
+    def begin_change(self, session: Session) -> Store:
+        """Until the change has settled there are no active copies, and none that is up to date."""
+        stay = self.current[session.client]
+        stay.changing += 1
+        self.deactivate(stay)
+        for remote in stay.copies.values():
+            remote.is_known = False
+        return stay.store
+
+    def on_changed(self, client: str, token: Token) -> None:
+        stay = self.current[client]
+        stay.changing -= 1
+        self.host.settled(token)
+        self.surround(stay)
+
+    def on_settled(self, token: Token) -> None:
+        if token[0] == "change":
+            self.on_changed(token[1], token[2])
+        elif token[1] in self.stores:
+            self.acknowledge_activation(self.stores[token[1]])
+
+    # --- case 8: the client times out ---
+
+    def on_deadline(self, token: Token) -> None:
+        client, number = token
+        stay = self.current.get(client)
+        if stay is not None and stay.is_away and stay.session.number == number:
+            self.figures["timeout"] += 1
+            stay.is_active, stay.is_timed_out = False, True
+            self.delete(stay, list(stay.copies), number)
+
+    # --- the neighbours ---
+
+    def tell_neighbours(self) -> None:
+        """An edge has changed: the neighbours get the list, because case 4 needs it."""
+        neighbours = self.graph.neighbours(self.host.now)
+        for broker in neighbours:
+            self.host.send(broker, NeighbourList(tuple(neighbours)))
+
+    def on_neighbour_list(self, sender: str, message: NeighbourList) -> None:
+        self.neighbour_lists[sender] = message.neighbours
+
+    # --- the rest ---
+
+    def on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case PassiveCopy():
+                self.on_passive_copy(sender, message)
+            case ActivateCopy():
+                self.on_activate_copy(sender, message)
+            case CopyActivated():
+                self.on_copy_activated(sender, message)
+            case ForwardStored():
+                self.on_forward_stored(sender, message)
+            case DeactivateCopy():
+                self.on_deactivate_copy(sender, message)
+            case DeleteCopy():
+                self.on_delete_copy(sender, message)
+            case ServeFromCopy():
+                self.on_serve_from_copy(sender, message)
+            case NeighbourList():
+                self.on_neighbour_list(sender, message)
+            case ClientGone():
+                self.on_client_gone(sender, message)
+            case _:
+                super().on_message(sender, message)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        for store in self.stores.values():
+            yield store.client, store.queue
+            if store.early:
+                early = DeliveryQueue(STREAM)
+                early.extend(store.early)
+                yield store.client, early
+
+
+def _left_in_place(session: Session) -> list[str]:
+    """Where the old broker left passive copies."""
+    return msgspec.msgpack.decode(session.luggage, type=list[str])
+
+
+class ProactivePublished(Proactive):
+    name = "proactive:published"
+    summary = "as published: a copy acknowledges its activation at once, which is enough only with flooding"
+    acknowledges_when_settled = False
+
+
+register(Proactive)
+register(ProactivePublished)

@@ -1,0 +1,49 @@
+"""A buffer that stores what several clients wait for only once (Gaddah 2.5 and 3.4).
+
+Bursts are immutable, so the queues of all clients share them anyway. Here they
+are also counted that way: a notification takes room while any queue holds it,
+and not once for each. The more alike the clients are, the more fits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from roamcast.core.notification import Burst
+from roamcast.core.queues import Buffer, DeliveryQueue
+
+
+class SharedBuffer(Buffer):
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        super().__init__(limit_bytes)
+        self._holders: Counter[tuple[str, int, int]] = Counter()
+
+    def _take_room(self, burst: Burst) -> int:
+        size = 0
+        for number, body in zip(range(burst.number, burst.number + burst.count), burst.bodies, strict=True):
+            key = (burst.publisher, burst.incarnation, number)
+            self._holders[key] += 1
+            if self._holders[key] == 1:
+                size += len(burst.attributes) + len(body)
+        return size
+
+    def _give_room(self, burst: Burst) -> int:
+        size = 0
+        for number, body in zip(range(burst.number, burst.number + burst.count), burst.bodies, strict=True):
+            key = (burst.publisher, burst.incarnation, number)
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                size += len(burst.attributes) + len(body)
+        return size
+
+
+def shared_bytes(queues: Iterable[DeliveryQueue]) -> tuple[int, int]:
+    """What these queues hold: bytes if each had its own, and bytes with everything stored once."""
+    each, once = 0, SharedBuffer()
+    for queue in queues:
+        for burst in queue.bursts():
+            each += burst.size
+            once.used_bytes += once._take_room(burst)
+    return each, once.used_bytes
