@@ -113,19 +113,16 @@ class UnadvertiseThat(Input, frozen=True):
 # --- effects --------------------------------------------------------------------------------------
 
 
-class Effects:
+class Effects(msgspec.Struct):
     """What a step wants done."""
 
-    __slots__ = ("closes", "records", "sends", "to_clients")
-
-    def __init__(self) -> None:
-        self.sends: list[tuple[str, Message]] = []
-        """To peers, in order: (peer, message). A client's one peer is its broker."""
-        self.to_clients: list[tuple[str, int, Message]] = []
-        """To attached clients, in order: (client, connection, message)."""
-        self.closes: list[tuple[str, int, str]] = []
-        """Connections to close: (client, connection, reason)."""
-        self.records: list[Row] = []
+    sends: list[tuple[str, Message]] = []
+    """To peers, in order: (peer, message). A client's one peer is its broker."""
+    to_clients: list[tuple[str, int, Message]] = []
+    """To attached clients, in order: (client, connection, message)."""
+    closes: list[tuple[str, int, str]] = []
+    """Connections to close: (client, connection, reason)."""
+    records: list[Row] = []
 
     def __bool__(self) -> bool:
         return bool(self.sends or self.to_clients or self.closes or self.records)

@@ -344,9 +344,13 @@ class Broker:
             return
         count = queue.acknowledge(message.sequence)
         if count and self._records_all:
-            self.record(
-                "acknowledged", client=client, broker=self.id, number=message.sequence, notifications=count
-            )
+            self._sequence += 1
+            self._out.records.append(
+                Row(
+                    self._sequence, self.now, self.id, "acknowledged", client, self.id, None, None, None,
+                    message.sequence, count,
+                )
+            )  # fmt: skip
         if queue.waiting:
             self.pump(client)
         self.protocol.on_acknowledged(client)
@@ -657,15 +661,16 @@ class Broker:
         attachment = self.attachments.get(client)
         if attachment is None or attachment.queue is None:
             return
-        queue = attachment.queue
+        queue, connection, out = attachment.queue, attachment.connection, self._out
         for sequence, burst in queue.take(self.settings.window):
-            self._out.to_clients.append(
-                (client, attachment.connection, Deliver(queue.stream, sequence, burst))
-            )
+            out.to_clients.append((client, connection, Deliver(queue.stream, sequence, burst)))
             if self._records_all:
-                self.record(
-                    "sent", client=client, broker=self.id, publisher=burst.publisher,
-                    incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+                self._sequence += 1
+                out.records.append(
+                    Row(
+                        self._sequence, self.now, self.id, "sent", client, self.id, None, burst.publisher,
+                        burst.incarnation, burst.number, burst.count,
+                    )
                 )  # fmt: skip
 
     def set_timer(self, at: float, token: Token) -> None:
@@ -685,12 +690,14 @@ class Broker:
         if attachment is not None:
             self._out.to_clients.append((client, attachment.connection, message))
 
+    # Rows of which there is one for every hop or delivery are made by position where they arise,
+    # because keywords would cost as much as the rest of the step.
+
     def record(self, kind: str, **fields: Any) -> None:
         self._sequence += 1
         self._out.records.append(Row(self._sequence, self.now, self.id, kind, **fields))
 
     def _record_forwarded(self, peer: str, burst: Burst) -> None:
-        # Positional, because there is one of these for every hop.
         self._sequence += 1
         self._out.records.append(
             Row(

@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 from roamcast.core.records import COLUMNS, SCHEMA_VERSION, Row
 from roamcast.errors import InputError
 
-ROWS_PER_BATCH = 50_000
+ROWS_PER_BATCH = 4_000
+"""Rows are turned into columns while they are still in the processor's cache."""
+ROWS_PER_GROUP = 50_000
 ROWS_PER_FILE = 1_000_000
 VERSION_KEY = b"roamcast.schema_version"
 
@@ -47,7 +49,10 @@ class LogWriter:
         self.rows = 0
         self._rows_per_file = rows_per_file
         self._schema = schema()
+        self._types = self._schema.types[1:]
         self._waiting: list[Row] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._batched_rows = 0
         self._file: pq.ParquetWriter | None = None
         self._file_rows = 0
         self._files = 0
@@ -68,27 +73,35 @@ class LogWriter:
 
     def write(self, rows: list[Row]) -> None:
         self._waiting += rows
-        if len(self._waiting) >= ROWS_PER_BATCH:
-            self._flush()
+        if len(self._waiting) >= min(ROWS_PER_BATCH, self._rows_per_file):
+            self._batch()
+            if self._batched_rows >= min(ROWS_PER_GROUP, self._rows_per_file):
+                self._flush()
 
     def close(self) -> None:
         """Write what is waiting and close the last file."""
         if self._waiting:
+            self._batch()
+        if self._batches:
             self._flush()
         self._close_file()
 
-    def _flush(self) -> None:
+    def _batch(self) -> None:
+        """Turn the waiting rows into columns."""
         rows, self._waiting = self._waiting, []
         self.rows += len(rows)
-        columns: list[Any] = [pa.array([self.run] * len(rows), pa.string())]
-        columns += [
-            pa.array(values, field.type)
-            for values, field in zip(zip(*rows, strict=True), list(self._schema)[1:], strict=True)
-        ]
+        self._batched_rows += len(rows)
+        columns: list[Any] = [pa.repeat(pa.scalar(self.run, pa.string()), len(rows))]
+        columns += map(pa.array, zip(*rows, strict=True), self._types)
+        self._batches.append(pa.record_batch(columns, schema=self._schema))
+
+    def _flush(self) -> None:
+        """Write the batches as one row group."""
         if self._file is None:
             self._file = pq.ParquetWriter(self._unfinished_path(), self._schema, compression="zstd")
-        self._file.write_batch(pa.record_batch(columns, schema=self._schema))
-        self._file_rows += len(rows)
+        self._file.write_table(pa.Table.from_batches(self._batches))
+        self._file_rows += self._batched_rows
+        self._batches, self._batched_rows = [], 0
         if self._file_rows >= self._rows_per_file:
             self._close_file()
 
@@ -117,7 +130,9 @@ def read_log(folder: Path) -> Iterator[Row]:
         table = pq.read_table(file)
         version = int((table.schema.metadata or {}).get(VERSION_KEY, b"0"))
         if version > SCHEMA_VERSION:
-            raise InputError(f"{file} has schema version {version}: this program reads up to {SCHEMA_VERSION}")
+            raise InputError(
+                f"{file} has schema version {version}: this program reads up to {SCHEMA_VERSION}"
+            )
         names = list(COLUMNS)[1:]
         for values in zip(*(table.column(name).to_pylist() for name in names), strict=True):
             yield Row(*values)
