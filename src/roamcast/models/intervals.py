@@ -1,0 +1,45 @@
+"""Bounds that hold a figure with a given confidence (Gaddah 6.6.1)."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+from roamcast.errors import InputError
+
+
+class Bounds(NamedTuple):
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Bounds:
+    """Bounds of the mean of a few runs, by the t distribution."""
+    if len(values) < 2:
+        raise InputError(f"bounds of a mean need two values or more, not {len(values)}")
+    if not all(map(math.isfinite, values)):
+        raise InputError("bounds of a mean need finite values; NaN or infinity is among them")
+    sample = np.asarray(values, dtype=np.float64)
+    mean = float(sample.mean())
+    reach = t_factor(confidence, len(values) - 1) * float(sample.std(ddof=1)) / math.sqrt(len(values))
+    return Bounds(mean - reach, mean + reach)
+
+
+def t_factor(confidence: float, freedom: int) -> float:
+    """How many standard errors to each side, where the error itself was estimated from the sample."""
+    _check_confidence(confidence)
+    return float(stdtrit(freedom, 0.5 + confidence / 2.0))
+
+
+def normal_factor(confidence: float) -> float:
+    """How many standard deviations to each side, where the deviation is known."""
+    _check_confidence(confidence)
+    return float(ndtri(0.5 + confidence / 2.0))
+
+
+def _check_confidence(confidence: float) -> None:
+    # So near to 1 that nothing is left beyond it, the bounds would be infinite.
+    if not (confidence > 0.0 and 0.5 + confidence / 2.0 < 1.0):
+        raise InputError(f"confidence must be between 0 and 1, such as 0.95, not {confidence}")
