@@ -1,0 +1,315 @@
+"""`roamcast model`: what formulas say, where a simulation would have to measure."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roamcast.cli.output import emit_json, table
+from roamcast.cli.usage import new_group, show_examples
+from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    from roamcast.models.cost import Roaming, Sends, Setting
+    from roamcast.models.ctmc import Forks
+    from roamcast.models.fit import Fit
+
+COST = "roamcast model cost --connect 600 --disconnect 30 --sends 1.7"
+CTMC = "roamcast model ctmc --topology building --movement NBR --connect 60 --disconnect 12 --handoff 3"
+FIT = "roamcast model fit --points points.csv --degree 2 --at 300"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = new_group("Compute what formulas say of moving clients.", examples=[COST, CTMC, FIT])
+    app.add_typer(group, name="model")
+    group.command("cost", epilog=show_examples(COST, f"{COST} --case 5 --json"))(cost)
+    group.command("ctmc", epilog=show_examples(CTMC, f"{CTMC} --clients 200 --json"))(ctmc)
+    group.command(
+        "fit",
+        epilog=show_examples(
+            FIT,
+            "roamcast model fit --point 1,13 --point 8,87 --point 17,147 --point 25,190 --degree 1 --at 33",
+        ),
+    )(fit)
+
+
+# The defaults of all three are those of the models, written out because importing these takes longer
+# than a start may; a test compares them.
+
+# --- cost ---
+
+
+def cost(
+    case: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=5, help="Case of Gaddah's table 3.1; once for each. [default: all five]"),
+    ] = None,
+    roaming: Annotated[
+        str | None,
+        typer.Option(help="Instead of a case: probabilities a01,a02,a03,a10,a12,a13 between the states."),
+    ] = None,
+    connect: Annotated[float, typer.Option(help="Mean time connected, in seconds.")] = 600.0,
+    disconnect: Annotated[float, typer.Option(help="Mean time disconnected, in seconds.")] = 30.0,
+    handoff_neighbour: Annotated[
+        float, typer.Option(help="Mean time of a pro-active handoff to a neighbour, in seconds.")
+    ] = 0.32,
+    handoff_elsewhere: Annotated[
+        float, typer.Option(help="Mean time of a pro-active handoff elsewhere, in seconds.")
+    ] = 3.29,
+    sends: Annotated[
+        float, typer.Option(help="Sends of each message to buffer it at the neighbours (N1).")
+    ] = 1.7,
+    sends_fetch: Annotated[
+        float, typer.Option(help="Sends of each message to fetch it from the old broker (N2).")
+    ] = 1.0,
+    sends_store: Annotated[
+        float, typer.Option(help="Sends of each message to store it at every broker (N3).")
+    ] = 2.0,
+    control: Annotated[float, typer.Option(help="Cost of a handoff's control messages, in sends.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Compare what reactive, pro-active and durable handling of moves cost in messages.
+
+    Pro-active costs less than reactive while xi_n/xi_m is below R1 (shown for the given sends), and
+    less than durable while xi_n/xi_n3 is below R2 (shown for xi_m/xi_n = 1 and 0).
+    """
+    from roamcast.models.cost import CASES, HANDOFFS, Handoffs, Sends, Setting
+
+    if roaming is not None and case:
+        raise InputError("--case and --roaming exclude each other: a case is a set of probabilities")
+    movements: dict[str, Roaming] = (
+        {"given": parse_roaming(roaming)}
+        if roaming is not None
+        else {str(number): CASES[number] for number in case or CASES}
+    )
+    handoffs = {**HANDOFFS, "proactive": Handoffs(handoff_neighbour, handoff_elsewhere)}
+    each = Sends(sends, sends_fetch, sends_store)
+    cases = {
+        name: cost_figures(Setting(probabilities, connect, disconnect, handoffs), each, control)
+        for name, probabilities in movements.items()
+    }
+    if as_json:
+        settings = {
+            "connect_s": connect, "disconnect_s": disconnect,
+            "handoff_neighbour_s": handoff_neighbour, "handoff_elsewhere_s": handoff_elsewhere,
+            "sends": sends, "sends_fetch": sends_fetch, "sends_store": sends_store, "control": control,
+        }  # fmt: skip
+        emit_json({**settings, "cases": cases})
+        return
+    title = f"connected {connect:g} s, disconnected {disconnect:g} s, {sends:g} sends to buffer a message"
+    columns = ["xi_n_to_xi_m", "r1", "xi_n_to_xi_n3", "r2_ratio_1", "r2_ratio_0", *COST_COLUMNS, "cheapest"]
+    rows = [[name, *({**found, **found["costs"]}[key] for key in columns)] for name, found in cases.items()]
+    table(["case", *(COST_COLUMNS.get(key, key.replace("_", " ")) for key in columns)], rows, title=title)
+
+
+COST_COLUMNS = {"reactive": "cost reactive", "proactive": "cost pro-active", "durable": "cost durable"}
+
+
+def cost_figures(setting: Setting, sends: Sends, control: float) -> dict[str, Any]:
+    from roamcast.models import cost as model
+
+    costs = model.average_costs(setting, sends, control)._asdict()
+    elsewhere_s = setting.handoffs["proactive"].elsewhere_s
+    return {
+        "xi_n_to_xi_m": model.buffer_to_fetch(sends, setting.disconnect_s, elsewhere_s),
+        "r1": model.bound_against_reactive(setting),
+        "xi_n_to_xi_n3": sends.buffering / sends.storing,
+        "r2_ratio_1": model.bound_against_durable(setting, 1.0),
+        "r2_ratio_0": model.bound_against_durable(setting, 0.0),
+        "costs": costs,
+        "cheapest": min(costs, key=costs.__getitem__),
+        "probabilities": {
+            scheme: model.state_probabilities(setting, scheme)._asdict() for scheme in model.SCHEMES
+        },
+    }
+
+
+def parse_roaming(text: str) -> Roaming:
+    from roamcast.models.cost import Roaming
+
+    values = parse_numbers("--roaming", text, 6, "a01,a02,a03,a10,a12,a13")
+    try:
+        return Roaming(*values)
+    except InputError as error:
+        raise InputError(f"--roaming {text}: {error}") from None
+
+
+# --- ctmc ---
+
+
+def ctmc(
+    topology: Annotated[
+        str, typer.Option(help="grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH.")
+    ] = "building",
+    movement: Annotated[
+        str, typer.Option(help="NBR: to neighbours; RND: to any broker; RND:published: as Gaddah's matrix.")
+    ] = "NBR",
+    connect: Annotated[float, typer.Option(help="Mean time connected, in seconds.")] = 60.0,
+    disconnect: Annotated[float, typer.Option(help="Mean time disconnected, in seconds.")] = 12.0,
+    handoff: Annotated[float, typer.Option(help="Mean time between two brokers, in seconds.")] = 3.0,
+    connect_to_handoff: Annotated[
+        float | None,
+        typer.Option(help="Share of the clients that leave a broker for another. [default: 0.5]"),
+    ] = None,
+    disconnect_to_handoff: Annotated[
+        float | None, typer.Option(help="Share of the disconnected that do not come back. [default: 0.5]")
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, help="How many clients there are.")] = 200,
+    confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="What a random topology is drawn from.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compute how many clients each broker has in the long run, from a Markov chain.
+
+    low and high bound the number at a random moment; they are left out where too few are expected.
+    """
+    import random
+
+    from roamcast.models.ctmc import MeanTimes, client_bounds, expected_clients, movement_chain, presence
+    from roamcast.simulator.topology import parse_topology
+
+    network = parse_topology(topology, random.Random(seed))
+    forks = parse_forks(connect_to_handoff, disconnect_to_handoff)
+    chain = movement_chain(movement, network.neighbours, MeanTimes(connect, disconnect, handoff), forks)
+
+    def figures(probability: float) -> dict[str, float | None]:
+        low, high = client_bounds(probability, clients, confidence) or (None, None)
+        expected = expected_clients(probability, clients)
+        return {"probability": probability, "clients": expected, "low": low, "high": high}
+
+    found = presence(chain)
+    brokers = {broker: figures(probability) for broker, probability in found.connect.items()}
+    away = {"disconnect": figures(found.disconnect), "handoff": figures(found.handoff)}
+    if as_json:
+        settings = {
+            "topology": topology, "movement": movement, "clients": clients, "confidence": confidence,
+            "connect_s": connect, "disconnect_s": disconnect, "handoff_s": handoff,
+            "states": len(chain.states),
+        }  # fmt: skip
+        emit_json({**settings, "brokers": brokers, **away})
+        return
+    title = f"{clients} clients on {topology}, movement {movement}; bounds at {confidence:.4g}"
+    rows = [[name, *row.values()] for name, row in {**brokers, **away}.items()]
+    table(["where", "probability", "clients", "low", "high"], rows, title=title)
+
+
+def parse_forks(connect_to_handoff: float | None, disconnect_to_handoff: float | None) -> Forks | None:
+    """None if neither is given, because a published chain has its own."""
+    from roamcast.models.ctmc import Forks
+
+    if connect_to_handoff is None and disconnect_to_handoff is None:
+        return None
+    even = Forks()
+    return Forks(
+        even.connect_to_handoff if connect_to_handoff is None else connect_to_handoff,
+        even.disconnect_to_handoff if disconnect_to_handoff is None else disconnect_to_handoff,
+    )
+
+
+# --- fit ---
+
+
+def fit(
+    points: Annotated[Path | None, typer.Option(help="CSV file with the columns x,y.")] = None,
+    point: Annotated[list[str] | None, typer.Option(help="A point x,y; once for each.")] = None,
+    degree: Annotated[
+        str, typer.Option(help="Degree of the polynomial, or best: that of 1 to 3 with the best fit.")
+    ] = "3",
+    at: Annotated[list[float] | None, typer.Option(help="Where to predict; once for each place.")] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Fit a polynomial to measured points, and predict with it beyond them.
+
+    mean low and high bound the curve itself, single low and high one more measurement.
+    """
+    xs, ys = gather_points(points, point or [])
+    found = fitted(xs, ys, degree)
+    predictions = [found.predict(x, confidence) for x in at or []]
+    summary: dict[str, Any] = {
+        "points": found.points,
+        "x_min": found.x_min,
+        "x_max": found.x_max,
+        "degree": found.degree,
+        "r_squared": found.r_squared,
+        "r_squared_adjusted": found.r_squared_adjusted,
+        "deviation": found.deviation,
+    }
+    rows = [
+        {
+            "x": prediction.x, "y": prediction.y,
+            "mean_low": prediction.mean.low, "mean_high": prediction.mean.high,
+            "single_low": prediction.single.low, "single_high": prediction.single.high,
+            "extrapolated": prediction.extrapolated,
+        }
+        for prediction in predictions
+    ]  # fmt: skip
+    if as_json:
+        summary["coefficients"] = found.curve.coefficients
+        emit_json({**summary, "confidence": confidence, "predictions": rows})
+        return
+    terms = {f"coefficient of x^{power}": value for power, value in enumerate(found.curve.coefficients)}
+    readable = [(name.replace("_", " "), value) for name, value in {**summary, **terms}.items()]
+    table(["what", "value"], readable, title="least-squares polynomial")
+    if rows:
+        columns = [name.replace("_", " ") for name in rows[0]]
+        table(columns, [list(row.values()) for row in rows], title=f"predictions; bounds at {confidence:.4g}")
+
+
+def fitted(xs: Sequence[float], ys: Sequence[float], degree: str) -> Fit:
+    from roamcast.models.fit import DEGREE_MAX, best_fit
+    from roamcast.models.fit import fit as fit_degree
+
+    if degree == "best":
+        return best_fit(xs, ys)
+    # int() would also take signs, blanks and underscores.
+    if not (degree.isascii() and degree.isdigit() and len(degree) <= 3):
+        raise InputError(f"--degree {degree!r}: valid is a number from 0 to {DEGREE_MAX}, or best")
+    return fit_degree(xs, ys, int(degree))
+
+
+def gather_points(path: Path | None, flags: Sequence[str]) -> tuple[list[float], list[float]]:
+    """The points of the file, then those of the flags."""
+    if path is None and not flags:
+        raise InputError("there are no points; name a CSV file with --points FILE, or give --point X,Y")
+    found = [] if path is None else read_points(path)
+    found += [parse_numbers("--point", text, 2, "X,Y") for text in flags]
+    return [x for x, _ in found], [y for _, y in found]
+
+
+def read_points(path: Path) -> list[list[float]]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InputError(f"--points {path}: cannot be read ({error.strerror or error})") from None
+    except ValueError:
+        raise InputError(f"--points {path}: this is no text file in UTF-8") from None
+    reader = csv.reader(lines)
+    try:
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise InputError(f"{path} line {reader.line_num}: {error}; expected x,y") from None
+    names = [name.strip() for name in rows[0][1]] if rows else []
+    if names != ["x", "y"]:
+        raise InputError(f"{path}: the first line is {','.join(names)!r}; expected the columns 'x,y'")
+    if len(rows) == 1:
+        raise InputError(f"{path}: there are no points in this file; expected lines such as 10,86.99")
+    return [parse_numbers(f"{path} line {line}:", ",".join(row), 2, "x,y") for line, row in rows[1:]]
+
+
+def parse_numbers(where: str, text: str, count: int, form: str) -> list[float]:
+    """So many numbers with commas between them."""
+    parts = text.split(",")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count:
+        raise InputError(f"{where} {text!r}: expected {count} numbers {form}")
+    return numbers
