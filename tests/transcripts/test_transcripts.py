@@ -1,0 +1,144 @@
+"""Stories of handoffs that a person can read, with every message between brokers that results.
+
+A transcript is a story (see simulator/story.py), a line `---`, and what happened:
+messages between brokers when they were sent, and what reached clients. It is
+compared exactly. After a change that is meant, write them anew and look at the diff:
+
+    ROAMCAST_REGENERATE=1 python -m pytest tests/transcripts
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from roamcast.core.messages import Message, Relayed
+from roamcast.core.notification import Burst, decode_attributes
+from roamcast.core.records import Row
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.simulator.story import parse_story
+
+FOLDER = Path(__file__).parent
+TRANSCRIPTS = sorted(FOLDER.glob("*.txt"))
+CUT = "---\n"
+REGENERATE = os.environ.get("ROAMCAST_REGENERATE") == "1"
+
+SKIPPED_FIELDS = {"cause", "published_at", "bodies", "incarnation", "received"}
+"""Fields that say nothing about who tells whom what."""
+
+
+def numbers(publisher: str | None, number: int | None, count: int | None) -> str:
+    """`p/3`, or `p/3-5` for several."""
+    first, last = number or 0, (number or 0) + (count or 1) - 1
+    return f"{publisher}/{first}" if first == last else f"{publisher}/{first}-{last}"
+
+
+def told_attributes(attributes: bytes | None) -> str:
+    return told(decode_attributes(attributes or b""))
+
+
+def told(value: Any) -> str:
+    """A value as a person would write it down."""
+    match value:
+        case Burst():
+            return (
+                f"{numbers(value.publisher, value.number, value.count)} {told_attributes(value.attributes)}"
+            )
+        case Session():
+            held = f" with {told(list(value.subscriptions))}" if value.subscriptions else ""
+            return f"{value.client} number {value.number}{held}"
+        case (Filter() as filter, str() as subscriber):
+            return f"{filter.text} of {subscriber}" if subscriber else filter.text
+        case Filter():
+            return value.text
+        case Message():
+            return told_message(value)
+        case dict():
+            return "{" + ", ".join(f"{key}: {told(one)}" for key, one in value.items()) + "}"
+        case tuple() | list():
+            return "[" + ", ".join(map(told, value)) + "]"
+        case float():
+            return f"{value:.6g}"
+        case _:
+            return str(value)
+
+
+def told_message(message: Message) -> str:
+    """Its type, and those of its fields that are not as always."""
+    if isinstance(message, Burst):
+        return f"Burst({told(message)})"
+    if isinstance(message, Relayed):
+        return f"{told_message(message.message)} from {message.source} for {message.destination}"
+    fields = []
+    for field in msgspec.structs.fields(type(message)):
+        value = getattr(message, field.name)
+        if field.name not in SKIPPED_FIELDS and value != field.default:
+            fields.append(f"{field.name} {told(value)}")
+    return f"{type(message).__name__}({', '.join(fields)})"
+
+
+class Witness:
+    """Writes down what happens: at equal times what was done, then what was sent, then what was got."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, int, str]] = []
+
+    def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
+        self.seen.append((now, 1, f"{sender} -> {receiver} {told_message(message)}"))
+
+    def on_rows(self, rows: list[Row]) -> None:
+        for row in rows:
+            client, broker = row.client, row.broker
+            which = numbers(row.publisher, row.number, row.notifications)
+            if row.kind == "moved":
+                what = f"{client} leaves {broker}" if row.reason == "left" else f"{client} comes to {broker}"
+                self.seen.append((row.time, 0, what))
+            elif row.kind == "published":
+                what = f"{client} publishes {which} {told_attributes(row.attributes)} at {broker}"
+                self.seen.append((row.time, 0, what))
+            elif row.kind == "attached" and row.node == client:
+                self.seen.append((row.time, 2, f"{client} is welcome at {broker}, number {row.number}"))
+            elif row.kind == "delivered":
+                self.seen.append((row.time, 2, f"{client} gets {which} from {broker}"))
+
+    def lines(self) -> list[str]:
+        return [f"{at:.3f} {what}" for at, _, what in sorted(self.seen, key=lambda one: one[:2])]
+
+
+def transcript_of(text: str, name: str) -> str:
+    """The story with what comes of it; what was there behind the cut is not looked at."""
+    story = text.partition(CUT)[0]
+    witness = Witness()
+    result = parse_story(story, name).run(witness.on_rows, witness.on_message).result
+    figures = {"lost": result.lost, "duplicates": result.duplicates, "out of order": result.out_of_order}
+    verdict = ", ".join(f"{what} {count}" for what, count in figures.items() if count)
+    lines = [*witness.lines(), f"in the end: {verdict or 'everything once and in order'}"]
+    lines += [f"against the promise: {one}" for one in result.violations]
+    return f"{story.rstrip()}\n{CUT}" + "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_transcript(path: Path) -> None:
+    expected = path.read_text()
+    happened = transcript_of(expected, path.name)
+    if REGENERATE:
+        path.write_text(happened)
+    else:
+        assert happened.splitlines() == expected.splitlines()
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_a_transcript_begins_by_telling_its_story_in_words(path: Path) -> None:
+    words = [line for line in path.read_text().partition(CUT)[0].splitlines() if line.startswith("#")]
+    assert sum(map(len, words)) > 100
+    assert path.read_text().startswith("# ")
+    assert max(map(len, words)) <= 110
+
+
+def test_there_are_transcripts() -> None:
+    assert len(TRANSCRIPTS) >= 3
