@@ -90,8 +90,10 @@ class LeaveFor(Input, frozen=True):
 
 
 class PublishThis(Input, frozen=True):
+    """One notification for each body, all with these attributes."""
+
     attributes: bytes
-    body: bytes = b""
+    bodies: tuple[bytes, ...] = (b"",)
 
 
 class SubscribeTo(Input, frozen=True):

@@ -193,12 +193,20 @@ class Hello(Message, frozen=True):
 
 
 class Publish(Message, frozen=True):
-    """Requests are numbered by the client; it sends those again that were not accepted."""
+    """Notifications with the same attributes, one for each body.
+
+    Requests are numbered by the client, which sends those again that were not
+    accepted. Each body counts as one, from `request` on.
+    """
 
     request: int
     attributes: bytes
-    body: bytes = b""
+    bodies: tuple[bytes, ...] = (b"",)
     cause: ClassVar[Cause] = "publish"
+
+    @property
+    def weight(self) -> int:
+        return len(self.bodies)
 
 
 class Subscribe(Message, frozen=True):

@@ -150,7 +150,7 @@ def trip_actions(first: str, middle: str, last: str) -> list[Action]:
     body = bytes(TRIP_BODY_BYTES)
     attributes = encode_attributes({"kind": "reading"})
     publishes: list[Action] = [
-        (SETTLED_S + number * PUBLISH_EVERY_S, "publisher", PublishThis(attributes, body))
+        (SETTLED_S + number * PUBLISH_EVERY_S, "publisher", PublishThis(attributes, (body,)))
         for number in range(round(TRIP_END_S / PUBLISH_EVERY_S))
     ]
     moves: list[Action] = [

@@ -32,10 +32,14 @@ class Promise(msgspec.Struct, frozen=True):
 
     lost: `away` (published while the client was away, or within one propagation
     delay of either edge), `remainder` (still stored at a broker where the client
-    is not), `overflow` (a full buffer gave it up).
+    is not), `overflow` (a full buffer gave it up), `in_transit` (a broker gave it up
+    for a client that was not attached there, at most a round trip after noticing
+    that), `move_in` (published within one propagation delay of a move-in, before
+    or after), or any other reason for which brokers say that they dropped it.
     duplicate, reordered, stale: `another_broker` (the earlier or newer one, or the
-    unsubscription, went through another broker). Stale is what was published
-    after an unsubscription had settled.
+    unsubscription, went through another broker), for duplicates also `move_in`,
+    and for reordered ones `replayed` (published before the last move-in was known
+    everywhere). Stale is what was published after an unsubscription had settled.
     """
 
     lost: frozenset[str] = frozenset()
@@ -153,6 +157,8 @@ class MobilityProtocol:
     promise: ClassVar[Promise] = Promise(lost=frozenset({"away", "overflow"}))
     strategies: ClassVar[tuple[str, ...]] = ("identity", "simple", "covering", "merging", "flooding")
     """Routing strategies it works with; the first is its default."""
+    advertisements: ClassVar[bool] = True
+    """Whether it works where subscriptions travel only towards advertisements."""
 
     def __init__(self, host: Host, settings: Settings) -> None:
         self.host = host
@@ -253,8 +259,12 @@ def find_protocol(name: str) -> type[MobilityProtocol]:
         raise InputError(f"mobility protocol {name!r}: valid are {', '.join(sorted(PROTOCOLS))}") from None
 
 
-def check_combination(protocol: type[MobilityProtocol], strategy: str) -> None:
+def check_combination(
+    protocol: type[MobilityProtocol], strategy: str, advertisements: bool = False
+) -> None:
     """Refuse a routing strategy that the protocol does not declare."""
+    if advertisements and not protocol.advertisements:
+        raise InputError(f"protocol {protocol.name} does not work with advertisements: leave them off")
     if strategy not in STRATEGIES:
         raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
     if strategy not in protocol.strategies:

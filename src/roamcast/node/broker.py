@@ -106,7 +106,7 @@ class Broker:
     ) -> None:
         self.settings = settings or BrokerSettings()
         routing = self.settings.routing or protocol.strategies[0]
-        check_combination(protocol, routing)
+        check_combination(protocol, routing, self.settings.advertisements)
         self.id = id
         self.now = 0.0
         self.buffer = Buffer(self.settings.buffer_bytes)
@@ -126,8 +126,8 @@ class Broker:
         """Requests taken from clients whose session is still on its way."""
         self._settling: dict[str, dict[str, int]] = {}
         """Client to the filters (as text) whose change is not yet settled, and how many."""
-        self._gated: dict[str, list[Publish]] = {}
-        """Publishes that wait until the client's advertisements have settled."""
+        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...]]]] = {}
+        """What waits to be published until the client's advertisements have settled."""
         self._carrying_on: set[str] = set()
         self._departing: dict[str, AttachRequest] = {}
         """Who asked for a session that cannot leave before it has settled."""
@@ -253,26 +253,20 @@ class Broker:
             for filter, issued_at in self._issues[owner].items()
         )
 
-    def _publish(self, session: Session, message: Publish) -> None:
-        if self.router.uses_advertisements and not self._is_advertised(session, message.attributes):
+    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
+        if self.router.uses_advertisements and not self._is_advertised(session, attributes):
             self.record(
                 "dropped", client=session.client, broker=self.id, publisher=session.client,
-                attributes=message.attributes, reason="not advertised",
+                notifications=len(bodies), attributes=attributes, reason="not advertised",
             )  # fmt: skip
             return
-        session.published += 1
-        burst = Burst(
-            session.client,
-            session.incarnation,
-            session.published,
-            message.attributes,
-            self.now,
-            (message.body,),
-        )
+        first = session.published + 1
+        session.published += len(bodies)
+        burst = Burst(session.client, session.incarnation, first, attributes, self.now, bodies, len(bodies))
         self.record(
             "published", client=session.client, broker=self.id, publisher=burst.publisher,
-            incarnation=burst.incarnation, number=burst.number, notifications=1, size_bytes=burst.size,
-            attributes=burst.attributes, published_at=self.now,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+            size_bytes=burst.size, attributes=burst.attributes, published_at=self.now,
         )  # fmt: skip
         self._on_burst("", burst)
 
@@ -475,16 +469,20 @@ class Broker:
 
     def _accept(self, session: Session, request: Request) -> None:
         """Take a request once; what was taken before is only acknowledged again."""
-        if request.request == session.accepted + 1:
-            session.accepted += 1
-            if isinstance(request, Publish):
+        if isinstance(request, Publish):
+            skip = session.accepted + 1 - request.request
+            if 0 <= skip < len(request.bodies):
+                session.accepted = request.request + len(request.bodies) - 1
+                bodies = request.bodies[skip:] if skip else request.bodies
                 if self.router.uses_advertisements and session.client in self._settling:
-                    self._gated.setdefault(session.client, []).append(request)
+                    gated = self._gated.setdefault(session.client, [])
+                    gated.append((request.attributes, bodies))
                 else:
-                    self._publish(session, request)
-            else:
-                kind = type(request).__name__
-                self._change(session, request.request, kind, request.filter.text)
+                    self._publish(session, request.attributes, bodies)
+        elif request.request == session.accepted + 1:
+            session.accepted += 1
+            kind = type(request).__name__
+            self._change(session, request.request, kind, request.filter.text)
         self._tell(session.client, Accepted(session.accepted))
 
     def _change(self, session: Session, request: int, kind: str, text: str) -> None:
@@ -561,8 +559,8 @@ class Broker:
         self._carrying_on.discard(client)
         if client in self._settling:
             return
-        for publish in self._gated.pop(client, []):
-            self._publish(session, publish)
+        for attributes, bodies in self._gated.pop(client, []):
+            self._publish(session, attributes, bodies)
         if client in self._departing:
             self.session_requested(self._departing.pop(client))
 

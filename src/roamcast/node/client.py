@@ -87,8 +87,8 @@ class Client:
                 self._attach(broker)
             case LeaveFor(destination):
                 self._leave(destination)
-            case PublishThis(attributes, body):
-                self._request(Publish(self._next_request(), attributes, body))
+            case PublishThis(attributes, bodies):
+                self._request(Publish(self._next_request(len(bodies)), attributes, bodies))
             case SubscribeTo(text):
                 self._request(Subscribe(self._next_request(), parse(text)))
             case UnsubscribeFrom(text):
@@ -124,9 +124,11 @@ class Client:
         self._record("moved", reason="left")
         self.broker, self.welcomed = "", False
 
-    def _next_request(self) -> int:
-        self._requests += 1
-        return self._requests
+    def _next_request(self, count: int = 1) -> int:
+        """The number of the next request; a publish takes one for each notification."""
+        first = self._requests + 1
+        self._requests += count
+        return first
 
     def _request(self, request: Request) -> None:
         self._unaccepted.append(request)

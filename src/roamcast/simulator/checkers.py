@@ -11,6 +11,7 @@ promise names; without one it is a violation.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -185,6 +186,11 @@ class Checker:
                 matching.remove(ended)
 
     def _on_published(self, row: Row) -> None:
+        number = row.number or 0
+        for offset in range(row.notifications or 1):
+            self._publish(row, number + offset)
+
+    def _publish(self, row: Row, number: int) -> None:
         self.result.published += 1
         attributes = row.attributes or b""
         matching = self._matching.get(attributes)
@@ -208,8 +214,8 @@ class Checker:
         self.result.expected += notification.owed
         numbered = self._notifications.setdefault((row.publisher or "", row.incarnation or 0), [])
         numbered.append(notification)
-        if row.number != len(numbered):
-            self._violate("numbering", f"{row.publisher} number {row.number} after {len(numbered) - 1}")
+        if number != len(numbered):
+            self._violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
 
     # --- what came ---
 
@@ -255,11 +261,17 @@ class Checker:
         if last is None or newest > last:
             receiver.newest[row.publisher or ""] = newest
         else:
-            self._on_out_of_order(row, number, last)
+            self._on_out_of_order(row, number, notification, last)
 
-    def _on_out_of_order(self, row: Row, number: int, last: tuple[int, int, str]) -> None:
+    def _on_out_of_order(
+        self, row: Row, number: int, notification: Notification, last: tuple[int, int, str]
+    ) -> None:
         self.result.out_of_order += 1
         excuse = "another_broker" if last[2] != row.broker else None
+        if "replayed" in self._promise.reordered:
+            moved_in_at = self._receivers[row.client or ""].move_ins[-1]
+            delay_s = self._edges.after_attach_s + ROUNDING_S
+            excuse = "replayed" if notification.published_at <= moved_in_at + delay_s else excuse
         self._judge(
             "out of order", excuse, self._promise.reordered,
             lambda: f"{row.client} got {row.publisher}/{number} at {row.time:.6f} from {row.broker} "
@@ -270,6 +282,8 @@ class Checker:
         self.result.duplicates += 1
         first = notification.broker_of.get(row.client or "")
         excuse = "another_broker" if first is not None and first != row.broker else None
+        if "move_in" in self._promise.duplicate and self._was_moving_in(row.client or "", notification):
+            excuse = "move_in"
         self._judge(
             "duplicate", excuse, self._promise.duplicate,
             lambda: f"{row.client} got {row.publisher}/{number} again at {row.time:.6f} from {row.broker}",
@@ -366,6 +380,8 @@ class Checker:
             excuse = "remainder"
         elif excuse is None and "away" in allowed and self._was_away(client, notification.published_at):
             excuse = "away"
+        elif excuse is None and "move_in" in allowed and self._was_moving_in(client, notification):
+            excuse = "move_in"
         self._judge(
             "lost", excuse, allowed,
             lambda: f"{client} never got {identity[0]}/{identity[2]}, "
@@ -377,6 +393,13 @@ class Checker:
             left_at - self._edges.before_leave_s <= published_at <= attached_at + self._edges.after_attach_s
             for left_at, attached_at in self._receivers[client].absences
         )
+
+    def _was_moving_in(self, client: str, notification: Notification) -> bool:
+        """Whether it was published within one propagation delay of a move-in, before or after."""
+        delay_s = self._edges.after_attach_s + ROUNDING_S
+        move_ins = self._receivers[client].move_ins
+        first = bisect_left(move_ins, notification.published_at - delay_s)
+        return first < len(move_ins) and move_ins[first] <= notification.published_at + delay_s
 
     def _judge(self, kind: str, excuse: str | None, allowed: frozenset[str], text: Callable[[], str]) -> None:
         if excuse is not None and excuse in allowed:

@@ -71,7 +71,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
     return NetworkSettings(
         protocol=protocol,
         routing=routing,
-        advertisements=advertisements and routing != "flooding",
+        advertisements=advertisements and routing != "flooding" and find_protocol(protocol).advertisements,
         link_delay=link,
         access_delay=access,
         notice_delay=notice,
@@ -140,7 +140,9 @@ def _publishes(
     while now_s < start_s + duration_s:
         now_s += rng.expovariate(1 / every_s)
         attributes: dict[str, Value] = {"x": rng.randrange(4), "kind": rng.choice(("a", "ab", "b"))}
-        actions.append((now_s, client, PublishThis(encode_attributes(attributes))))
+        # Mostly one at a time; several at once travel as one burst, which may have to be cut.
+        count = rng.choice((1, 1, 1, 2, 5))
+        actions.append((now_s, client, PublishThis(encode_attributes(attributes), (b"",) * count)))
     return actions
 
 

@@ -103,9 +103,9 @@ class Scenario:
 
     def _publishes(self, client: str, attributes: list[bytes], start_s: float) -> Iterator[Action]:
         rng = self._rng(f"publish/{client}")
-        body = bytes(self.payload_bytes)
+        bodies = (bytes(self.payload_bytes),)
         for time_s in publish_times(self.publish_every_s, self.duration_s, rng):
-            yield (start_s + time_s, client, PublishThis(rng.choice(attributes), body))
+            yield (start_s + time_s, client, PublishThis(rng.choice(attributes), bodies))
 
     def _moves(self, client: str, visits: list[Visit], start_s: float) -> Iterator[Action]:
         end_s = start_s + self.duration_s

@@ -10,7 +10,8 @@
     at 1.4 c1 attach b2
 
 Whoever is away at the end attaches once more, where it was last, so that what is
-stored can be delivered. `leave b2` says where the client goes (a proclaimed move).
+stored can be delivered. `leave b2` says where the client goes (a proclaimed move); `publish 3 {…}` publishes
+three at once, which travel as one burst.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ def _format_input(item: Input) -> str:
             return f"attach {broker}"
         case LeaveFor(destination):
             return f"leave {destination}".rstrip()
-        case PublishThis(attributes, _):
-            return f"publish {json.dumps(decode_attributes(attributes))}"
+        case PublishThis(attributes, bodies):
+            times = f"{len(bodies)} " if len(bodies) > 1 else ""
+            return f"publish {times}{json.dumps(decode_attributes(attributes))}"
         case SubscribeTo(text):
             return f"subscribe {text}"
         case UnsubscribeFrom(text):
@@ -121,12 +123,21 @@ def _format_input(item: Input) -> str:
 _VERBS: dict[str, Callable[[str], Input]] = {
     "attach": lambda text: AttachTo(text, 0),
     "leave": LeaveFor,
-    "publish": lambda text: PublishThis(encode_attributes(json.loads(text))),
+    "publish": lambda text: _parse_publish(text),
     "subscribe": lambda text: SubscribeTo(parse_filter(text).text),
     "unsubscribe": lambda text: UnsubscribeFrom(parse_filter(text).text),
     "advertise": lambda text: AdvertiseThat(parse_filter(text).text),
     "unadvertise": lambda text: UnadvertiseThat(parse_filter(text).text),
 }
+
+
+def _parse_publish(text: str) -> PublishThis:
+    """`{"x": 1}`, or `3 {"x": 1}` for three at once."""
+    times, brace, rest = text.partition("{")
+    if not brace or not (times.strip() or "1").isdigit():
+        raise InputError(f"publish {text!r}: valid is a JSON object, or a number and a JSON object")
+    attributes = json.loads(brace + rest)
+    return PublishThis(encode_attributes(attributes), (b"",) * int(times.strip() or "1"))
 
 
 def parse_story(text: str, name: str = "story") -> Story:
