@@ -55,6 +55,7 @@ from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
+from roamcast.node.issues import IssueTimes
 from roamcast.node.locate import Locator
 
 Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
@@ -133,9 +134,7 @@ class Broker:
         """Who asked for a session that cannot leave before it has settled."""
         self._in_handoff: dict[str, str] = {}
         """Clients whose handoff has not finished, and the broker they came from."""
-        self._newest_issue: dict[Owner, float] = {}
-        self._issues: dict[Owner, dict[Filter, float]] = {}
-        """When the subscriptions of local owners were issued, and the newest of them."""
+        self._issues = IssueTimes(self.settings.clock_error_s)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Update: self.router.on_update,
@@ -240,18 +239,10 @@ class Broker:
                 if self._records_all:
                     self._record_forwarded(peer, burst)
         for owner in owners:
-            newest = self._newest_issue.get(owner)
-            if newest is not None and burst.published_at < newest and self._is_too_old(owner, burst):
+            newest = self._issues.newest.get(owner)
+            if newest is not None and burst.published_at < newest and self._issues.is_too_early(owner, burst):
                 continue
             self.protocol.on_notification(owner, source, burst)
-
-    def _is_too_old(self, owner: Owner, burst: Burst) -> bool:
-        """Whether it was published before any subscription of the owner that matches it was issued."""
-        attributes = decode_attributes(burst.attributes)
-        return not any(
-            issued_at <= burst.published_at and filter.matches(attributes)
-            for filter, issued_at in self._issues[owner].items()
-        )
 
     def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
         if self.router.uses_advertisements and not self._is_advertised(session, attributes):
@@ -526,7 +517,7 @@ class Broker:
 
     def settled(self, token: Token) -> None:
         if isinstance(token, _Ended):
-            self._forget_issue(token.owner, token.filter)
+            self._issues.forget(token.owner, token.filter)
             token = token.token
         if isinstance(token, OwnToken):
             self.protocol.on_settled(token.token)
@@ -590,7 +581,7 @@ class Broker:
         cause: Cause = "handoff",
         token: Token | None = None,
     ) -> None:
-        self._note_issue(owner, filter, issued_at)
+        self._issues.note(owner, filter, issued_at)
         self.router.subscribe(owner, filter, owner[0], cause, token)
 
     def relocate(
@@ -604,19 +595,19 @@ class Broker:
         filters = [parse(text) for text in subscriptions]
         if not isinstance(target, str):
             for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self._note_issue(target, filter, issued_at)
+                self._issues.note(target, filter, issued_at)
         carried = self.router.relocate(filters, client, source, target, update)
         if not isinstance(source, str):
             for filter in filters:
-                self._forget_issue(source, filter)
+                self._issues.forget(source, filter)
         return carried
 
     def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
-        self._note_issue(owner, filter, issued_at)
+        self._issues.note(owner, filter, issued_at)
         self.router.table.add(filter, owner)
 
     def unlisten(self, owner: Owner, filter: Filter) -> None:
-        self._forget_issue(owner, filter)
+        self._issues.forget(owner, filter)
         self.router.table.remove(filter, owner)
 
     def next_hop(self, broker: str) -> str:
@@ -630,24 +621,9 @@ class Broker:
     ) -> None:
         if token is None:
             self.router.unsubscribe(owner, filter, owner[0], cause)
-            self._forget_issue(owner, filter)
+            self._issues.forget(owner, filter)
         else:
             self.router.unsubscribe(owner, filter, owner[0], cause, _Ended(owner, filter, token))
-
-    def _note_issue(self, owner: Owner, filter: Filter, issued_at: float) -> None:
-        if self.settings.clock_error_s is not None:
-            issues = self._issues.setdefault(owner, {})
-            issues[filter] = issued_at - self.settings.clock_error_s
-            self._newest_issue[owner] = max(issues.values())
-
-    def _forget_issue(self, owner: Owner, filter: Filter) -> None:
-        issues = self._issues.get(owner, {})
-        issues.pop(filter, None)
-        if issues:
-            self._newest_issue[owner] = max(issues.values())
-        else:
-            self._issues.pop(owner, None)
-            self._newest_issue.pop(owner, None)
 
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         attachment = self.attachments.get(client)

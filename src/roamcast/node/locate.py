@@ -33,8 +33,8 @@ from roamcast.core.messages import (
 )
 from roamcast.core.session import Session
 
-Key = tuple[str, str, int]
-"""A question on its way: client, asking broker, and which attach there."""
+Key = tuple[str, str, int, int]
+"""A question on its way: client, asking broker, which attach there, and which round of asking."""
 
 
 DETOURS_MAX = 3
@@ -81,6 +81,8 @@ class Locator:
         self.moved_to: dict[str, tuple[str, int]] = {}
         """Sessions on their way: to which broker, under which attach number."""
         self.gathering: dict[Key, Gathering] = {}
+        self.rounds = 0
+        """How often this broker has asked everyone."""
         self.rivals: dict[str, str] = {}
         """While this broker asks everyone: the lowest other broker that does so too, or ""."""
         self.handlers: dict[type[Message], Callable[[str, Message], None]] = {
@@ -111,10 +113,16 @@ class Locator:
     def ask_everyone(self, request: AttachRequest) -> None:
         self.asked.pop(request.client, None)
         self.rivals[request.client] = ""
-        gathering = self.gathering[_key(request)] = Gathering(None, len(self.host.peers))
+        # Answers to an earlier round say nothing about where the session is now.
+        for key in [key for key, one in self.gathering.items() if one.asker is None]:
+            if key[0] == request.client:
+                del self.gathering[key]
+        self.rounds += 1
+        question = Locate(request, self.rounds)
+        gathering = self.gathering[_key(question)] = Gathering(None, len(self.host.peers))
         for peer in self.host.peers:
-            self.host.send(peer, Locate(request))
-        self.answer_if_complete(_key(request), gathering)
+            self.host.send(peer, question)
+        self.answer_if_complete(_key(question), gathering)
 
     def note_rival(self, client: str, broker: str) -> None:
         """Another broker asks everyone for the same session."""
@@ -200,20 +208,20 @@ class Locator:
     def on_locate(self, sender: str, message: Locate) -> None:
         request = message.request
         if self.take(request):
-            self.host.send(sender, Located(*_key(request), found=True))
+            self.host.send(sender, Located(*_key(message), found=True))
             return
         # A broker that waits for the session itself lets the question pass: the holder may be
         # behind it. If both ask everyone, each learns of the other and the lower one prevails.
         claim = self.host.id if request.client in self.rivals else ""
         self.note_rival(request.client, request.broker)
         others = [peer for peer in self.host.peers if peer != sender]
-        gathering = self.gathering[_key(request)] = Gathering(sender, len(others), claim)
+        gathering = self.gathering[_key(message)] = Gathering(sender, len(others), claim)
         for peer in others:
             self.host.send(peer, message)
-        self.answer_if_complete(_key(request), gathering)
+        self.answer_if_complete(_key(message), gathering)
 
     def on_located(self, sender: str, message: Located) -> None:
-        key = (message.client, message.broker, message.connection)
+        key = (message.client, message.broker, message.connection, message.round)
         gathering = self.gathering.get(key)
         if gathering is None:
             return
@@ -236,7 +244,7 @@ class Locator:
             self.host.send(gathering.asker, Located(*key, found=False, claim=gathering.claim))
             return
         request = self.pending.get(key[0])
-        if request is not None and _key(request) == key:
+        if request is not None and request.connection == key[2]:
             if gathering.claim:
                 self.note_rival(key[0], gathering.claim)
             self.nobody_holds(request)
@@ -258,5 +266,6 @@ class Locator:
             del self.moved_to[message.client]
 
 
-def _key(request: AttachRequest) -> Key:
-    return (request.client, request.broker, request.connection)
+def _key(question: Locate) -> Key:
+    request = question.request
+    return (request.client, request.broker, request.connection, question.round)

@@ -115,7 +115,9 @@ class Result:
     """Ended before a waiting notification arrived."""
     handoffs_nothing_waiting: int = 0
     excused: dict[str, int] = field(default_factory=dict)
+    violations_total: int = 0
     violations: list[Violation] = field(default_factory=list)
+    """The first of them, told in words."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +341,7 @@ class Checker:
         count = row.notifications or 0
         self.result.dropped += count
         receiver = self._receivers[_client(row)]
-        if row.reason == "in transit" and not self._may_be_in_transit(receiver, row):
+        if row.reason in ("in transit", "away") and not self._may_be_in_transit(receiver, row):
             return
         given_up = receiver.given_up.setdefault((row.reason or "").replace(" ", "_"), set())
         for number in range(row.number or 0, (row.number or 0) + count):
@@ -409,6 +411,7 @@ class Checker:
             self._violate(kind, text())
 
     def _violate(self, kind: str, text: str) -> None:
+        self.result.violations_total += 1
         if len(self.result.violations) < self._violations_max:
             self.result.violations.append(Violation(kind, text))
 

@@ -201,7 +201,7 @@ def fuzz(
         for name, count in result.excused.items():
             report.excused[name] = report.excused.get(name, 0) + count
         if result.violations:
-            report.violations += len(result.violations)
+            report.violations += result.violations_total
             report.failures.append(shrunk_failure(seed, story, [str(one) for one in result.violations]))
             if len(report.failures) >= failures_max:
                 break

@@ -90,6 +90,6 @@ def _check_at_rest(network: Network, checker: Checker) -> None:
         for client, queue in broker.protocol.stored():
             if queue and (client in broker.attachments or not promise.remainder):
                 checker.violate("never drained", f"{len(queue)} notifications for {client} at {broker.id}")
-    for client in network.clients.values():
-        if client.unaccepted and network.is_attached(client.id):
-            checker.violate("in flight at the end", f"{client.unaccepted} requests of {client.id}")
+    for node in network.clients.values():
+        if node.unaccepted and network.is_attached(node.id):
+            checker.violate("in flight at the end", f"{node.unaccepted} requests of {node.id}")

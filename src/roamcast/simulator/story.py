@@ -266,7 +266,8 @@ def verdict(story: Story) -> Result:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
-        return Result(violations=[Violation("crash", f"{type(error).__name__} {error} in {where}")])
+        crash = Violation("crash", f"{type(error).__name__} {error} in {where}")
+        return Result(violations_total=1, violations=[crash])
 
 
 def kinds_of(violations: Iterable[str]) -> set[str]:

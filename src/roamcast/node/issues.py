@@ -1,0 +1,42 @@
+"""When the subscriptions of local owners were issued.
+
+What was published before a subscription was issued is not owed to it, though it
+may arrive afterwards, on its way to others. Only the times can tell.
+"""
+
+from __future__ import annotations
+
+from roamcast.core.notification import Burst, decode_attributes
+from roamcast.core.routing import Owner
+from roamcast.filters.filter import Filter
+
+
+class IssueTimes:
+    def __init__(self, clock_error_s: float | None) -> None:
+        self.newest: dict[Owner, float] = {}
+        """The newest issue of each owner: what was published later needs no closer look."""
+        self._clock_error_s = clock_error_s
+        self._issued_at: dict[Owner, dict[Filter, float]] = {}
+
+    def note(self, owner: Owner, filter: Filter, issued_at: float) -> None:
+        if self._clock_error_s is not None:
+            issued = self._issued_at.setdefault(owner, {})
+            issued[filter] = issued_at - self._clock_error_s
+            self.newest[owner] = max(issued.values())
+
+    def forget(self, owner: Owner, filter: Filter) -> None:
+        issued = self._issued_at.get(owner, {})
+        issued.pop(filter, None)
+        if issued:
+            self.newest[owner] = max(issued.values())
+        else:
+            self._issued_at.pop(owner, None)
+            self.newest.pop(owner, None)
+
+    def is_too_early(self, owner: Owner, burst: Burst) -> bool:
+        """Whether it was published before any subscription of the owner that matches it was issued."""
+        attributes = decode_attributes(burst.attributes)
+        return not any(
+            issued_at <= burst.published_at and filter.matches(attributes)
+            for filter, issued_at in self._issued_at[owner].items()
+        )
