@@ -182,6 +182,8 @@ class Router:
         self._peers: dict[str, _PeerState] = {}
         self._collected: dict[Interface, dict[Entry, int]] = {}
         """Entries per interface they came from, reference-counted."""
+        self._diverted: dict[str, Interface] = {}
+        """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
         self._local_advertisements: dict[Filter, int] = {}
         self._barriers: list[_Barrier] = []
 
@@ -225,7 +227,6 @@ class Router:
         self, owner: Owner, filter: Filter, subscriber: str, cause: Cause, token: Token | None = None
     ) -> None:
         """A local owner wants this; the token comes back once every broker that must know it does."""
-        self.table.add(filter, owner)
         self._collect(owner, (filter, subscriber))
         self._commit(cause, then=token)
 
@@ -240,7 +241,6 @@ class Router:
         """
         if token is None:
             self._release(owner, (filter, subscriber))
-            self.table.remove(filter, owner)
             self._commit(cause)
         else:
             self._commit(cause, then=_Finish(owner, filter, subscriber, cause, token), flush=True)
@@ -284,7 +284,6 @@ class Router:
         """
         entries = [(filter, subscriber) for filter in filters]
         for entry in entries:
-            self.table.add(entry[0], target)
             self._collect(target, self._as_from(target, entry))
         if isinstance(source, str):
             self._apply(source, update or Update())
@@ -294,14 +293,84 @@ class Router:
         else:
             for entry in entries:
                 self._release(source, entry)
-                self.table.remove(entry[0], source)
+        return self._carry(target if isinstance(target, str) else None)
+
+    def _carry(self, peer: str | None) -> Update | None:
+        """Send what is staged, but what is for this peer is given to the caller, who sends it along."""
         carried = None
-        if isinstance(target, str):
-            state = self._peers[target]
+        if peer is not None:
+            state = self._peers[peer]
             state.sent += 1
             carried = state.take_update("handoff", flush=False)
         self._commit("handoff")
         return carried
+
+    def direction(self, filters: Iterable[Filter], subscriber: str) -> Interface | None:
+        """Where what this subscriber wants goes; None if nothing is known of it."""
+        if subscriber in self._diverted:
+            return self._diverted[subscriber]
+        entries = [(filter, subscriber) for filter in filters]
+        for interface, collected in self._collected.items():
+            if any(entry in collected for entry in entries):
+                return interface
+        return None
+
+    def divert(
+        self,
+        filters: Iterable[Filter],
+        subscriber: str,
+        target: Interface,
+        onward: str | None,
+        update: Update | None = None,
+    ) -> Update | None:
+        """A subscriber is to be found in another direction: what it wants goes there and nowhere else.
+
+        Its entries from elsewhere stay until those who made them withdraw them, and so
+        the updates between brokers go on as ever; but nothing is forwarded for them.
+        With a peer as target, `update` is what it wants. What is to be told to the
+        peer `onward` comes back, so that it can travel with the news.
+        """
+        entries = [(filter, subscriber) for filter in filters]
+        before = self.direction([filter for filter, _ in entries], subscriber)
+        for entry in entries:
+            if before is not None and entry in self._collected.get(before, ()):
+                self.table.remove(entry[0], before)
+        self._diverted[subscriber] = target
+        for entry in entries:
+            if entry in self._collected.get(target, ()):
+                self.table.add(entry[0], target)
+        if isinstance(target, str):
+            self._apply(target, update or Update())
+        else:
+            for entry in entries:
+                self._collect(target, entry)
+        return self._carry(onward)
+
+    def withdraw(
+        self,
+        filters: Iterable[Filter],
+        subscriber: str,
+        source: Interface,
+        onward: str | None,
+        update: Update | None = None,
+        last: bool = True,
+    ) -> Update | None:
+        """The end of a diversion: the entries from the direction it turned away from go.
+
+        With a peer as source, `update` is what it takes back. Of several diversions of
+        one subscriber only the last one to end gives the routes back to the entries.
+        """
+        if isinstance(source, str):
+            self._apply(source, update or Update())
+        else:
+            for filter in filters:
+                self._release(source, (filter, subscriber))
+        if last:
+            del self._diverted[subscriber]
+        return self._carry(onward)
+
+    def _is_routed(self, interface: Interface, entry: Entry) -> bool:
+        return self._diverted.get(entry[1], interface) == interface
 
     def _as_from(self, interface: Interface, entry: Entry) -> Entry:
         """The entry as it would come over this interface: most strategies forget whose it is."""
@@ -322,11 +391,9 @@ class Router:
         for filter in update.advertise:
             self._on_advertised(peer, filter)
         for entry in update.subscribe:
-            self.table.add(entry[0], peer)
             self._collect(peer, entry)
         for entry in update.unsubscribe:
             self._release(peer, entry)
-            self.table.remove(entry[0], peer)
         for filter in update.unadvertise:
             self._on_unadvertised(peer, filter)
 
@@ -345,12 +412,15 @@ class Router:
             self._continue(barrier.then)
 
     def unfinished(self) -> list[str]:
-        """Settlements that peers have not answered yet."""
-        return [f"{barrier.then} waits for {', '.join(barrier.waiting)}" for barrier in self._barriers]
+        """Settlements that peers have not answered yet, and subscribers still on the move."""
+        barriers = [f"{barrier.then} waits for {', '.join(barrier.waiting)}" for barrier in self._barriers]
+        return barriers + [f"{client} is diverted to {target}" for client, target in self._diverted.items()]
 
     # --- subscriptions on their way ---
 
     def _collect(self, interface: Interface, entry: Entry) -> None:
+        if self._is_routed(interface, entry):
+            self.table.add(entry[0], interface)
         entries = self._collected.setdefault(interface, {})
         entries[entry] = entries.get(entry, 0) + 1
         if entries[entry] == 1:
@@ -358,6 +428,8 @@ class Router:
                 state.staged.append(state.aggregate.add(entry))  # type: ignore[union-attr]
 
     def _release(self, interface: Interface, entry: Entry) -> None:
+        if self._is_routed(interface, entry):
+            self.table.remove(entry[0], interface)
         entries = self._collected[interface]
         entries[entry] -= 1
         if entries[entry]:

@@ -55,6 +55,10 @@ class Settings(msgspec.Struct, frozen=True):
 
     delay_bound_s: float | None = None
     """No message takes longer between any two brokers."""
+    cache_notifications: int | None = None
+    """Room in the cache of one client, in notifications; past it the oldest is overwritten."""
+    cache_ttl_s: float | None = None
+    """How old a notification may become before its client has it; None: any age."""
     neighbour_graph: str = ""
     """Where clients go next, as JSON (see `neighbour_graph.parse_graph`); "" begins with nothing."""
     neighbours_max: int | None = 8
@@ -109,6 +113,30 @@ class Host(Protocol):
         update: Update | None = None,
     ) -> Update | None:
         """Move a client's subscriptions (text to time of issue) over one link; see `Router.relocate`."""
+
+    def direction(self, subscriptions: Mapping[str, float], client: str) -> str | Owner | None:
+        """The peer or local owner to which entries of the client point; None if there are none."""
+
+    def divert(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        target: str | Owner,
+        onward: str | None,
+        update: Update | None = None,
+    ) -> Update | None:
+        """Send what the client wants to another place, and nowhere else; see `Router.divert`."""
+
+    def withdraw(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        source: str | Owner,
+        onward: str | None,
+        update: Update | None = None,
+        last: bool = True,
+    ) -> Update | None:
+        """Give up the entries that the client left behind; see `Router.withdraw`."""
 
     def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
         """Have what passes through this broker, without telling anyone."""

@@ -602,6 +602,39 @@ class Broker:
                 self._issues.forget(source, filter)
         return carried
 
+    def direction(self, subscriptions: Mapping[str, float], client: str) -> str | Owner | None:
+        return self.router.direction([parse(text) for text in subscriptions], client)
+
+    def divert(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        target: str | Owner,
+        onward: str | None,
+        update: Update | None = None,
+    ) -> Update | None:
+        filters = [parse(text) for text in subscriptions]
+        if not isinstance(target, str):
+            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
+                self._note_issue(target, filter, issued_at)
+        return self.router.divert(filters, client, target, onward, update)
+
+    def withdraw(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        source: str | Owner,
+        onward: str | None,
+        update: Update | None = None,
+        last: bool = True,
+    ) -> Update | None:
+        filters = [parse(text) for text in subscriptions]
+        carried = self.router.withdraw(filters, client, source, onward, update, last)
+        if not isinstance(source, str):
+            for filter in filters:
+                self._forget_issue(source, filter)
+        return carried
+
     def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
         self._issues.note(owner, filter, issued_at)
         self.router.table.add(filter, owner)
