@@ -44,6 +44,19 @@ def register(app: typer.Typer) -> None:
 
 # --- cost ---
 
+COST_COLUMNS = {
+    "xi_n_to_xi_m": "xi_n/xi_m",
+    "r1": "R1",
+    "xi_n_to_xi_n3": "xi_n/xi_n3",
+    "r2_ratio_1": "R2 at 1",
+    "r2_ratio_0": "R2 at 0",
+    "reactive": "cost reactive",
+    "proactive": "cost pro-active",
+    "durable": "cost durable",
+    "cheapest": "cheapest",
+}
+"""The figures that the table shows, and their headings."""
+
 
 def cost(
     case: Annotated[
@@ -77,7 +90,7 @@ def cost(
     """Compare what reactive, pro-active and durable handling of moves cost in messages.
 
     Pro-active costs less than reactive while xi_n/xi_m is below R1 (shown for the given sends), and
-    less than durable while xi_n/xi_n3 is below R2 (shown for xi_m/xi_n = 1 and 0).
+    less than durable while xi_n/xi_n3 is below R2 (shown for xi_m/xi_n at 1 and at 0).
     """
     from roamcast.models.cost import CASES, HANDOFFS, Handoffs, Sends, Setting
 
@@ -103,12 +116,10 @@ def cost(
         emit_json({**settings, "cases": cases})
         return
     title = f"connected {connect:g} s, disconnected {disconnect:g} s, {sends:g} sends to buffer a message"
-    columns = ["xi_n_to_xi_m", "r1", "xi_n_to_xi_n3", "r2_ratio_1", "r2_ratio_0", *COST_COLUMNS, "cheapest"]
-    rows = [[name, *({**found, **found["costs"]}[key] for key in columns)] for name, found in cases.items()]
-    table(["case", *(COST_COLUMNS.get(key, key.replace("_", " ")) for key in columns)], rows, title=title)
-
-
-COST_COLUMNS = {"reactive": "cost reactive", "proactive": "cost pro-active", "durable": "cost durable"}
+    rows = [
+        [name, *({**found, **found["costs"]}[key] for key in COST_COLUMNS)] for name, found in cases.items()
+    ]
+    table(["case", *COST_COLUMNS.values()], rows, title=title)
 
 
 def cost_figures(setting: Setting, sends: Sends, control: float) -> dict[str, Any]:
@@ -219,7 +230,7 @@ def fit(
     points: Annotated[Path | None, typer.Option(help="CSV file with the columns x,y.")] = None,
     point: Annotated[list[str] | None, typer.Option(help="A point x,y; once for each.")] = None,
     degree: Annotated[
-        str, typer.Option(help="Degree of the polynomial, or best: that of 1 to 3 with the best fit.")
+        str, typer.Option(help="Degree of the polynomial, or best: the highest of 1 to 3 that is called for.")
     ] = "3",
     at: Annotated[list[float] | None, typer.Option(help="Where to predict; once for each place.")] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
