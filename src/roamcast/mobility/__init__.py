@@ -1,6 +1,6 @@
 """Mobility protocols, one file each. Importing the package registers them all."""
 
-from roamcast.mobility import durable, multi_hop_handoff, none, proactive, sub_unsub
+from roamcast.mobility import durable, multi_hop_handoff, none, proactive, relocation, sub_unsub
 from roamcast.mobility.base import (
     PROTOCOLS,
     Host,
@@ -25,5 +25,6 @@ __all__ = [
     "none",
     "proactive",
     "register",
+    "relocation",
     "sub_unsub",
 ]

@@ -1,0 +1,352 @@
+"""Relocation with junctions, fetch and replay (Fiege et al., section 4 and appendix A: REBECA).
+
+A client that reattaches subscribes again, and the new border broker looks for the
+old one along the routing entries (C, F) that lead there: neither it nor the client
+knows where that is. Where the message first meets such an entry is the junction:
+the entry is pointed to the new place at once, and `Fetch` goes along the old path,
+turning each entry on it round. It travels behind everything that was sent towards
+the old border broker, which then answers with `Replay`: what its cache holds. The
+new border broker holds back what arrives meanwhile and delivers the replay first.
+
+Which part of the old path can be freed (sections 4.1 and A.2)? Each hop of the
+fetch says whether its sender wants anything from the receiver, which is so if
+advertisements that overlap came from there. The receiver keeps an entry, which
+then points back, if another producer is found at it or behind it, and none if not.
+The replay takes away the entries that pointed to the old place. So the identifier
+of the last junction, which the paper passes along for that, is not needed.
+
+Taken literally, figs. 10 and 11 do not work. What was completed here:
+
+- One fetch for all subscriptions of a client, which have one cache: a notification
+  that two filters match would otherwise come on two ways.
+- What is published beyond the point that the fetch has reached is stored for the
+  client at the old broker, but may also come to the new one, because others there
+  want it. What the replay has is left out there (`relocation:published` delivers it
+  twice). All such copies arrive before the replay, since links do not overtake.
+- Every message has the attach number. A client that moves on before the replay has
+  come leaves a blocked cache behind: the fetch of its next relocation ends there, and
+  is answered when that replay has come. The session moves along the tree behind each
+  fetch, so the next fetch finds all entries turned that it needs.
+- Ahead of the junction the paper's message goes towards the advertisements. If the
+  client has no subscription, no advertisement overlaps, or producers have just moved,
+  these do not lead to the old broker. Here, where there is no entry, the message goes
+  back on the way on which the session came: the same way while producers stand still.
+- Because producers may move, an entry for the old place may be made at a broker that
+  the fetch has passed already. It is remembered until its maker takes it back, as any
+  other, but nothing is sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.core.messages import Cause, Message, Update
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Owner, Token
+from roamcast.core.session import Session
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+
+STREAM = "session"
+"""One numbering for all brokers: the sequence numbers of the paper."""
+
+
+class Resubscribe(Message, frozen=True):
+    """The subscription (X, F, num) of a client that roams, on its way to the junction.
+
+    `number` is the attach number, `received` the last sequence number that the client
+    has (the paper's num), `last_broker` where the session came from, and `update` what
+    the sender wants from the receiver from now on.
+    """
+
+    client: str
+    number: int
+    subscriptions: dict[str, float]
+    received: int
+    last_broker: str
+    update: Update
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Fetch(Resubscribe, frozen=True):
+    """The same from the junction on, along the old path."""
+
+
+class Replay(Message, frozen=True):
+    """What the old broker's cache holds, from the sequence number `base` + 1 on, on its way back.
+
+    `update` is what the sender no longer wants from the receiver.
+    """
+
+    client: str
+    number: int
+    base: int
+    bursts: tuple[Burst, ...]
+    update: Update
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return sum(burst.count for burst in self.bursts) or 1
+
+
+class Cache:
+    """What a border broker holds for a client, from its arrival until it has been fetched."""
+
+    def __init__(self, number: int, queue: DeliveryQueue, blocked: bool) -> None:
+        self.number = number
+        """The attach number under which the client's session came."""
+        self.queue = queue
+        self.blocked = blocked
+        """Whether the replay that comes before all this is still on its way."""
+        self.received = 0
+        """What the client said it has when it attached here."""
+        self.fetch: Resubscribe | None = None
+        """The client has moved on, and this is to be replayed there."""
+
+
+class Relocation(MobilityProtocol):
+    name = "relocation"
+    summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
+    promise = Promise(lost=frozenset({"overflow", "expired"}))
+    strategies = ("simple",)
+    """Others forget whose entry it is."""
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.check(settings)
+        self.caches: dict[tuple[str, int], Cache] = {}
+        """By client and the attach number under which it came."""
+        self.current: dict[str, Cache] = {}
+        """Those of clients whose session is here."""
+        self.left: dict[tuple[str, int], Cache] = {}
+        """Those that wait for a fetch, by client and the attach number under which it left."""
+        self.replays_due: dict[str, dict[int, str]] = {}
+        """Client to its relocations that went through here, and to which broker the replay goes."""
+
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        if settings.cache_notifications is not None and settings.cache_notifications < 1:
+            raise InputError(f"cache_notifications {settings.cache_notifications}: valid is 1 or more")
+        if settings.cache_ttl_s is not None and settings.cache_ttl_s <= 0:
+            raise InputError(f"cache_ttl_s {settings.cache_ttl_s}: valid is more than 0")
+
+    # --- A.1: the four situations; fig. 10, subscription from the client ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client = session.client
+        if came_from == "":  # A new client.
+            self.begin_cache(session, blocked=False)
+        elif came_from != self.host.id:  # A roaming client, suspended meanwhile or not.
+            self.begin_cache(session, blocked=True)
+            self.relocate(session, received.get(STREAM, 0))
+        cache = self.current[client]
+        cache.received = max(cache.received, received.get(STREAM, 0))
+        if not cache.blocked:  # Also a client that resumes at the same broker.
+            self.deliver(client, cache)
+
+    def begin_cache(self, session: Session, blocked: bool) -> None:
+        cache = Cache(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer), blocked)
+        self.caches[session.client, session.number] = self.current[session.client] = cache
+
+    def relocate(self, session: Session, received: int) -> None:
+        """Begin to look for the old border broker."""
+        client, number = session.client, session.number
+        subscriptions = dict(session.subscriptions)
+        message = Resubscribe(client, number, subscriptions, received, session.last_broker, Update())
+        self.turn(message, (client, number), self.host.id)
+
+    def deliver(self, client: str, cache: Cache) -> None:
+        cache.queue.rewind(cache.received)
+        self.expire(client, cache)
+        self.host.deliver_from(client, cache.queue)
+        self.host.handoff_finished(client)
+
+    def on_detach(self, session: Session) -> None:
+        """The client is suspended, or gone: from now on its cache is limited."""
+        self.trim(session.client, self.current[session.client])
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        """The client is elsewhere. Its session goes there; the cache waits until it is fetched."""
+        cache = self.current.pop(session.client)
+        if not cache.blocked:
+            cache.queue.rewind(received.get(STREAM, 0))
+        self.left[session.client, session.number] = cache
+        self.host.hand_over(session, destination)
+
+    # --- A.2: an inner broker; fig. 11, subscription and fetch ---
+
+    def turn(self, message: Resubscribe, target: str | Owner, replay_to: str) -> None:
+        """Point the client's entries to the target, and go on along the old ones, or where they would be."""
+        client = message.client
+        old = self.host.direction(message.subscriptions, client)
+        onward = old if isinstance(old, str) else self.host.next_hop(message.last_broker)
+        kind = Fetch if old is not None or isinstance(message, Fetch) else Resubscribe
+        update = self.host.divert(message.subscriptions, client, target, onward, message.update)
+        self.replays_due.setdefault(client, {})[message.number] = replay_to
+        self.host.send(
+            onward,
+            kind(
+                client,
+                message.number,
+                message.subscriptions,
+                message.received,
+                message.last_broker,
+                update or Update(),
+            ),
+        )
+
+    def on_resubscribe(self, sender: str, message: Resubscribe) -> None:
+        """An ordinary broker on the new path, the junction, or on the old path; last, the old broker."""
+        cache = self.left.pop((message.client, message.number), None)
+        if cache is None:
+            self.turn(message, sender, sender)
+        else:
+            self.on_fetch(sender, message, cache)
+
+    # --- A.2: the border broker at the old location; fig. 10, fetch ---
+
+    def on_fetch(self, sender: str, message: Resubscribe, cache: Cache) -> None:
+        self.host.divert(message.subscriptions, message.client, sender, None, message.update)
+        self.replays_due.setdefault(message.client, {})[message.number] = sender
+        cache.fetch = message
+        self.try_replay(cache)
+
+    def try_replay(self, cache: Cache) -> None:
+        """Answer the fetch when everything is here, and forget the client."""
+        fetch = cache.fetch
+        if fetch is None or cache.blocked:
+            return
+        client = fetch.client
+        cache.queue.rewind(fetch.received)
+        self.expire(client, cache)
+        replay = Replay(client, fetch.number, cache.queue.base, tuple(cache.queue.drain()), Update())
+        del self.caches[client, cache.number]
+        self.pass_replay((client, cache.number), replay, fetch.subscriptions)
+
+    def pass_replay(self, source: str | Owner, replay: Replay, subscriptions: Mapping[str, float]) -> str:
+        """Take away what pointed to the old place, and send the replay on, if this is not its goal."""
+        due = self.replays_due[replay.client]
+        replay_to = due.pop(replay.number)
+        if not due:
+            del self.replays_due[replay.client]
+        onward = replay_to if replay_to != self.host.id else None
+        update = self.host.withdraw(subscriptions, replay.client, source, onward, replay.update, last=not due)
+        if onward is not None:
+            self.host.send(onward, msgspec.structs.replace(replay, update=update or Update()))
+        return replay_to
+
+    # --- A.2: a broker on the old path, and the border broker at the new location; replay ---
+
+    def on_replay(self, sender: str, message: Replay) -> None:
+        if self.pass_replay(sender, message, {}) != self.host.id:
+            return
+        client = message.client
+        cache = self.caches[client, message.number]
+        self.unblock(client, cache, message)
+        if self.current.get(client) is cache:
+            self.deliver(client, cache)
+        else:
+            self.try_replay(cache)
+
+    def unblock(self, client: str, cache: Cache, message: Replay) -> None:
+        """Put the replay before what was held back."""
+        held_back = cache.queue.drain()
+        cache.queue = DeliveryQueue(STREAM, message.base, self.host.buffer)
+        cache.blocked = False
+        for burst in (*message.bursts, *self.without_replayed(held_back, message.bursts)):
+            self.store(client, cache, burst)
+
+    def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
+        """Of what was held back, what is newer than all that is replayed of the same publisher."""
+        last = {burst.publisher: (burst.incarnation, burst.last) for burst in replayed}
+        for burst in held_back:
+            incarnation, number = last.get(burst.publisher, (-1, 0))
+            if burst.incarnation > incarnation or burst.number > number:
+                yield burst
+            elif burst.last > number:
+                yield burst.tail(number - burst.number + 1)
+
+    # --- A.2: the cache, a ring buffer with a time to live ---
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        client = owner[0]
+        cache = self.caches[client, owner[1]]
+        self.store(client, cache, burst)
+        if not cache.blocked and self.current.get(client) is cache:
+            self.host.pump(client)
+
+    def store(self, client: str, cache: Cache, burst: Burst) -> None:
+        self.keep(cache.queue, client, burst)
+        is_read = not cache.blocked and self.current.get(client) is cache and self.host.is_attached(client)
+        if not is_read:
+            self.trim(client, cache)
+
+    def trim(self, client: str, cache: Cache) -> None:
+        """Give up the oldest of what nobody reads at present: past the time to live, or past the room."""
+        room, ttl_s, queue = self.settings.cache_notifications, self.settings.cache_ttl_s, cache.queue
+        while ttl_s is not None and queue and _front(queue).published_at < self.host.now - ttl_s:
+            self.give_up(client, queue, _front(queue).count, "expired")
+        while room is not None and len(queue) > room:
+            self.give_up(client, queue, min(_front(queue).count, len(queue) - room), "overflow")
+
+    def give_up(self, client: str, queue: DeliveryQueue, count: int, reason: str) -> None:
+        self.host.dropped(client, _front(queue).head(count), reason)
+        queue.acknowledge(queue.base + count)
+
+    def expire(self, client: str, cache: Cache) -> None:
+        """Before a cache is read: give up whatever is too old, wherever in the queue it is."""
+        if self.settings.cache_ttl_s is None:
+            return
+        oldest_s = self.host.now - self.settings.cache_ttl_s
+        for burst in cache.queue.drain():
+            if burst.published_at < oldest_s:
+                self.host.dropped(client, burst, "expired")
+            else:
+                self.keep(cache.queue, client, burst)
+
+    # --- the client's own requests ---
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, self.current[session.client].number)
+        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, self.current[session.client].number)
+        self.host.unsubscribe(owner, filter, "subscribe", token)
+
+    # --- the rest ---
+
+    def on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case Resubscribe():
+                self.on_resubscribe(sender, message)
+            case Replay():
+                self.on_replay(sender, message)
+            case _:
+                super().on_message(sender, message)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        for (client, _), cache in self.caches.items():
+            yield client, cache.queue
+
+
+class RelocationPublished(Relocation):
+    name = "relocation:published"
+    summary = "as published: delivers twice what came to the new broker on behalf of others there"
+
+    def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
+        yield from held_back
+
+
+def _front(queue: DeliveryQueue) -> Burst:
+    return (queue.in_flight or queue.waiting)[0]
+
+
+register(Relocation)
+register(RelocationPublished)
