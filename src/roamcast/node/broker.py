@@ -616,7 +616,7 @@ class Broker:
         filters = [parse(text) for text in subscriptions]
         if not isinstance(target, str):
             for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self._note_issue(target, filter, issued_at)
+                self._issues.note(target, filter, issued_at)
         return self.router.divert(filters, client, target, onward, update)
 
     def withdraw(
@@ -632,7 +632,7 @@ class Broker:
         carried = self.router.withdraw(filters, client, source, onward, update, last)
         if not isinstance(source, str):
             for filter in filters:
-                self._forget_issue(source, filter)
+                self._issues.forget(source, filter)
         return carried
 
     def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
