@@ -121,9 +121,13 @@ class AttachRequest(Message, frozen=True):
 
 
 class Locate(Message, frozen=True):
-    """An attach request on its way to every broker, because nobody knows the holder."""
+    """An attach request on its way to every broker, because nobody knows the holder.
+
+    A broker may have to ask again for the same attach; `round` tells the answers apart.
+    """
 
     request: AttachRequest
+    round: int
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -133,6 +137,7 @@ class Located(Message, frozen=True):
     client: str
     broker: str
     connection: int
+    round: int
     found: bool
     claim: str = ""
     cause: ClassVar[Cause] = "handoff"
