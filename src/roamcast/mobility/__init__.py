@@ -1,6 +1,16 @@
 """Mobility protocols, one file each. Importing the package registers them all."""
 
-from roamcast.mobility import durable, multi_hop_handoff, none, proactive, relocation, sub_unsub
+from roamcast.mobility import (
+    durable,
+    home_broker,
+    multi_hop_handoff,
+    none,
+    phoenix,
+    proactive,
+    reactive,
+    relocation,
+    sub_unsub,
+)
 from roamcast.mobility.base import (
     PROTOCOLS,
     Host,
@@ -21,9 +31,12 @@ __all__ = [
     "check_combination",
     "durable",
     "find_protocol",
+    "home_broker",
     "multi_hop_handoff",
     "none",
+    "phoenix",
     "proactive",
+    "reactive",
     "register",
     "relocation",
     "sub_unsub",

@@ -1,0 +1,272 @@
+"""Home broker (Wang et al., section 2, measured in section 5): Mobile IP's idea for publish/subscribe.
+
+The broker where a client attaches first is its home broker: it maintains the
+client's subscriptions and its queue for ever. Any other broker is a foreign
+broker. When the client attaches there, the foreign broker registers it with the
+home broker (`Register`), which forwards everything stored and everything that
+arrives (`ForwardEvents`): all of it travels by way of the home broker, the
+triangle. The foreign broker delivers and keeps nothing for those who are gone:
+what is on its way from the home broker then, waits at the foreign broker or is
+on the air may be lost. Nothing is repeated and nothing overtakes, because the
+home broker sends each notification once, in order, to one place at a time.
+
+The paper does not say when the home broker stores again. Read to the letter
+(`home_broker:published`), only the next registration or the client's return ends
+the forwarding, and whatever is published while it is away is lost, too:
+
+    brokers a-b
+    protocol home_broker:published
+    at 0.0 c attach a
+    at 0.1 c subscribe TRUE
+    at 0.0 p attach a
+    at 1.0 c attach b
+    at 2.0 c leave
+    at 9.0 p publish {}
+    at 10.0 c attach b
+
+So the foreign broker deregisters the client as soon as it notices that it is
+gone (`Deregister`), and lost is only what was under way until then. For the same
+reason a client that is gone before its session came is not registered at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Owner, Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
+
+IN_TRANSIT = "in transit"
+"""Why a foreign broker drops: the client is not there, and the notification is no longer at home."""
+
+
+class Register(Message, frozen=True):
+    """The client is attached at the sender, under this attach number."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Deregister(Message, frozen=True):
+    """It is no longer there: the registration under this attach number ends."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ForwardEvents(Message, frozen=True):
+    """From the home broker to the foreign broker; the first answers the registration, if need be empty."""
+
+    client: str
+    number: int
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return sum(burst.count for burst in self.bursts) or 1
+
+
+class ChangeAtHome(Message, frozen=True):
+    """The client has subscribed (or unsubscribed) at the sender; its home broker carries that out."""
+
+    client: str
+    filter: Filter
+    wanted: bool
+    issued_at: float
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class ChangeSettled(Message, frozen=True):
+    """… and says when every broker that must know of it does."""
+
+    client: str
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Home:
+    """What the home broker has of a client of its own."""
+
+    def __init__(self, queue: DeliveryQueue) -> None:
+        self.queue = queue
+        self.location = ""
+        """The foreign broker where the client is registered; "" while it is here or away."""
+        self.number = 0
+        """The attach number of that registration."""
+
+
+class Visit:
+    """What a foreign broker has of a client that is attached to it."""
+
+    def __init__(self, number: int, queue: DeliveryQueue) -> None:
+        self.number = number
+        self.queue = queue
+
+
+class HomeBroker(MobilityProtocol):
+    name = "home_broker"
+    summary = "loses only what is in transit from the home broker when the client leaves; triangle routing"
+    promise = Promise(lost=frozenset({"in_transit", "overflow"}))
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.homes: dict[str, Home] = {}
+        self.visits: dict[str, Visit] = {}
+        self.changing: dict[tuple[str, Filter], Token] = {}
+        """Changes of visitors that their home brokers have not settled yet."""
+
+    # --- the client attaches: at home, or at a foreign broker, which registers it ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client, host = session.client, self.host
+        if came_from == "":
+            session.luggage = host.id.encode()
+            self.homes[client] = Home(DeliveryQueue(host.id, buffer=host.buffer))
+        home = self.homes.get(client)
+        if home is not None:
+            home.location = ""
+            home.queue.rewind(received.get(host.id, 0))
+            host.deliver_from(client, home.queue)
+            host.handoff_finished(client)
+        elif host.is_attached(client):
+            queue = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
+            self.visits[client] = Visit(session.number, queue)
+            host.deliver_from(client, queue)
+            host.send(home_of(session), Register(client, session.number))
+
+    def on_register(self, sender: str, message: Register) -> None:
+        home = self.homes[message.client]
+        home.location, home.number = sender, message.number
+        self.host.send(sender, ForwardEvents(message.client, message.number, tuple(home.queue.drain())))
+
+    def on_forward_events(self, sender: str, message: ForwardEvents) -> None:
+        client = message.client
+        visit = self.visits.get(client)
+        if visit is None:
+            self.give_up(client, message.bursts)
+            return
+        # Perhaps of an earlier visit. It is late but not too late: had the client received anything
+        # newer elsewhere, its session would have come behind this.
+        for burst in message.bursts:
+            self.keep(visit.queue, client, burst)
+        self.host.pump(client)
+        if message.number == visit.number:
+            self.host.handoff_finished(client)
+
+    # --- the client leaves ---
+
+    def on_detach(self, session: Session) -> None:
+        """At home everything stays; a foreign broker keeps nothing, and says so."""
+        visit = self.visits.pop(session.client, None)
+        if visit is not None:
+            self.give_up(session.client, visit.queue.drain())
+            self.deregister(session, visit)
+
+    def deregister(self, session: Session, visit: Visit) -> None:
+        self.host.send(home_of(session), Deregister(session.client, visit.number))
+
+    def give_up(self, client: str, bursts: tuple[Burst, ...] | list[Burst]) -> None:
+        for burst in bursts:
+            self.host.dropped(client, burst, IN_TRANSIT)
+
+    def on_deregister(self, sender: str, message: Deregister) -> None:
+        home = self.homes[message.client]
+        if (home.location, home.number) == (sender, message.number):
+            home.location = ""
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        home = self.homes.get(session.client)
+        if home is not None:
+            home.queue.rewind(received.get(self.host.id, 0))
+        self.host.hand_over(session, destination)
+
+    # --- notifications reach the home broker, and no other ---
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        client = owner[0]
+        home = self.homes[client]
+        if home.location:
+            self.host.send(home.location, ForwardEvents(client, home.number, (burst,)))
+        else:
+            self.keep(home.queue, client, burst)
+            self.host.pump(client)
+
+    # --- the client's own requests: the home broker maintains the subscriptions ---
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        if session.client in self.homes:
+            self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+        else:
+            self.change_at_home(session, filter, token, wanted=True)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        if session.client in self.homes:
+            self.host.unsubscribe((session.client,), filter, "subscribe", token)
+        else:
+            self.change_at_home(session, filter, token, wanted=False)
+
+    def change_at_home(self, session: Session, filter: Filter, token: Token, wanted: bool) -> None:
+        self.changing[session.client, filter] = token
+        self.host.send(home_of(session), ChangeAtHome(session.client, filter, wanted, self.host.now))
+
+    def on_change_at_home(self, sender: str, message: ChangeAtHome) -> None:
+        owner, token = (message.client,), OwnToken((sender, message.client, message.filter))
+        if message.wanted:
+            self.host.subscribe(owner, message.filter, message.issued_at, "subscribe", token)
+        else:
+            self.host.unsubscribe(owner, message.filter, "subscribe", token)
+
+    def on_settled(self, token: Token) -> None:
+        broker, client, filter = token
+        self.host.send(broker, ChangeSettled(client, filter))
+
+    def on_change_settled(self, sender: str, message: ChangeSettled) -> None:
+        self.host.settled(self.changing.pop((message.client, message.filter)))
+
+    # --- the rest ---
+
+    def on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case Register():
+                self.on_register(sender, message)
+            case Deregister():
+                self.on_deregister(sender, message)
+            case ForwardEvents():
+                self.on_forward_events(sender, message)
+            case ChangeAtHome():
+                self.on_change_at_home(sender, message)
+            case ChangeSettled():
+                self.on_change_settled(sender, message)
+            case _:
+                super().on_message(sender, message)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        for client, home in self.homes.items():
+            yield client, home.queue
+        for client, visit in self.visits.items():
+            yield client, visit.queue
+
+
+class HomeBrokerPublished(HomeBroker):
+    name = "home_broker:published"
+    summary = "as published, without deregistration: also loses what is published while the client is away"
+
+    def deregister(self, session: Session, visit: Visit) -> None:
+        """The home broker learns of it when the client is registered elsewhere, or comes home."""
+
+
+def home_of(session: Session) -> str:
+    return session.luggage.decode()
+
+
+register(HomeBroker)
+register(HomeBrokerPublished)

@@ -1,0 +1,445 @@
+"""Phoenix (Amozarrain 2.4, on the simple routing of 2.3; algorithms 2.1 to 2.3).
+
+Routing entries say whose they are (`simple` routing). A subscriber s that connects
+to another broker sends MIG there; MIG follows the way that a PUB for s would take,
+to the broker where s was last. Each broker on that way turns the entries of s
+round, so that they point to where MIG came from. The last broker answers with REP:
+what it has stored for s, after the last timestamp that s has received. Nothing is
+missed on the way, because MIG follows what was sent before it and meets what is
+sent after it.
+
+In this file s is local (in C_i of the paper) where `local` has an entry for it;
+SUB, UNS and PUB are the host's `Update` and `Burst`. As links do not overtake and
+the session of s comes before its MIG, the way of a PUB for s is the way to the
+broker that s was local to last, which MIG names.
+
+What goes wrong as published (`phoenix:published`), and what is done about it:
+
+- A PUB on its way to somebody else may pass the last broker, which stores it for
+  s, cross MIG on a link, and be taken for s again where entries are turned already.
+  Here the last number of each publisher tells; it is kept until all replays are in.
+- Timestamps are the clock's, and two events may get the same one, above all those
+  that are replayed together. If s leaves between them, the second is not after
+  the last timestamp of s, and is lost. Here a timestamp is the number of the stay
+  of s at the broker and a count within it, so no two are equal.
+- What is replayed is delivered behind what has come directly, so publishers are
+  reordered; and if s moves again, replays arrive from several brokers in any
+  order. Here a timestamp is never changed, each broker says where its stay ended
+  and which came next (NXT), and the new one delivers in the order of the timestamps.
+- Returning to the same broker takes s out of the local set (line 10 of algorithm
+  2.3), and then nothing is stored for it. Here it is as if s had never left:
+
+    brokers a-b
+    protocol phoenix:published
+    at 0.0 p attach b
+    at 0.0 s attach a
+    at 0.1 s subscribe TRUE
+    at 1.0 s leave
+    at 2.0 s attach a
+    at 3.0 s leave
+    at 4.0 p publish {}
+    at 5.0 s attach a
+
+A subscriber that is gone again before its session came has sent no MIG: what is
+stored stays where it is, and the next MIG goes there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.core.messages import Cause, Message, Update
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Owner, Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+
+STREAM = "session"
+"""One numbering for all brokers."""
+
+Timestamp = tuple[float, int]
+"""The attach number of a stay, and which event of it; as published, the clock and 0.
+That of a burst is that of its last event."""
+
+
+Number = tuple[int, int]
+"""Incarnation and number of a publisher's event."""
+
+
+class MIG(Message, frozen=True, tag="phoenix.MIG"):
+    """Subscriber s, last at this broker, is now where this comes from, under this attach number.
+
+    Brokers know the subscriptions of s; they are named for those who turn the entries round.
+    """
+
+    subscriber: str
+    broker: str
+    number: int
+    ts_last: Timestamp
+    subscriptions: dict[str, float]
+    cause: ClassVar[Cause] = "handoff"
+
+
+class REP(Message, frozen=True, tag="phoenix.REP"):
+    """Replay an event towards s."""
+
+    event: Burst
+    subscriber: str
+    ts: Timestamp
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return self.event.count
+
+
+class NXT(Message, frozen=True, tag="phoenix.NXT"):
+    """Not in the paper: nothing is to come between these two timestamps.
+
+    The first ends a stay and the second begins the next one; or what is between was a duplicate.
+    """
+
+    subscriber: str
+    ts: Timestamp
+    ts_next: Timestamp
+    cause: ClassVar[Cause] = "transfer"
+
+
+class Luggage(msgspec.Struct, array_like=True):
+    """What travels with the session."""
+
+    broker: str
+    """Where s is in the local set."""
+    base: int
+    """How far it has acknowledged."""
+    ts_last: Timestamp
+    acknowledged: dict[str, Number]
+
+
+class Local:
+    """A subscriber in the local set: its stay here, from its MIG until the next one arrives."""
+
+    def __init__(
+        self, stay: int, queue: DeliveryQueue, ts_last: Timestamp, acknowledged: dict[str, Number]
+    ) -> None:
+        self.stay = stay
+        self.count = 0
+        """Events that came here by PUB during the stay."""
+        self.queue = queue
+        self.log: deque[tuple[Timestamp, Burst]] = deque()
+        """Q_i(s): what is in the queue, with timestamps."""
+        self.logged = 0
+        self.ts_last = ts_last
+        """Of the last event that the subscriber has acknowledged."""
+        self.ts_reached = ts_last
+        """Up to here everything has come and is in the queue."""
+        self.early: dict[Timestamp, Burst] = {}
+        """Events that came before those they follow, by the timestamp of their first."""
+        self.newest = dict(acknowledged)
+        """Until everything of earlier stays is in: incarnation and last number of each publisher…"""
+        self.acknowledged = dict(acknowledged)
+        """… and the same of what the subscriber has acknowledged."""
+        self.nexts: dict[Timestamp, Timestamp] = {}
+        """What NXT says."""
+        self.is_stored = True
+        """As published, s may be connected here without being in the local set."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything of earlier stays has come."""
+        return self.ts_reached[0] == self.stay
+
+    def duplicates_in(self, event: Burst) -> int:
+        """How many, from the first, came from an earlier stay already."""
+        incarnation, number = self.newest.get(event.publisher, (0, 0))
+        if (event.incarnation, event.number) > (incarnation, number):
+            return 0
+        return event.count if event.incarnation < incarnation else min(event.count, number - event.number + 1)
+
+    def append(self, ts: Timestamp, event: Burst) -> None:
+        self.log.append((ts, event))
+        self.logged += event.count
+
+    def forget_acknowledged(self) -> None:
+        """Events leave the log when they have left the queue."""
+        while self.log and self.logged > len(self.queue):
+            ts, event = self.log.popleft()
+            gone = min(event.count, self.logged - len(self.queue))
+            left = event.count - gone
+            self.logged -= gone
+            self.ts_last = (ts[0], ts[1] - left)
+            if not self.is_complete:
+                self.acknowledged[event.publisher] = (event.incarnation, event.number + gone - 1)
+            if left:
+                self.log.appendleft((ts, event.tail(gone)))
+
+
+class Phoenix(MobilityProtocol):
+    name = "phoenix"
+    summary = "exactly once and in order; subscriptions turn round hop by hop, stored events are replayed"
+    promise = Promise(lost=frozenset({"overflow"}))
+    strategies = ("simple",)
+    advertisements = False
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.local: dict[str, Local] = {}
+        self.towards: dict[str, str] = {}
+        """Of subscribers whose MIG has passed: the neighbour it came from."""
+
+    # --- algorithm 2.2: SUB, UNS, PUB ---
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        self.host.unsubscribe((session.client,), filter, "subscribe", token)
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        local = self.local[owner[0]]
+        local.count += burst.count
+        self.enqueue(owner[0], local, (local.stay, local.count), burst)
+
+    # --- algorithm 2.3: MIG, first from the subscriber itself ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        subscriber = session.client
+        if came_from == "":
+            self.begin_stay(session, Luggage("", 0, self.first_ts(session), {}))
+        elif (luggage := unpack(session)).broker == self.host.id:
+            self.return_to(subscriber, self.local[subscriber], received.get(STREAM, 0))
+        elif self.host.is_attached(subscriber):
+            self.begin_stay(session, luggage)
+            filters = dict(session.subscriptions)
+            mig = MIG(subscriber, luggage.broker, session.number, luggage.ts_last, filters)
+            self.redirect(mig, self.host.next_hop(luggage.broker), (subscriber,))
+        local = self.local.get(subscriber)
+        if local is not None:
+            self.host.deliver_from(subscriber, local.queue)
+            self.deliver(subscriber, local)
+
+    def begin_stay(self, session: Session, luggage: Luggage) -> None:
+        queue = DeliveryQueue(STREAM, luggage.base, self.host.buffer)
+        local = Local(session.number, queue, luggage.ts_last, luggage.acknowledged)
+        self.local[session.client] = local
+        self.towards.pop(session.client, None)
+        self.pack(session, local)
+
+    def pack(self, session: Session, local: Local) -> None:
+        luggage = Luggage(self.host.id, local.queue.base, local.ts_last, local.acknowledged)
+        session.luggage = msgspec.msgpack.encode(luggage)
+
+    def first_ts(self, session: Session) -> Timestamp:
+        return (session.number, 0)
+
+    def return_to(self, subscriber: str, local: Local, received: int) -> None:
+        """MIG from s, which is in the local set: it goes on where it was."""
+        self.acknowledge(subscriber, local, received)
+
+    def acknowledge(self, subscriber: str, local: Local, received: int) -> None:
+        """The subscriber is no longer on the connection it was on, and has received this."""
+        local.queue.rewind(received)
+        local.forget_acknowledged()
+
+    def on_mig(self, sender: str, message: MIG) -> None:
+        if message.broker != self.host.id:
+            self.redirect(message, self.host.next_hop(message.broker), sender)
+        else:
+            local = self.local.pop(message.subscriber)
+            self.host.relocate(message.subscriptions, message.subscriber, (message.subscriber,), sender)
+            self.towards[message.subscriber] = sender
+            self.replay(sender, message, local)
+
+    def redirect(self, message: MIG, last: str, target: str | Owner) -> None:
+        """Turn the entries of s round: from where it was to where it is. Then send MIG on."""
+        subscriber, filters = message.subscriber, message.subscriptions
+        # The neighbour does the same when MIG arrives: neither need be told what the other takes back.
+        taken_back = Update(unsubscribe=tuple((parse(text), subscriber) for text in filters))
+        self.host.relocate(filters, subscriber, last, target, taken_back)
+        if isinstance(target, str):
+            self.towards[subscriber] = target
+        self.host.send(last, message)
+
+    def replay(self, target: str, message: MIG, local: Local) -> None:
+        """Whatever is stored here after the last timestamp…"""
+        for ts, event in local.log:
+            if ts > message.ts_last:
+                self.host.send(target, REP(event, message.subscriber, ts))
+            else:
+                self.host.dropped(message.subscriber, event, "timestamp")
+        self.replay_early(target, message, local)
+
+    def replay_early(self, target: str, message: MIG, local: Local) -> None:
+        """… and what is here of this stay and earlier ones that cannot be delivered yet."""
+        subscriber = message.subscriber
+        for (stay, first), event in local.early.items():
+            self.host.send(target, REP(event, subscriber, (stay, first + event.count - 1)))
+        local.nexts[local.stay, local.count] = (message.number, 0)
+        for ts, ts_next in local.nexts.items():
+            if ts >= message.ts_last:
+                self.host.send(target, NXT(subscriber, ts, ts_next))
+
+    # --- algorithm 2.3: REP ---
+
+    def on_rep(self, sender: str, message: REP) -> None:
+        local = self.local.get(message.subscriber)
+        if local is None:
+            self.host.send(self.towards[message.subscriber], message)
+        else:
+            self.enqueue(message.subscriber, local, message.ts, message.event)
+
+    def on_nxt(self, sender: str, message: NXT) -> None:
+        local = self.local.get(message.subscriber)
+        if local is None:
+            self.host.send(self.towards[message.subscriber], message)
+        else:
+            local.nexts[message.ts] = message.ts_next
+            self.deliver(message.subscriber, local)
+
+    def enqueue(self, subscriber: str, local: Local, ts: Timestamp, event: Burst) -> None:
+        local.early[ts[0], ts[1] - event.count + 1] = event
+        self.deliver(subscriber, local)
+
+    def deliver(self, subscriber: str, local: Local) -> None:
+        """Put into the queue whatever follows, in the order of the timestamps."""
+        while True:
+            stay, count = local.ts_reached
+            event = local.early.pop((stay, count + 1), None)
+            if event is not None:
+                self.take(subscriber, local, event)
+            elif local.ts_reached in local.nexts:
+                local.ts_reached = local.nexts[local.ts_reached]
+            else:
+                break
+        self.host.pump(subscriber)
+        if local.is_complete:
+            local.newest.clear()
+            local.acknowledged.clear()
+            self.host.handoff_finished(subscriber)
+
+    def take(self, subscriber: str, local: Local, event: Burst) -> None:
+        stay, count = local.ts_reached
+        duplicates = local.duplicates_in(event)
+        if duplicates:
+            local.nexts[local.ts_reached] = (stay, count + duplicates)
+        local.ts_reached = (stay, count + event.count)
+        if duplicates < event.count:
+            event = event.tail(duplicates)
+            local.newest[event.publisher] = (event.incarnation, event.last)
+            local.append(local.ts_reached, event)
+            self.keep(local.queue, subscriber, event)
+
+    # --- the subscriber is gone, or elsewhere ---
+
+    def on_detach(self, session: Session) -> None:
+        """It stays in the local set until its MIG arrives."""
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        local = self.local.get(session.client)
+        if local is not None:
+            self.acknowledge(session.client, local, received.get(STREAM, 0))
+            self.pack(session, local)
+        self.host.hand_over(session, destination)
+
+    def on_acknowledged(self, client: str) -> None:
+        local = self.local.get(client)
+        if local is not None:
+            local.forget_acknowledged()
+
+    # --- the rest ---
+
+    def on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case MIG():
+                self.on_mig(sender, message)
+            case REP():
+                self.on_rep(sender, message)
+            case NXT():
+                self.on_nxt(sender, message)
+            case _:
+                super().on_message(sender, message)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        for subscriber, local in self.local.items():
+            yield subscriber, local.queue
+            early = DeliveryQueue(STREAM)
+            early.extend(local.early.values())
+            yield subscriber, early
+
+
+class PhoenixPublished(Phoenix):
+    """Algorithms 2.2 and 2.3 to the letter: every event is sent to s as it comes."""
+
+    name = "phoenix:published"
+    summary = "as published: clocks as timestamps, nothing held back, returning ends the storing"
+    promise = Promise(
+        lost=frozenset({"timestamp", "not_local", "overflow"}),
+        duplicate=frozenset({"move_in"}),
+        reordered=frozenset({"replayed"}),
+    )
+
+    def first_ts(self, session: Session) -> Timestamp:
+        return (0.0, -1)
+
+    def begin_stay(self, session: Session, luggage: Luggage) -> None:
+        super().begin_stay(session, luggage)
+        local = self.local[session.client]
+        local.ts_reached = (local.stay, 0)  # Nothing of earlier stays is waited for.
+
+    def enqueue(self, subscriber: str, local: Local, ts: Timestamp, event: Burst) -> None:
+        """Algorithm 2.2, lines 16 to 24, and algorithm 2.3, lines 22 to 24: ts is the clock's."""
+        if not local.is_stored and not self.host.is_attached(subscriber):
+            self.host.dropped(subscriber, event, "not local")
+            return
+        local.append((self.host.now, 0), event)
+        self.keep(local.queue, subscriber, event)
+        self.host.pump(subscriber)
+
+    def return_to(self, subscriber: str, local: Local, received: int) -> None:
+        """Algorithm 2.3: s is taken out of the local set (line 10), or into it again (line 4)."""
+        super().return_to(subscriber, local, received)
+        local.is_stored = not local.is_stored
+        stored = list(local.log)
+        local.log.clear()
+        local.queue.drain()
+        local.logged = 0
+        for ts, event in stored:
+            if ts > local.ts_last:
+                local.append(ts, event)
+                self.keep(local.queue, subscriber, event)
+            else:
+                self.host.dropped(subscriber, event, "timestamp")
+
+    def acknowledge(self, subscriber: str, local: Local, received: int) -> None:
+        super().acknowledge(subscriber, local, received)
+        if not local.is_stored:
+            for event in local.queue.drain():
+                self.host.dropped(subscriber, event, "not local")
+            local.log.clear()
+            local.logged = 0
+
+    def on_rep(self, sender: str, message: REP) -> None:
+        local = self.local.get(message.subscriber)
+        if local is not None and not local.is_stored:
+            # Lines 18 to 20 look for a neighbour towards s, and there is none.
+            self.host.dropped(message.subscriber, message.event, "not local")
+        else:
+            super().on_rep(sender, message)
+
+    def replay_early(self, target: str, message: MIG, local: Local) -> None:
+        """There are none."""
+
+
+def unpack(session: Session) -> Luggage:
+    return msgspec.msgpack.decode(session.luggage, type=Luggage)
+
+
+register(Phoenix)
+register(PhoenixPublished)

@@ -1,0 +1,258 @@
+"""Reactive handoff by message transfer (Gaddah 4.3.2, fig. 4.2; JEDI and SIENA as told in 2.4.1).
+
+The broker that a client leaves goes on storing for it. When the client has
+reattached, the new broker requests what the old one has stored and meanwhile
+subscribes and stores, too. The old broker ends its subscription, forwards what it
+has and forgets the client. The new one merges both and delivers in publishing
+order. In JEDI's words: `Leave` is moveOut, for clients that say so; for the
+others the broker notices. `Hello` is moveIn.
+
+The session, which comes first, stands for what the client's mobility library
+passes along (step 5). A client that is gone again before its session came has not
+reconnected: the session waits, its queue stays where it was, and the next broker
+where the client is found requests it from there.
+
+What goes wrong as published, always within one propagation delay of a move-in:
+
+- Duplicates: the merge removes none. Where notifications reach the new broker
+  without delay (flooding, or somebody there wants the same), both brokers store
+  what arrives between the subscription here and the end of the one there.
+- Losses: the request may overtake the subscription, since both set out together.
+  A broker between the two that has seen only the request still sends to the old
+  broker, which no longer stores.
+
+`reactive:merged` mends both, and then loses, repeats and reorders nothing. It
+subscribes first and requests behind that, so that along the way everyone knows
+the new place before the old one is given up; and of what both brokers stored it
+takes one. No waiting time is needed: links do not overtake, so whatever the old
+broker had before the request arrived is here before its answer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.routing import Owner, Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+
+STREAM = "session"
+"""One numbering for all brokers: it goes on where the forwarded queue ended."""
+
+
+class RequestBuffered(Message, frozen=True):
+    """Steps 6A to 9: forward what the stay of this number has stored, for the stay `number` at the sender."""
+
+    client: str
+    old_number: int
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ForwardBuffered(Message, frozen=True):
+    """Steps 10 to 13: what was stored; `base` is how far the client has acknowledged."""
+
+    client: str
+    number: int
+    base: int
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return sum(burst.count for burst in self.bursts) or 1
+
+
+class ProxyObject:
+    """What a broker keeps for a client: from its move-in there until the next broker has fetched it."""
+
+    def __init__(self, queue: DeliveryQueue, merged: bool) -> None:
+        self.queue = queue
+        self.merged = merged
+        """Whether what the old broker had is here (or there was none)."""
+        self.filters: list[str] = []
+        """Its subscriptions, as they were when the session left."""
+        self.requested_by = ""
+        self.next_number = 0
+
+
+class Reactive(MobilityProtocol):
+    name = "reactive"
+    summary = "fetched after attach; loses and repeats what is published within one delay of a move-in"
+    promise = Promise(lost=frozenset({"move_in", "overflow"}), duplicate=frozenset({"move_in"}))
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        super().__init__(host, settings)
+        self.proxies: dict[tuple[str, int], ProxyObject] = {}
+        """By client and the attach number of its move-in."""
+        self.current: dict[str, ProxyObject] = {}
+        """Of those whose session is here, too."""
+
+    # --- steps 1 to 5: the client registers, disconnects (nothing to do), reconnects ---
+
+    def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
+        client = session.client
+        if came_from == "":
+            self.begin(session, merged=True)
+        broker, number = last_move_in(session)
+        if broker == self.host.id:
+            proxy = self.current[client] = self.proxies[client, number]
+            if proxy.merged:
+                self.deliver(client, proxy, received.get(STREAM, 0))
+        elif self.host.is_attached(client):
+            self.current[client] = self.begin(session, merged=False)
+            self.move_in(session, broker, number)
+
+    def begin(self, session: Session, merged: bool) -> ProxyObject:
+        proxy = ProxyObject(DeliveryQueue(STREAM, buffer=self.host.buffer), merged)
+        self.proxies[session.client, session.number] = proxy
+        session.luggage = msgspec.msgpack.encode((self.host.id, session.number))
+        return proxy
+
+    def on_detach(self, session: Session) -> None:
+        """Step 4: from now on the broker stores, as a durable subscription does."""
+
+    def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        proxy = self.current.pop(session.client, None)
+        if proxy is not None:
+            proxy.filters = list(session.subscriptions)
+            if proxy.merged:
+                proxy.queue.rewind(received.get(STREAM, 0))
+        self.host.hand_over(session, destination)
+
+    # --- steps 6A to 9: request what is stored, and meanwhile subscribe ---
+
+    def move_in(self, session: Session, broker: str, number: int) -> None:
+        self.request(session, broker, number)
+        self.subscribe(session)
+
+    def request(self, session: Session, broker: str, number: int) -> None:
+        self.host.send(broker, RequestBuffered(session.client, number, session.number))
+
+    def subscribe(self, session: Session) -> None:
+        for text, issued_at in session.subscriptions.items():
+            self.host.subscribe((session.client, session.number), parse(text), issued_at)
+
+    # --- steps 10 to 13: the old broker deactivates the subscriptions, forwards, forgets ---
+
+    def on_request_buffered(self, sender: str, message: RequestBuffered) -> None:
+        client, number = message.client, message.old_number
+        proxy = self.proxies[client, number]
+        for text in proxy.filters:
+            self.host.unsubscribe((client, number), parse(text))
+        proxy.requested_by, proxy.next_number = sender, message.number
+        self.try_forward(client, number, proxy)
+
+    def try_forward(self, client: str, number: int, proxy: ProxyObject) -> None:
+        """Not before what was stored at earlier brokers has come."""
+        if proxy.merged and proxy.requested_by:
+            base = proxy.queue.base
+            bursts = tuple(proxy.queue.drain())
+            self.host.send(proxy.requested_by, ForwardBuffered(client, proxy.next_number, base, bursts))
+            del self.proxies[client, number]
+
+    # --- steps 14 and 15: merge, order, deliver ---
+
+    def on_forward_buffered(self, sender: str, message: ForwardBuffered) -> None:
+        client, number = message.client, message.number
+        proxy = self.proxies[client, number]
+        merged = self.merge(list(message.bursts), proxy.queue.drain())
+        proxy.queue, proxy.merged = DeliveryQueue(STREAM, message.base, self.host.buffer), True
+        for burst in in_publishing_order(merged):
+            self.keep(proxy.queue, client, burst)
+        if self.current.get(client) is proxy:
+            self.deliver(client, proxy, message.base)
+        self.try_forward(client, number, proxy)
+
+    def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
+        return fetched + own
+
+    def deliver(self, client: str, proxy: ProxyObject, received: int) -> None:
+        proxy.queue.rewind(received)
+        self.host.deliver_from(client, proxy.queue)
+        self.host.handoff_finished(client)
+
+    # --- notifications ---
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        client, number = owner
+        proxy = self.proxies[client, number]
+        self.keep(proxy.queue, client, burst)
+        if proxy.merged and self.current.get(client) is proxy:
+            self.host.pump(client)
+
+    # --- the client's own requests; the host has kept back those of a handoff ---
+
+    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, last_move_in(session)[1])
+        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
+
+    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
+        owner = (session.client, last_move_in(session)[1])
+        self.host.unsubscribe(owner, filter, "subscribe", token)
+
+    # --- the rest ---
+
+    def on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case RequestBuffered():
+                self.on_request_buffered(sender, message)
+            case ForwardBuffered():
+                self.on_forward_buffered(sender, message)
+            case _:
+                super().on_message(sender, message)
+
+    def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
+        for (client, _), proxy in self.proxies.items():
+            yield client, proxy.queue
+
+
+class ReactiveMerged(Reactive):
+    name = "reactive:merged"
+    summary = "exactly once and in order: subscribes before it requests, and merges without duplicates"
+    promise = Promise(lost=frozenset({"overflow"}))
+
+    def move_in(self, session: Session, broker: str, number: int) -> None:
+        self.subscribe(session)
+        self.request(session, broker, number)
+
+    def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
+        """What only this broker has is newer than whatever was fetched of the same publisher."""
+        last: dict[str, tuple[int, int]] = {}
+        for burst in fetched:
+            last[burst.publisher] = (burst.incarnation, burst.last)
+        merged = list(fetched)
+        for burst in own:
+            incarnation, number = last.get(burst.publisher, (0, 0))
+            if (burst.incarnation, burst.number) > (incarnation, number):
+                merged.append(burst)
+            elif (burst.incarnation, burst.last) > (incarnation, number):
+                merged.append(burst.tail(number - burst.number + 1))
+        return merged
+
+
+def last_move_in(session: Session) -> tuple[str, int]:
+    """The broker that stores for the client, and the attach number of its move-in there."""
+    return msgspec.msgpack.decode(session.luggage, type=tuple[str, int])
+
+
+def in_publishing_order(bursts: list[Burst]) -> list[Burst]:
+    """By the time of publishing; those of one publisher stay as they are, whatever its clocks said."""
+    newest: dict[str, float] = {}
+    times = []
+    for burst in bursts:
+        newest[burst.publisher] = max(burst.published_at, newest.get(burst.publisher, burst.published_at))
+        times.append(newest[burst.publisher])
+    return [bursts[index] for index in sorted(range(len(bursts)), key=times.__getitem__)]
+
+
+register(Reactive)
+register(ReactiveMerged)
