@@ -47,12 +47,12 @@ as long as its buffer lasts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
-from roamcast.core.messages import Cause, Message
+from roamcast.core.messages import Message
 from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
@@ -61,113 +61,23 @@ from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
 from roamcast.mobility.neighbour_graph import NeighbourGraph, neighbours_of, parse_graph
+from roamcast.mobility.proactive_messages import (
+    ActivateCopy,
+    ClientGone,
+    CopyActivated,
+    DeactivateCopy,
+    DeleteCopy,
+    ForwardStored,
+    NeighbourList,
+    PassiveCopy,
+    ServeFromCopy,
+    StoredBefore,
+    Subscriptions,
+)
 from roamcast.mobility.shared_buffer import SharedBuffer
 
 STREAM = "session"
 """One numbering for all brokers."""
-
-Subscriptions = dict[str, float]
-"""A client's context: filter text to the time of issue."""
-
-
-class PassiveCopy(Message, frozen=True):
-    """Keep this context: the client may come to you next."""
-
-    client: str
-    number: int
-    subscriptions: Subscriptions
-    cause: ClassVar[Cause] = "handoff"
-
-
-class ActivateCopy(Message, frozen=True):
-    """Store for the client, beginning with what it has not acknowledged.
-
-    `base` is how far it has, `sent` how many notifications after that were on their
-    way to it. `subscriptions` is None where the receiver has the context already.
-    With `late` the client is there by now: the reactive fallback.
-    """
-
-    client: str
-    number: int
-    activation: int
-    base: int
-    sent: int
-    bursts: tuple[Burst, ...]
-    subscriptions: Subscriptions | None
-    late: bool
-
-    @property
-    def cause(self) -> Cause:
-        return "transfer" if self.bursts else "handoff"
-
-    @property
-    def weight(self) -> int:
-        return sum(burst.count for burst in self.bursts) or 1
-
-
-class CopyActivated(Message, frozen=True):
-    """Whatever is published from now on comes here, too."""
-
-    client: str
-    activation: int
-    cause: ClassVar[Cause] = "handoff"
-
-
-class ForwardStored(Message, frozen=True):
-    """What came after the activation was sent; `last` answers its acknowledgement."""
-
-    client: str
-    activation: int
-    bursts: tuple[Burst, ...]
-    last: bool
-
-    @property
-    def cause(self) -> Cause:
-        return "transfer" if self.bursts else "handoff"
-
-    @property
-    def weight(self) -> int:
-        return sum(burst.count for burst in self.bursts) or 1
-
-
-class DeactivateCopy(Message, frozen=True):
-    """Stop storing, forget what is stored, keep the context."""
-
-    client: str
-    number: int
-    cause: ClassVar[Cause] = "handoff"
-
-
-class DeleteCopy(Message, frozen=True):
-    """Forget the context and what is stored."""
-
-    client: str
-    number: int
-    cause: ClassVar[Cause] = "handoff"
-
-
-class ServeFromCopy(Message, frozen=True):
-    """The client is at the destination, and you are nearer: do for it what its old broker would do."""
-
-    client: str
-    destination: str
-    received: int
-    cause: ClassVar[Cause] = "handoff"
-
-
-class NeighbourList(Message, frozen=True):
-    """The sender's neighbours, for those of them who decide which copies it can use."""
-
-    neighbours: tuple[str, ...]
-    cause: ClassVar[Cause] = "handoff"
-
-
-class ClientGone(Message, frozen=True):
-    """From a broker to itself: if the client is not elsewhere by then, its copies are activated."""
-
-    client: str
-    number: int
-    cause: ClassVar[Cause] = "handoff"
 
 
 class Reader:
@@ -227,6 +137,9 @@ class Stay:
         self.is_active = False
         """Whether its copies are."""
         self.is_timed_out = False
+        self.active_from = 0
+        self.active_base = 0
+        """Where in the queue their stores begin, as a position and as a sequence."""
 
 
 class Copy:
@@ -269,6 +182,18 @@ class Proactive(MobilityProtocol):
         """Activations elsewhere that are not finished, and the store that forwards to them."""
         self.neighbour_lists: dict[str, tuple[str, ...]] = {}
         self._serial = 0
+        self._handlers: dict[type[Message], Callable[[str, Any], object]] = {
+            PassiveCopy: self.on_passive_copy,
+            ActivateCopy: self.on_activate_copy,
+            CopyActivated: self.on_copy_activated,
+            ForwardStored: self.on_forward_stored,
+            StoredBefore: self.on_stored_before,
+            DeactivateCopy: self.on_deactivate_copy,
+            DeleteCopy: self.on_delete_copy,
+            ServeFromCopy: self.on_serve_from_copy,
+            NeighbourList: self.on_neighbour_list,
+            ClientGone: self.on_client_gone,
+        }
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -369,8 +294,9 @@ class Proactive(MobilityProtocol):
         self.surround(stay)
 
     def activate(self, stay: Stay) -> None:
+        session, queue = stay.session, stay.store.queue
         stay.is_active = True
-        session = stay.session
+        stay.active_from, stay.active_base = queue.appended, queue.base + len(queue)
         for broker in self.choose_neighbours(stay):
             remote = stay.copies[broker]
             context = None if remote.is_known else self.context(session.subscriptions)
@@ -384,10 +310,9 @@ class Proactive(MobilityProtocol):
         activation, queue = self._serial, store.queue
         store.readers[activation] = Reader(broker)
         self.activations[activation] = store
-        bursts, sent = tuple(queue.bursts()), queue.sent - queue.base
-        self.host.send(
-            broker, ActivateCopy(store.client, number, activation, queue.base, sent, bursts, context, late)
-        )
+        bursts = tuple(queue.bursts()) if late else ()
+        base = queue.base if late else queue.base + len(queue)
+        self.host.send(broker, ActivateCopy(store.client, number, activation, base, context, bursts, late))
         return activation
 
     def deactivate(self, stay: Stay) -> None:
@@ -431,26 +356,45 @@ class Proactive(MobilityProtocol):
         self.serve_readers(store)
 
     def serve_destination(self, stay: Stay, destination: str, number: int) -> None:
-        """See to it that the destination has an active copy before it has the session."""
+        """See to it that the destination has an active copy, and what comes before, ahead of the session."""
         session, store = stay.session, stay.store
+        client, base = session.client, store.queue.base
         remote = stay.copies.pop(destination, Remote(is_known=False))
         if remote.activation:
+            before = self.stored_before(stay)
+            if before or base != stay.active_base:
+                self.host.send(destination, StoredBefore(client, base, before))
             return
         nearer = self.host.next_hop(destination)
         if nearer in stay.copies and stay.copies[nearer].complete:
-            # Everything is stored on the way, too: it need not come from here (section 3.4).
+            # A store on the way has the rest: it need not come from here (section 3.4).
             self.figures["served_nearer"] += 1
             self.forget_reader(store, stay.copies.pop(nearer))
-            self.host.send(nearer, ServeFromCopy(session.client, destination, store.queue.base))
+            self.host.send(nearer, ServeFromCopy(client, destination, base, self.stored_before(stay)))
             return
         context = None if remote.is_known else self.context(session.subscriptions)
         self.send_activation(store, destination, number, context, late=True)
 
-    def on_serve_from_copy(self, sender: str, message: ServeFromCopy) -> None:
-        copy = self.copies.pop(message.client)
+    def stored_before(self, stay: Stay) -> tuple[Burst, ...]:
+        """What the client still misses of the time before its copies were activated."""
+        queue = stay.store.queue
+        return _first(queue.bursts(), stay.active_from - queue.popped)
+
+    def on_stored_before(self, sender: str, message: StoredBefore | ServeFromCopy) -> Copy:
+        copy = self.copies[message.client]
         store = copy.store
         assert store is not None
-        store.queue.rewind(message.received)
+        after = store.queue.drain()
+        store.queue = DeliveryQueue(STREAM, message.base, self.buffer)
+        for burst in (*message.bursts, *after):
+            self.keep(store.queue, message.client, burst)
+        return copy
+
+    def on_serve_from_copy(self, sender: str, message: ServeFromCopy) -> None:
+        copy = self.on_stored_before(sender, message)
+        store = copy.store
+        assert store is not None
+        del self.copies[message.client]
         store.departed = True
         self.send_activation(store, message.destination, copy.number, copy.subscriptions, late=True)
 
@@ -469,20 +413,12 @@ class Proactive(MobilityProtocol):
         if context is None:
             context = self.copies[client].subscriptions
         store = self.open_store(client, message.base, sender, message.activation)
-        self.fill(store, message.bursts, message.sent)
+        for burst in message.bursts:
+            self.keep(store.queue, client, burst)
         self.subscribe_store(store, context)
         # Only now, so that no route is taken down that the new store needs, too.
         self.drop_copy(client)
         self.copies[client] = Copy(message.number, context, store, message.late)
-
-    def fill(self, store: Store, bursts: Iterable[Burst], sent: int) -> None:
-        """Take over a queue; what the client may have of it counts as sent."""
-        queue = store.queue
-        for burst in bursts:
-            self.keep(queue, store.client, burst)
-            if sent > 0:
-                queue.take(queue.sent - queue.base + min(sent, burst.count))
-                sent -= burst.count
 
     def subscribe_store(self, store: Store, context: Subscriptions) -> None:
         """The virtual subscriber; its last subscription settles when all have."""
@@ -559,6 +495,7 @@ class Proactive(MobilityProtocol):
             rest = self.not_forwarded(store, burst)
             if rest is not None:
                 self.append(store, rest)
+        store.forwarded = {}
         self.serve_readers(store)
         stay = self.current.get(store.client)
         if stay is not None and stay.store is store:
@@ -664,27 +601,11 @@ class Proactive(MobilityProtocol):
     # --- the rest ---
 
     def on_message(self, sender: str, message: Message) -> None:
-        match message:
-            case PassiveCopy():
-                self.on_passive_copy(sender, message)
-            case ActivateCopy():
-                self.on_activate_copy(sender, message)
-            case CopyActivated():
-                self.on_copy_activated(sender, message)
-            case ForwardStored():
-                self.on_forward_stored(sender, message)
-            case DeactivateCopy():
-                self.on_deactivate_copy(sender, message)
-            case DeleteCopy():
-                self.on_delete_copy(sender, message)
-            case ServeFromCopy():
-                self.on_serve_from_copy(sender, message)
-            case NeighbourList():
-                self.on_neighbour_list(sender, message)
-            case ClientGone():
-                self.on_client_gone(sender, message)
-            case _:
-                super().on_message(sender, message)
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            super().on_message(sender, message)
+        else:
+            handler(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for store in self.stores.values():
@@ -693,6 +614,17 @@ class Proactive(MobilityProtocol):
                 early = DeliveryQueue(STREAM)
                 early.extend(store.early)
                 yield store.client, early
+
+
+def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
+    """So many notifications from the front."""
+    taken = []
+    for burst in bursts:
+        if count <= 0:
+            break
+        taken.append(burst if burst.count <= count else burst.head(count))
+        count -= burst.count
+    return tuple(taken)
 
 
 def _left_in_place(session: Session) -> list[str]:

@@ -1,0 +1,138 @@
+"""The messages of `proactive.py`: what brokers say to each other about the copies of a context.
+
+`number` is the attach number of the session at its holder when it speaks, the
+control attribute of Gaddah 3.2. `activation` is a number that the sender of an
+activation gives it, so that an answer to an earlier one is not taken for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst
+
+Subscriptions = dict[str, float]
+"""A client's context: filter text to the time of issue."""
+
+
+class PassiveCopy(Message, frozen=True):
+    """Keep this context: the client may come to you next."""
+
+    client: str
+    number: int
+    subscriptions: Subscriptions
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ActivateCopy(Message, frozen=True):
+    """Store for the client what follows the sequence `base`.
+
+    `subscriptions` is None where the receiver has the context already. With `late`
+    the client is there by now, and `bursts` is what was stored for it so far: the
+    reactive fallback.
+    """
+
+    client: str
+    number: int
+    activation: int
+    base: int
+    subscriptions: Subscriptions | None
+    bursts: tuple[Burst, ...]
+    late: bool
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return _count(self.bursts) or 1
+
+
+class CopyActivated(Message, frozen=True):
+    """Whatever is published from now on comes here, too."""
+
+    client: str
+    activation: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ForwardStored(Message, frozen=True):
+    """What came after the activation was sent; `last` answers its acknowledgement."""
+
+    client: str
+    activation: int
+    bursts: tuple[Burst, ...]
+    last: bool
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return _count(self.bursts) or 1
+
+
+class StoredBefore(Message, frozen=True):
+    """The client is with you now: this follows `base` and comes before what you store for it."""
+
+    client: str
+    base: int
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return _count(self.bursts) or 1
+
+
+class DeactivateCopy(Message, frozen=True):
+    """Stop storing, forget what is stored, keep the context."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class DeleteCopy(Message, frozen=True):
+    """Forget the context and what is stored."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ServeFromCopy(Message, frozen=True):
+    """As `StoredBefore`, but the client is at the destination, to which you are nearer: serve it there."""
+
+    client: str
+    destination: str
+    base: int
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def weight(self) -> int:
+        return _count(self.bursts) or 1
+
+
+class NeighbourList(Message, frozen=True):
+    """The sender's neighbours, for those of them who decide which copies it can use."""
+
+    neighbours: tuple[str, ...]
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ClientGone(Message, frozen=True):
+    """From a broker to itself: if the client is not elsewhere by then, its copies are activated."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+def _count(bursts: Iterable[Burst]) -> int:
+    return sum(burst.count for burst in bursts)
