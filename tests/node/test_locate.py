@@ -7,9 +7,10 @@ import random
 import pytest
 from tests.node.broker_network import BrokerNetwork
 
-from roamcast.core.effects import Attached, Submitted
-from roamcast.core.messages import Hello, Leave, Locate
-from roamcast.mobility import PROTOCOLS
+from roamcast.core.effects import Attached, Configured, Received, Submitted
+from roamcast.core.messages import Hello, HolderUnknown, Leave, Locate, Located
+from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.node.broker import Broker
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.network import Network
 from roamcast.simulator.story import parse_story
@@ -212,6 +213,26 @@ def test_an_old_connection_that_is_heard_late_is_closed() -> None:
     effects = broker.step(0.0, [Attached("c", 78, Hello("c", roamer.moves + 1, {}, "b1"))])
     assert effects.closes == [("c", roamer.connection, "attached again")]
     assert broker.attachments["c"].connection == 78
+
+
+def test_an_answer_to_an_earlier_question_does_not_count() -> None:
+    """Asked everyone, found, but too late there: it asks again while an old answer is still on its way."""
+    broker = Broker("b1", find_protocol("none"))
+    broker.step(0.0, [Configured(["b0", "b2"], {"b0": "b0", "b2": "b2"})])
+    asked = broker.step(0.0, [Attached("c", 5, Hello("c", 3, {}, ""))])
+    (_, first), (_, also_first) = asked.sends
+    assert isinstance(first, Locate)
+    assert first == also_first
+    found = Located("c", "b1", 5, first.round, found=True)
+    again = broker.step(0.0, [Received("b0", found), Received("b0", HolderUnknown("c", 5))])
+    (_, second), (_, _) = again.sends
+    assert isinstance(second, Locate)
+    # b2 has nothing and says so twice, once for each question; b0 has not answered the second.
+    for question in (first, second):
+        broker.step(0.0, [Received("b2", Located("c", "b1", 5, question.round, found=False))])
+    assert broker.sessions == {}
+    broker.step(0.0, [Received("b0", Located("c", "b1", 5, second.round, found=False))])
+    assert list(broker.sessions) == ["c"]
 
 
 @pytest.mark.parametrize("counts", [True, False], ids=["counting", "standard"])
