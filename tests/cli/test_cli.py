@@ -22,6 +22,7 @@ from roamcast.cli import build_app, run
 from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
 from roamcast.cli.usage import nearest, new_group
 from roamcast.errors import InputError
+from tests.cli.terminals import read_all
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
 
@@ -309,9 +310,7 @@ def test_progress_on_a_terminal_is_a_bar(
         monkeypatch.setattr(sys, "stderr", terminal)
         with progress("simulating") as report:
             report(250, 1000)
-        terminal.flush()
-        shown = os.read(ours, 65536).decode()
-    os.close(ours)
+    shown = read_all(ours)
     assert "simulating" in shown
     assert "250/1000" in shown
     assert capsys.readouterr().out == ""

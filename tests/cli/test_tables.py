@@ -3,11 +3,11 @@
 import os
 import pty
 import sys
-from contextlib import suppress
 
 import pytest
 
 from roamcast.cli.tables import parts, table_in_parts
+from tests.cli.terminals import read_all
 
 COLUMNS = ["protocol", "published", "out of order", "lost"]
 ROWS = [["none", 12345, 0, 7], ["multi_hop_handoff", 1234567890, 0, 0]]
@@ -26,16 +26,6 @@ def test_a_pipe_gets_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert shown.count("multi_hop_handoff") == 1
     assert shown.startswith("a title")
-
-
-def read_all(terminal: int) -> str:
-    """What was shown; one read alone may give only the first part of it."""
-    shown = b""
-    with suppress(OSError):  # which is how Linux says that the other end is closed
-        while part := os.read(terminal, 65536):
-            shown += part
-    os.close(terminal)
-    return shown.decode()
 
 
 def test_a_narrow_terminal_gets_every_digit(monkeypatch: pytest.MonkeyPatch) -> None:
