@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
@@ -125,7 +125,8 @@ class Network:
 
     What travels with a delay that is always the same arrives in the order in which
     it was sent. So it waits in a lane, a plain queue of which only the first event
-    is in the heap too: the heap stays small, however much is under way.
+    is in the heap too: the heap stays small, however much is under way. And what
+    one step sends arrives together, as one event.
     """
 
     def __init__(
@@ -265,22 +266,33 @@ class Network:
             self._step_broker(broker, (Deadline(),))
 
     def _send_peers(self, broker: str, sends: list[tuple[str, Message]]) -> None:
-        traffic, trace, now, lane = self.traffic, self._trace, self.now, self._link_lane
-        hops, delay_s = traffic.hops, self.settings.link_delay.low_s
+        self._count(sends)
+        if self._trace is not None:
+            for peer, message in sends:
+                self._trace(self.now, broker, peer, message)
+        lane = self._link_lane
+        if lane is not None:
+            at = self.now + self.settings.link_delay.low_s
+            self._push_lane(lane, at, self._arrive_at_peers, broker, sends)
+            return
+        for send in sends:
+            at = self._links[broker][send[0]].arrival_s(self.now, CONTROL_BYTES)
+            self._push(at, self._arrive_at_peers, broker, (send,))
+
+    def _count(self, sends: list[tuple[str, Message]]) -> None:
+        traffic = self.traffic
         traffic.messages += len(sends)
-        for peer, message in sends:
+        hops = traffic.hops
+        for _, message in sends:
             if type(message) is Burst:
                 hops["publish"] += message.count
             else:
                 hops[cause_of(message)] += message.weight
-            inputs = (Received(broker, message),)
-            if lane is not None:
-                self._push_lane(lane, now + delay_s, self._arrive, peer, inputs)
-            else:
-                at = self._links[broker][peer].arrival_s(now, CONTROL_BYTES)
-                self._push(at, self._arrive, peer, inputs)
-            if trace is not None:
-                trace(now, broker, peer, message)
+
+    def _arrive_at_peers(self, broker: str, sends: Sequence[tuple[str, Message]]) -> None:
+        arrive = self._arrive
+        for peer, message in sends:
+            arrive(peer, (Received(broker, message),))
 
     # --- clients ---
 
@@ -352,27 +364,32 @@ class Network:
 
     def _send_clients(self, sends: list[tuple[str, int, Message]]) -> None:
         now, connections, lane = self.now, self._connections, self._access_lane
+        together = []
         for client, number, message in sends:
             connection = connections.get(client)
             if connection is None or connection.id != number or not connection.is_open:
                 continue
             self.traffic.access_hops += message.weight
             if lane is not None:
-                at = now + self.settings.access_delay.low_s
-                self._push_lane(lane, at, self._arrive_down, connection, message)
+                together.append((connection, message))
             else:
                 content = message.burst.size if type(message) is Deliver else 0
                 at = connection.down.arrival_s(now, CONTROL_BYTES + content)
-                self._push(at, self._arrive_down, connection, message)
+                self._push(at, self._arrive_at_clients, ((connection, message),), None)
+        if together and lane is not None:
+            at = now + self.settings.access_delay.low_s
+            self._push_lane(lane, at, self._arrive_at_clients, together, None)
 
-    def _arrive_down(self, connection: Connection, message: Message) -> None:
-        if not connection.is_heard:
-            return
-        effects = connection.client.step(self.now, (Received(connection.broker, message),))
-        if effects.sends:
-            self._send_up(connection, effects.sends)
-        if effects.records:
-            self._observe(effects.records)
+    def _arrive_at_clients(self, deliveries: Sequence[tuple[Connection, Message]], _: None) -> None:
+        now = self.now
+        for connection, message in deliveries:
+            if not connection.is_heard:
+                continue
+            effects = connection.client.step(now, (Received(connection.broker, message),))
+            if effects.sends:
+                self._send_up(connection, effects.sends)
+            if effects.records:
+                self._observe(effects.records)
 
     def _close(self, closes: list[tuple[str, int, str]]) -> None:
         """A broker ends a connection; a client that is still on it has been wronged."""
