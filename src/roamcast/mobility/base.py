@@ -32,10 +32,11 @@ class Promise(msgspec.Struct, frozen=True):
 
     lost: `away` (published while the client was away, or within one propagation
     delay of either edge), `remainder` (still stored at a broker where the client
-    is not), `overflow` (a full buffer gave it up), `in_transit` (a broker gave it up
-    for a client that was not attached there, at most a round trip after noticing
-    that), `move_in` (published within one propagation delay of a move-in, before
-    or after), or any other reason for which brokers say that they dropped it.
+    is not), `overflow` (a full buffer or cache gave it up), `expired` (it grew too old
+    in a cache), `in_transit` (a broker gave it up for a client that was not attached
+    there, at most a round trip after noticing that), `move_in` (published within one
+    propagation delay of a move-in, before or after), or any other reason for which
+    brokers say that they dropped it.
     duplicate, reordered, stale: `another_broker` (the earlier or newer one, or the
     unsubscription, went through another broker), for duplicates also `move_in`,
     and for reordered ones `replayed` (published before the last move-in was known
