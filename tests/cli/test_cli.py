@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from tests.cli.terminals import read_all
 from typer.main import get_command
 
 import roamcast.bench
@@ -22,7 +23,6 @@ from roamcast.cli import build_app, run
 from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
 from roamcast.cli.usage import nearest, new_group
 from roamcast.errors import InputError
-from tests.cli.terminals import read_all
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
 

@@ -5,9 +5,9 @@ import pty
 import sys
 
 import pytest
+from tests.cli.terminals import read_all
 
 from roamcast.cli.tables import parts, table_in_parts
-from tests.cli.terminals import read_all
 
 COLUMNS = ["protocol", "published", "out of order", "lost"]
 ROWS = [["none", 12345, 0, 7], ["multi_hop_handoff", 1234567890, 0, 0]]
