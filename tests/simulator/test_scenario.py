@@ -105,7 +105,7 @@ def test_only_as_many_move_as_asked() -> None:
 def test_payloads_have_the_size_asked_for() -> None:
     scenario = replace(SMALL, payload_bytes=123)
     bodies = {
-        len(item.body)
+        len(item.bodies[0])
         for _, _, item in scenario.actions(scenario.make_topology())
         if isinstance(item, PublishThis)
     }
