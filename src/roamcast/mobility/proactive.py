@@ -11,7 +11,7 @@ from what is stored there. The eight cases of figure 3.1, as they are here:
     3  reconnects, same broker   deactivate    DeactivateCopy
     4  moves out                 on_depart     DeactivateCopy where the new broker needs it, else DeleteCopy
     5  moves in                  move_in       PassiveCopy to the neighbours that have no copy yet
-    6  (un)subscribes            on_changed    PassiveCopy anew, or DeleteCopy
+    6  (un)subscribes            on_settled    PassiveCopy anew, or DeleteCopy
     7  context obtained          on_passive_copy, on_activate_copy
     8  times out                 on_deadline   DeleteCopy
 
@@ -21,17 +21,22 @@ arrives late, is ignored (the races of section 3.2).
 
 What is completed:
 
-- A store begins with holes. A broker that has not heard of the virtual subscriber
-  sends to the old broker only. So a copy acknowledges its activation when its
-  subscriptions have settled (`proactive:published`: when it has the request, which
-  is enough only where notifications are flooded), and until then the old broker
-  forwards what it receives. Links do not overtake, so what nobody sent to the new
-  place has reached the old one before the acknowledgement does. What came to both
-  is told by the last forwarded number of each publisher.
+- A store begins with holes: where the virtual subscriber is not known yet, a
+  notification goes to the old broker only. The copy acknowledges its activation
+  behind its subscriptions, and until that arrives the old broker forwards what it
+  receives. Links do not overtake, and whatever has to go to both brokers branches
+  off on the way between them; there the acknowledgement passes behind the
+  subscriptions and behind all that missed them. For the same reason nothing that
+  the old broker had before the activation comes to the new one after it, and what
+  came to both is told by the last forwarded number, one for each publisher. (The
+  published rule has one for all, which is enough for one publisher: see
+  `proactive:published`.)
 - The old broker remains in charge of what it stored until the broker where the
   client is has acknowledged. If that had no active copy (unknown edge, or the
   client was faster than the notice of its leaving), the activation takes place at
   departure: the reactive fallback is the same exchange, later.
+- What the client had not received when it left goes, ahead of the session, to where
+  it turns up, and not to every neighbour.
 - A client may leave while its store is still being completed: then the store
   forwards to the next one what is forwarded to it.
 - Copies are activated only when a handoff is complete and the client's own changes
@@ -48,7 +53,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -158,7 +163,6 @@ class Proactive(MobilityProtocol):
     name = "proactive"
     summary = "exactly once and in order; neighbours store for clients that are away and may come to them"
     promise = Promise(lost=frozenset({"overflow"}))
-    acknowledges_when_settled: ClassVar[bool] = True
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -421,17 +425,10 @@ class Proactive(MobilityProtocol):
         self.copies[client] = Copy(message.number, context, store, message.late)
 
     def subscribe_store(self, store: Store, context: Subscriptions) -> None:
-        """The virtual subscriber; its last subscription settles when all have."""
+        """The virtual subscriber; the acknowledgement must travel behind its subscriptions."""
         store.subscriptions = dict(context)
-        texts = list(context)
-        awaited = texts[-1] if texts and self.acknowledges_when_settled else None
-        for text in texts:
-            token = OwnToken(("store", store.owner[1])) if text == awaited else None
-            self.host.subscribe(store.owner, parse(text), context[text], token=token)
-        if awaited is None:
-            self.acknowledge_activation(store)
-
-    def acknowledge_activation(self, store: Store) -> None:
+        for text, issued_at in context.items():
+            self.host.subscribe(store.owner, parse(text), issued_at)
         self.host.send(store.source, CopyActivated(store.client, store.activation))
 
     def on_deactivate_copy(self, sender: str, message: DeactivateCopy) -> None:
@@ -482,7 +479,7 @@ class Proactive(MobilityProtocol):
         if store is None:
             return
         for burst in message.bursts:
-            store.forwarded[burst.publisher] = (burst.incarnation, burst.last)
+            store.forwarded[self.counter_of(burst)] = (burst.incarnation, burst.last)
             self.append(store, burst)
         if message.last:
             self.complete(store)
@@ -501,9 +498,13 @@ class Proactive(MobilityProtocol):
         if stay is not None and stay.store is store:
             self.try_finish(stay)
 
+    def counter_of(self, burst: Burst) -> str:
+        """Which notifications are numbered one after the other."""
+        return burst.publisher
+
     def not_forwarded(self, store: Store, burst: Burst) -> Burst | None:
         """What of a burst was not forwarded: the rest went to both brokers."""
-        last = store.forwarded.get(burst.publisher)
+        last = store.forwarded.get(self.counter_of(burst))
         if last is None or (burst.incarnation, burst.number) > last:
             return burst
         if (burst.incarnation, burst.last) <= last:
@@ -547,14 +548,13 @@ class Proactive(MobilityProtocol):
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
         store = self.begin_change(session)
         store.subscriptions[filter.text] = self.host.now
-        own = OwnToken(("change", session.client, token))
-        self.host.subscribe(store.owner, filter, self.host.now, "subscribe", own)
+        own_token = OwnToken((session.client, token))
+        self.host.subscribe(store.owner, filter, self.host.now, "subscribe", own_token)
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
         store = self.begin_change(session)
         del store.subscriptions[filter.text]
-        own = OwnToken(("change", session.client, token))
-        self.host.unsubscribe(store.owner, filter, "subscribe", own)
+        self.host.unsubscribe(store.owner, filter, "subscribe", OwnToken((session.client, token)))
 
     def begin_change(self, session: Session) -> Store:
         """Until the change has settled there are no active copies, and none that is up to date."""
@@ -565,17 +565,12 @@ class Proactive(MobilityProtocol):
             remote.is_known = False
         return stay.store
 
-    def on_changed(self, client: str, token: Token) -> None:
+    def on_settled(self, token: Token) -> None:
+        client, change = token
         stay = self.current[client]
         stay.changing -= 1
-        self.host.settled(token)
+        self.host.settled(change)
         self.surround(stay)
-
-    def on_settled(self, token: Token) -> None:
-        if token[0] == "change":
-            self.on_changed(token[1], token[2])
-        elif token[1] in self.stores:
-            self.acknowledge_activation(self.stores[token[1]])
 
     # --- case 8: the client times out ---
 
@@ -634,8 +629,10 @@ def _left_in_place(session: Session) -> list[str]:
 
 class ProactivePublished(Proactive):
     name = "proactive:published"
-    summary = "as published: a copy acknowledges its activation at once, which is enough only with flooding"
-    acknowledges_when_settled = False
+    summary = "as published: one last number for all publishers, so what came from others may be lost"
+
+    def counter_of(self, burst: Burst) -> str:
+        return ""
 
 
 register(Proactive)
