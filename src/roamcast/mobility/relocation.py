@@ -2,7 +2,7 @@
 
 A client that reattaches subscribes again, and the new border broker looks for the
 old one along the routing entries (C, F) that lead there: neither it nor the client
-knows where that is. Where the message first meets such an entry is the junction:
+need know where that is. Where the message first meets an entry is the junction:
 the entry is pointed to the new place at once, and `Fetch` goes along the old path,
 turning each entry on it round. It travels behind everything that was sent towards
 the old border broker, which then answers with `Replay`: what its cache holds. The
