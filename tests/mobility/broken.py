@@ -106,7 +106,7 @@ class TransfersTooEarly(SubUnsub):
 
 BROKEN: tuple[type[MobilityProtocol], ...] = (
     *(Drops, Repeats, Reorders, ForgetsToRewind, IgnoresWhatTheClientHas),
-    *(KeepsDuplicates, WaitsNoTime, TransfersTooEarly),
+    *(KeepsDuplicates, WaitsNoTime),
 )
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from tests.mobility.broken import BROKEN, registered
+from tests.mobility.broken import BROKEN, TransfersTooEarly, registered
 
 from roamcast.errors import InputError
 from roamcast.mobility import PROTOCOLS, check_combination, find_protocol
 from roamcast.mobility.base import MobilityProtocol, Settings
 from roamcast.node.broker import Broker, BrokerSettings
-from roamcast.simulator.fuzz import FuzzReport, fuzz
+from roamcast.simulator.fuzz import FuzzReport, draw_story, fuzz
 from roamcast.simulator.story import kinds_of, parse_story, violations_of
 
 KEEPING = [name for name in sorted(PROTOCOLS) if ":" not in name]
 """Those that keep what they promise; the rules as published, `name:published`, may not."""
 
+SEEDS = {"none": 60, "durable": 60, "sub_unsub": 60}
+"""Fewer for those that have tests of their own."""
+
 _reports: dict[str, FuzzReport] = {}
 
 
 def report_of(protocol: str) -> FuzzReport:
-    """Sixty seeds; the tests below look at them from several sides."""
+    """Run once; the tests below look at it from several sides."""
     if protocol not in _reports:
-        _reports[protocol] = fuzz(protocol, range(60))
+        _reports[protocol] = fuzz(protocol, range(SEEDS.get(protocol, 25)))
     return _reports[protocol]
 
 
@@ -34,9 +37,9 @@ def test_the_promise_is_kept(protocol: str) -> None:
     report = report_of(protocol)
     assert report.violations == 0, explain(report)
     # It was asked something: there were many moves, and much to deliver.
-    assert report.seeds == 60
-    assert report.handoffs > 1000
-    assert report.deliveries > 10_000
+    assert report.seeds >= 25
+    assert report.handoffs > 300
+    assert report.deliveries > 3_000
 
 
 @pytest.mark.slow
@@ -80,7 +83,6 @@ EXPECTED_KINDS = {
     "broken_received": "duplicate",
     "broken_merge": "duplicate",
     "broken_no_wait": "lost",
-    "broken_chain": "lost",
 }
 
 
@@ -97,6 +99,13 @@ def test_a_mistake_is_found_and_told_in_a_short_story(protocol: type[MobilityPro
         assert violations_of(story) == failure.violations
     with registered(type("Sound", (PROTOCOLS["sub_unsub"],), {"name": name})):
         assert violations_of(story) == [], "the story fails without the mistake, too"
+
+
+def test_a_mistake_that_takes_several_moves_is_found() -> None:
+    """It needs a client that moves on twice within a handoff, so its story is not always short."""
+    with registered(TransfersTooEarly) as name:
+        found = (violations_of(draw_story(name, seed)) for seed in range(50))
+        assert kinds_of(next((one for one in found if one), [])) == {"lost"}
 
 
 # --- what protocols declare ---

@@ -284,11 +284,11 @@ def check_one_session_each(network: Network) -> None:
 @pytest.mark.parametrize("protocol", [name for name in sorted(PROTOCOLS) if ":" not in name])
 def test_every_client_has_exactly_one_session_at_rest(protocol: str) -> None:
     clients = 0
-    for seed in range(1_000, 1_060):
+    for seed in range(1_000, 1_020):
         network = draw_story(protocol, seed).run().network
         check_one_session_each(network)
         clients += len(network.clients)
-    assert clients > 150
+    assert clients > 50
 
 
 def test_locating_everywhere_costs_every_link_and_naming_does_not() -> None:

@@ -173,7 +173,7 @@ def test_clients_of_a_broker_share_its_buffer() -> None:
 @pytest.mark.parametrize("protocol", [name for name in sorted(PROTOCOLS) if ":" not in name])
 def test_with_small_buffers_nothing_goes_wrong_but_overflow(protocol: str) -> None:
     overflowed = 0
-    for seed in range(12):
+    for seed in range(4):
         story = draw_story(protocol, seed)
         story = replace(story, settings=replace(story.settings, buffer_bytes=60))
         result = story.run().result
@@ -236,10 +236,17 @@ def rows_of(protocol: str, seed: int, level: Any) -> list[Row]:
 
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_every_kind_that_is_written_is_documented(protocol: str) -> None:
-    kinds = {row.kind for seed in range(8) for row in rows_of(protocol, seed, "full")}
-    assert kinds <= set(KINDS)
-    assert kinds >= {"published", "forwarded", "control", "sent", "delivered", "acknowledged", "attached"}
-    assert kinds >= {"detached", "moved", "handoff_started", "handoff_finished", "subscribed", "unsubscribed"}
+    usual = {
+        *("published", "forwarded", "control", "sent", "delivered", "acknowledged", "attached", "detached"),
+        *("moved", "handoff_started", "handoff_finished", "subscribed", "unsubscribed"),
+    }
+    kinds: set[str] = set()
+    for seed in range(12):
+        kinds |= {row.kind for row in rows_of(protocol, seed, "full")}
+        assert kinds <= set(KINDS)
+        if kinds >= usual:
+            return
+    assert kinds >= usual
 
 
 def test_counters_leave_out_the_frequent_kinds_and_change_nothing_else() -> None:

@@ -94,6 +94,7 @@ def test_every_verb_and_setting_is_read() -> None:
         at 6 c unsubscribe x > 1
         at 7 c advertise TRUE
         at 8 c unadvertise TRUE
+        at 9 c publish 3 {}
         """
     )
     assert story.settings == NetworkSettings(
@@ -120,6 +121,7 @@ def test_every_verb_and_setting_is_read() -> None:
         UnsubscribeFrom("x > 1"),
         AdvertiseThat("TRUE"),
         UnadvertiseThat("TRUE"),
+        PublishThis(encode_attributes({}), (b"", b"", b"")),
     ]
     assert parse_story(format_story(story)) == story
 
@@ -145,9 +147,12 @@ def test_a_single_broker_needs_no_link() -> None:
         ("at 1 c leave b9", "there is no broker 'b9'; valid are b0, b1, b2"),
         ("at 1 c subscribe x >", "selector, position 4"),
         ("at 1 c subscribe", "selector"),
-        ("at 1 c publish x=1", "Expecting value"),
-        ("at 1 c publish 5", "valid are names with str, 64-bit int, float or bool"),
-        ("at 1 c publish [1]", "valid are names with str, 64-bit int, float or bool"),
+        ("at 1 c publish x=1", "valid is a JSON object, or a number and a JSON object"),
+        ("at 1 c publish 5", "valid is a JSON object, or a number and a JSON object"),
+        ("at 1 c publish [1]", "valid is a JSON object, or a number and a JSON object"),
+        ("at 1 c publish -1 {}", "valid is a JSON object, or a number and a JSON object"),
+        ("at 1 c publish 0 {}", "valid is a JSON object, or a number and a JSON object"),
+        ("at 1 c publish {x: 1}", "Expecting property name"),
         ('at 1 c publish {"x": null}', "valid are names with str, 64-bit int, float or bool"),
         ('at 1 c publish {"x": 99999999999999999999}', "valid are names with str, 64-bit int, float or bool"),
         ("link slow", "delay 'slow'"),

@@ -61,7 +61,9 @@ class Codec:
             if isinstance(decoded, _RelayedFrame):
                 return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"malformed message of {len(memoryview(data))} bytes: {error}") from None
+            # Quoted parts of the message may contain anything, also line ends.
+            said = str(error).encode("unicode_escape").decode()
+            raise InputError(f"malformed message of {len(memoryview(data))} bytes: {said}") from None
         message: Message = decoded
         return message
 
