@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from roamcast import __version__
-from roamcast.cli import bench, demo, fuzz, model, sim
+from roamcast.cli import bench, demo, fuzz, lab, model, sim
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group
 from roamcast.errors import InputError
 
@@ -42,6 +42,7 @@ def build_app() -> typer.Typer:
     demo.register(app)
     sim.register(app)
     fuzz.register(app)
+    lab.register(app)
     model.register(app)
     bench.register(app)
     return app

@@ -1,0 +1,178 @@
+"""`roamcast lab`: what the documents claim, checked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
+from roamcast.cli.usage import new_group, show_examples
+from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    from roamcast.lab.experiment import Experiment, Findings
+    from roamcast.lab.sweep import Sweep
+
+EXIT_NOT_EXACT = 1
+"""An exact claim does not hold, or a run crashed: something here is broken."""
+
+Quick = Annotated[bool, typer.Option("--quick", help="The same claims in a smaller setting, under a minute.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="How many runs at a time; one for each core if not given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = new_group(
+        "Check what the published documents claim, by experiment.",
+        examples=["roamcast lab list", "roamcast lab check W6 --quick"],
+    )
+    app.add_typer(group, name="lab")
+    group.command("list", epilog=show_examples("roamcast lab list --json"))(list_claims)
+    group.command("run", epilog=show_examples("roamcast lab run wang-fig5 --quick --out fig5"))(run)
+    group.command("check", epilog=show_examples("roamcast lab check W6 W7 --quick --json"))(check)
+
+
+def list_claims(as_json: AsJson = False) -> None:
+    """Show every claim, the experiment that checks it, and its words."""
+    from roamcast.lab.catalogue import experiments
+
+    claims = [
+        {"claim": claim.id, "kind": claim.kind, "experiment": experiment.id, "text": claim.text}
+        for experiment in experiments()
+        for claim in experiment.claims
+    ]
+    if as_json:
+        emit_json({"claims": claims})
+    else:
+        table(["claim", "kind", "experiment", "what it says"], [list(claim.values()) for claim in claims])
+
+
+def run(
+    id: Annotated[str, typer.Argument(metavar="ID", help="An experiment, or a claim that it checks.")],
+    out: Annotated[
+        Path, typer.Option(help="New folder for tables (metrics/), pictures (figures/) and outcomes.json.")
+    ],
+    quick: Quick = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Write the event log of every run, too (logs/); they are large.")
+    ] = False,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one experiment and write everything that it finds.
+
+    Exit code 1 if an exact claim does not hold or a run crashed; that another claim does not hold is a
+    finding, not an error.
+    """
+    from roamcast.lab.catalogue import experiments
+    from roamcast.lab.experiment import as_row, select
+    from roamcast.lab.report import write_findings
+    from roamcast.lab.sweep import Sweep
+
+    (experiment,) = select(experiments(), [id])
+    prepare_new_folder(out)
+    sweep = Sweep(workers, logs=out / "logs" if log else None)
+    started = time.perf_counter()
+    findings = watch(experiment, quick, sweep)
+    wall_s = round(time.perf_counter() - started, 3)
+    failures = [str(failure) for failure in sweep.failures]
+    about = {"quick": quick, "wall_s": wall_s, "failed_runs": failures}
+    try:
+        write_findings(out, experiment, findings, about)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written to ({error.strerror or error})") from None
+    conclude([as_row(outcome, experiment) for outcome in findings.outcomes], failures, wall_s, as_json)
+
+
+def check(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Claims or experiments; all of them if none is given."),
+    ] = None,
+    quick: Quick = False,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check claims: the document's word, what was measured, and whether it holds.
+
+    Exit code 1 if an exact claim does not hold or a run crashed; that another claim does not hold is a
+    finding, not an error.
+    """
+    from roamcast.lab.catalogue import experiments
+    from roamcast.lab.experiment import as_row, select
+    from roamcast.lab.sweep import Sweep
+
+    chosen = select(experiments(), ids or [])
+    sweep = Sweep(workers)
+    started = time.perf_counter()
+    rows = []
+    for experiment, claims in chosen.items():
+        outcomes = watch(experiment, quick, sweep).outcomes
+        asked = [claim.id for claim in claims]
+        rows += [as_row(outcome, experiment) for outcome in outcomes if outcome.claim in asked]
+    failures = [str(failure) for failure in sweep.failures]
+    conclude(rows, failures, round(time.perf_counter() - started, 3), as_json)
+
+
+def watch(experiment: Experiment, quick: bool, sweep: Sweep) -> Findings:
+    """Run an experiment behind a progress bar."""
+    from roamcast.lab.experiment import conduct
+
+    with progress(experiment.id) as report:
+        sweep.report = report
+        return conduct(experiment, quick, sweep)
+
+
+def prepare_new_folder(out: Path) -> None:
+    """Make the folder, and refuse one in which results would mix with others."""
+    prepare_out_folder(out)
+    for used in ("outcomes.json", "metrics", "figures", "logs"):
+        if (out / used).exists():
+            raise InputError(f"--out {out}: {out / used} is there already; name a new folder")
+
+
+def conclude(rows: list[dict[str, Any]], failures: list[str], wall_s: float, as_json: bool) -> None:
+    """Print what became of the claims, and choose the exit code."""
+    for failure in failures:
+        print(f"roamcast: a run failed twice: {failure}", file=sys.stderr)
+    if as_json:
+        counts = {name: sum(row["holds"] is value for row in rows) for name, value in VERDICTS.items()}
+        emit_json({"claims": plain(rows), **counts, "failed_runs": failures, "wall_s": wall_s})
+    else:
+        show(rows)
+    if failures or any(row["kind"] == "exact" and row["holds"] is False for row in rows):
+        raise typer.Exit(EXIT_NOT_EXACT)
+
+
+VERDICTS = {"holds": True, "fails": False, "open": None}
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    words = {True: "holds", False: "does not hold", None: "open"}
+    summary = [[row["claim"], row["kind"], words[row["holds"]], row["paper"], row["note"]] for row in rows]
+    table(["claim", "kind", "verdict", "the document", "note"], summary)
+    for row in rows:
+        table(
+            ["measured", "value"],
+            list(readable(row["figures"])),
+            title=f"{row['claim']}: {row['experiment']}",
+        )
+
+
+def readable(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rows of a table; a list becomes one line, what is nested rows of its own."""
+    rows: list[tuple[str, str]] = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            rows += [(f"{name}: {below}", text) for below, text in readable(value)]
+        elif isinstance(value, list):
+            rows.append((name, ", ".join(map(cell, value))))
+        else:
+            rows.append((name, cell(value)))
+    return rows

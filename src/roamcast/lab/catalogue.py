@@ -1,0 +1,11 @@
+"""Every experiment there is. One line for each module that registers some."""
+
+from __future__ import annotations
+
+import roamcast.lab.wang  # noqa: F401
+from roamcast.lab.experiment import EXPERIMENTS, Experiment
+
+
+def experiments() -> list[Experiment]:
+    """In the order in which the documents and their claims are listed."""
+    return list(EXPERIMENTS.values())

@@ -1,0 +1,144 @@
+"""Claims, the experiments that check them, and what an experiment finds.
+
+A claim is a sentence of a published document that can be checked. An experiment covers one or more
+claims: it has its runs done by a `Sweep` and gives `Findings`, in which every claim has an outcome.
+One that does not hold is a finding like any other, and says so.
+
+A new experiment is made in a module of its own, ends with `register`, and has a line in `catalogue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from roamcast.errors import InputError
+from roamcast.lab.sweep import Row, Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Kind = Literal["exact", "order", "shape", "erratum"]
+"""A number or a sequence that must come out; who is better; how a curve bends; a document that
+contradicts itself, of which both readings are shown."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    kind: Kind
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InputError(f"claim {self.id}: kind {self.kind!r}; valid: {', '.join(get_args(Kind))}")
+
+    def outcome(
+        self, holds: bool | None, *, paper: str, figures: Mapping[str, object], note: str = ""
+    ) -> Outcome:
+        return Outcome(self.id, self.kind, holds, paper, dict(figures), note)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one claim."""
+
+    claim: str
+    kind: Kind
+    holds: bool | None
+    """None: it cannot be said, and `note` tells why."""
+    paper: str
+    """The document's word or number."""
+    figures: dict[str, object]
+    """What was measured, and with which thresholds it was compared."""
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "open"}[self.holds]
+
+
+@dataclass
+class Findings:
+    """Everything that an experiment gives."""
+
+    outcomes: list[Outcome]
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    """Name to rows."""
+    figures: dict[str, Callable[[Figure], None]] = field(default_factory=dict)
+    """Name to what draws it on an empty figure."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    id: str
+    title: str
+    claims: tuple[Claim, ...]
+    run: Callable[[bool, Sweep], Findings]
+    """Called with whether it has to be quick."""
+
+
+EXPERIMENTS: dict[str, Experiment] = {}
+"""Registered experiments by id; `catalogue` fills it."""
+
+
+def register(experiment: Experiment) -> Experiment:
+    """Make an experiment known. Every claim has one experiment, and no id means two things."""
+    taken = {name for known in EXPERIMENTS.values() for name in names_of(known)}
+    for name in names_of(experiment):
+        if name in taken:
+            raise InputError(f"experiment {experiment.id}: the id {name!r} is taken; give it another")
+    EXPERIMENTS[experiment.id] = experiment
+    return experiment
+
+
+def names_of(experiment: Experiment) -> list[str]:
+    """What a user can call it by: its id, or a claim's."""
+    return [experiment.id, *(claim.id for claim in experiment.claims)]
+
+
+def select(experiments: Sequence[Experiment], ids: Iterable[str]) -> dict[Experiment, list[Claim]]:
+    """The experiments to run for these ids, and which claims of each were asked for.
+
+    An experiment's id stands for all its claims; no id at all stands for everything.
+    """
+    wanted = list(dict.fromkeys(ids)) or [experiment.id for experiment in experiments]
+    for name in wanted:
+        if not any(_means(name, one) for one in experiments):
+            known = [name for one in experiments for name in names_of(one)]
+            raise InputError(f"there is no claim or experiment {name!r}; valid: {', '.join(known)}")
+    chosen: dict[Experiment, list[Claim]] = {}
+    for experiment in experiments:
+        whole = any(name.lower() == experiment.id.lower() for name in wanted)
+        called = {name.lower() for name in wanted}
+        claims = [claim for claim in experiment.claims if whole or claim.id.lower() in called]
+        if claims:
+            chosen[experiment] = claims
+    return chosen
+
+
+def _means(name: str, experiment: Experiment) -> bool:
+    return name.lower() in (known.lower() for known in names_of(experiment))
+
+
+def conduct(experiment: Experiment, quick: bool, sweep: Sweep) -> Findings:
+    """Run an experiment, and see to it that it says something about each of its claims, once."""
+    findings = experiment.run(quick, sweep)
+    said = sorted(outcome.claim for outcome in findings.outcomes)
+    if said != sorted(claim.id for claim in experiment.claims):
+        raise RuntimeError(f"experiment {experiment.id} is about other claims than it names: {said}")
+    return findings
+
+
+def as_row(outcome: Outcome, experiment: Experiment) -> dict[str, Any]:
+    """An outcome as plain data."""
+    return {
+        "claim": outcome.claim,
+        "kind": outcome.kind,
+        "holds": outcome.holds,
+        "paper": outcome.paper,
+        "figures": outcome.figures,
+        "note": outcome.note,
+        "experiment": experiment.id,
+    }

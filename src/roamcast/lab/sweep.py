@@ -1,0 +1,189 @@
+"""Many independent runs over all cores.
+
+A job says everything about a run, and a function makes a row of plain figures of it. Both can be
+pickled, the function by its name, so the same jobs can be spread over processes here or over a
+cluster elsewhere. Rows come in the order of the jobs, whoever did them and whenever they finished.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+)
+from dataclasses import dataclass, replace
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+Row = dict[str, Any]
+"""Name to a plain value: text, number, truth value or None."""
+
+
+class Job(Protocol):
+    """A frozen dataclass; whatever it holds can be compared, hashed and pickled."""
+
+    @property
+    def name(self) -> str:
+        """What run this is, its seed included, so that a failure can be repeated."""
+
+    @property
+    def cost(self) -> float:
+        """How long it takes compared with others; the longest begin first."""
+
+
+J = TypeVar("J", bound=Job)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed twice."""
+
+    run: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.error}"
+
+
+class Sweep:
+    """Does jobs, and remembers what came out: a job that two experiments share is done once."""
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        report: Callable[[int, int], None] | None = None,
+        logs: Path | None = None,
+    ) -> None:
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.report = report
+        """Called with how many runs are done, and of how many."""
+        self.logs = logs
+        """Where jobs that can write an event log shall write it: each in a folder of its own."""
+        self.failures: list[Failure] = []
+        self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
+
+    def run(self, function: Callable[[J], Row], jobs: Sequence[J]) -> list[Row]:
+        """The rows of all jobs that succeeded, in the order of the jobs.
+
+        A run that fails is tried once more, in a process of its own; then it is listed in
+        `failures`, and the others go on.
+        """
+        new = [job for job in dict.fromkeys(jobs) if (function, job) not in self._done]
+        new.sort(key=lambda job: -job.cost)
+        progress = _Progress(self.report, len(new))
+        failed: list[J] = []
+        unlucky: list[J] = []
+        for job, row in self._attempt(function, new):
+            if isinstance(row, BrokenExecutor):
+                unlucky.append(job)  # A process that dies takes along those that had not even begun.
+            elif isinstance(row, Exception):
+                failed.append(job)
+            else:
+                self._finish(function, job, row, progress)
+        for job, row in self._attempt_alone(function, unlucky):
+            if isinstance(row, Exception):
+                failed.append(job)
+            else:
+                self._finish(function, job, row, progress)
+        for job, row in self._attempt_alone(function, failed):
+            self._finish(function, job, row, progress)
+        self.failures.sort(key=str)
+        rows = (self._done[function, job] for job in jobs)
+        return [row for row in rows if not isinstance(row, Failure)]
+
+    def _finish(
+        self, function: Callable[[J], Row], job: J, row: Row | Exception, progress: _Progress
+    ) -> None:
+        if isinstance(row, Exception):
+            failure = Failure(job.name, f"{type(row).__name__}: {row}")
+            self.failures.append(failure)
+            self._done[function, job] = failure
+        else:
+            self._done[function, job] = row
+        progress.step()
+
+    def _attempt(self, function: Callable[[J], Row], jobs: list[J]) -> Iterator[tuple[J, Row | Exception]]:
+        """Each job with what came of it, as they finish."""
+        if self.workers == 1 or len(jobs) <= 1:
+            for job in jobs:
+                yield job, _caught(function, self._with_log(job))
+            return
+        with ProcessPoolExecutor(min(self.workers, len(jobs)), mp_context=_context()) as pool:
+            yield from self._collect(pool, function, jobs)
+
+    def _attempt_alone(
+        self, function: Callable[[J], Row], jobs: list[J]
+    ) -> Iterator[tuple[J, Row | Exception]]:
+        """As `_attempt`, but a job that ends its process takes no other with it."""
+        if self.workers == 1:
+            yield from self._attempt(function, jobs)
+            return
+        with ThreadPoolExecutor(self.workers) as threads:
+            yield from self._collect(threads, _InOwnProcess(function), jobs)
+
+    def _collect(
+        self, pool: Executor, function: Callable[[J], Row], jobs: list[J]
+    ) -> Iterator[tuple[J, Row | Exception]]:
+        futures: dict[Future[Row], J] = {pool.submit(function, self._with_log(job)): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+                yield futures[future], future.result() if error is None else error
+        finally:
+            # Nobody waits for what is left after an interruption.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _with_log(self, job: J) -> J:
+        if self.logs is None or not hasattr(job, "log"):
+            return job
+        folder = self.logs / "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in job.name)
+        return replace(job, log=str(folder))  # type: ignore[type-var]
+
+
+class _InOwnProcess:
+    """Calls a function in a process that does nothing else."""
+
+    def __init__(self, function: Callable[[Any], Row]) -> None:
+        self.function = function
+
+    def __call__(self, job: Any) -> Row:
+        with ProcessPoolExecutor(1, mp_context=_context()) as pool:
+            return pool.submit(self.function, job).result()
+
+
+class _Progress:
+    def __init__(self, report: Callable[[int, int], None] | None, total: int) -> None:
+        self._report = report
+        self._done = 0
+        self._total = total
+
+    def step(self) -> None:
+        self._done += 1
+        if self._report is not None:
+            self._report(self._done, self._total)
+
+
+def _caught(function: Callable[[J], Row], job: J) -> Row | Exception:
+    try:
+        return function(job)
+    except Exception as error:
+        return error
+
+
+def _context() -> BaseContext:
+    """Processes that begin clean: a forked one would inherit locks that a thread of ours holds."""
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(["roamcast.lab.measure"])
+    return context

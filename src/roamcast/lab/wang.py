@@ -1,0 +1,596 @@
+"""Wang et al. 2007, section 5: multi-hop handoff beside sub-unsub and home broker. Claims W1 to W7.
+
+What the paper leaves open, chosen once and kept for all three protocols:
+
+- The minimum spanning tree is not unique: the seed draws one, the same for every protocol, so the
+  intervals over seeds are over trees, workloads and moves together.
+- How long: counting begins after a warm-up of two periods (connection and disconnection together), when
+  nearly everyone has left the place where it started, and lasts 40 minutes, or two periods if that is
+  longer. So even with connections of 10,000 s the 200 mobile clients of the paper's setting make about
+  400 handoffs in each run.
+- sub-unsub waits for the true bound, twice the longest delay between two brokers; once, as published,
+  loses notifications (see `mobility.sub_unsub`).
+- Overhead is the hops of everything caused by mobility: moving subscriptions and sessions, transferring
+  what is stored, and the triangle over the home broker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from roamcast.core import records
+from roamcast.core.effects import AttachTo, LeaveFor, PublishThis, SubscribeTo
+from roamcast.core.notification import encode_attributes
+from roamcast.lab import wang_figures as pictures
+from roamcast.lab.curves import Curve, as_rows, curves_of, plane, power
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.measure import ScenarioJob, measure
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.mobility import PROTOCOLS
+from roamcast.mobility.multi_hop_handoff import MultiHopHandoff, Reference
+from roamcast.simulator.network import Action, Network, NetworkSettings
+from roamcast.simulator.run import run_checked
+from roamcast.simulator.scenario import Scenario
+from roamcast.simulator.story import parse_story
+from roamcast.simulator.topology import Topology, parse_topology
+from roamcast.simulator.workload import make_workload
+
+MHH, SUB_UNSUB, HOME = "multi_hop_handoff", "sub_unsub", "home_broker"
+LABELS = {MHH: "MHH", SUB_UNSUB: "sub-unsub", HOME: "home broker"}
+COMPARED = (MHH, SUB_UNSUB, HOME)
+
+CLIENTS_PER_BROKER = 10
+MOBILE = 0.2
+PUBLISH_EVERY_S = 300.0
+SELECTIVITY = 0.0625
+DISCONNECT_S = 300.0
+EDGE_S = 100.0
+"""Below this connection period the paper sees sub-unsub climb, above it home broker."""
+
+WARM_UP_CYCLES = 2
+WINDOW_CYCLES = 2
+WINDOW_MIN_S = 2400.0
+
+
+def job(
+    side: int, protocol: str, connect_s: float, seed: int, *, routing: str = "", workload: str = "groups"
+) -> ScenarioJob:
+    """One run in the setting of section 5.1."""
+    cycle_s = connect_s + DISCONNECT_S
+    warm_up_s = WARM_UP_CYCLES * cycle_s
+    scenario = Scenario(
+        topology=f"grid:{side}",
+        clients=CLIENTS_PER_BROKER * side * side,
+        mobile=MOBILE,
+        connect_s=connect_s,
+        disconnect_s=DISCONNECT_S,
+        workload=workload,
+        selectivity=SELECTIVITY,
+        publish_every_s=PUBLISH_EVERY_S,
+        duration_s=warm_up_s + max(WINDOW_MIN_S, WINDOW_CYCLES * cycle_s),
+        network=NetworkSettings(protocol=protocol, routing=routing, seed=seed),
+    )
+    case = " ".join(filter(None, (protocol, routing, workload if workload != "groups" else "")))
+    labels = (("case", case), ("protocol", protocol), ("connect_s", connect_s), ("side", side))
+    return ScenarioJob(labels, scenario, warm_up_s)
+
+
+def compared() -> list[str]:
+    return [name for name in COMPARED if name in PROTOCOLS]
+
+
+def missing(curves: Mapping[str, Curve], needed: Sequence[str]) -> str:
+    """What cannot be compared, or nothing."""
+    absent = [name for name in needed if name not in curves]
+    return f"no runs of {', '.join(absent)}" if absent else ""
+
+
+# --- figure 5: the length of connection periods ---
+
+W1 = Claim(
+    "W1", "shape",
+    "overhead per handoff against the connection period (fig. 5a): sub-unsub climbs below 100 s, home "
+    "broker above 100 s linearly in the period, multi-hop handoff stays low throughout",
+)  # fmt: skip
+W2 = Claim(
+    "W2", "order",
+    "handoff delay against the connection period (fig. 5b): sub-unsub far above the others; multi-hop "
+    "handoff and home broker nearly equal, and flat",
+)  # fmt: skip
+
+CLIMB_MIN = 1.25
+"""A climb is at least a quarter, several times what seeds scatter."""
+LINEAR_POWERS = (0.9, 1.1)
+"""Of what is added to the overhead at the shortest period: 1 is linear, 0.5 a root, 2 a square."""
+LOW_MAX = 1.25
+"""Low: never more than a quarter above the cheaper of the other two, and …"""
+LOW_SPREAD_MAX = 1.5
+"""… its own dearest period at most half above its cheapest; the others' double at least."""
+FAR_MIN = 2.0
+"""Far above: at least twice the delay, at every point."""
+NEAR_MAX = 1.2
+"""Nearly equal: within a fifth, at every point."""
+FLAT_MAX = 1.25
+"""Flat over four decades of the period: the slowest point is at most a quarter above the fastest."""
+
+WHY_HOME_IS_SLOWER = (
+    "a client here names its last broker, not its home: the session is fetched from there before it is "
+    "registered at home, which makes two round trips where the paper counts one"
+)
+
+PERIODS_S = (1.0, 4.64, 21.5, 100.0, 464.0, 2154.0, 10_000.0)
+"""Evenly spaced on the paper's logarithmic axis."""
+PERIODS_QUICK_S = (1.0, 10.0, 100.0, 1000.0, 3000.0)
+
+
+def fig5_jobs(quick: bool) -> list[ScenarioJob]:
+    side, seeds, periods_s = (5, 2, PERIODS_QUICK_S) if quick else (10, 3, PERIODS_S)
+    return [
+        job(side, protocol, connect_s, seed)
+        for protocol in compared()
+        for connect_s in periods_s
+        for seed in range(1, seeds + 1)
+    ]
+
+
+def fig5(quick: bool, sweep: Sweep) -> Findings:
+    rows = sweep.run(measure, fig5_jobs(quick))
+    overhead = curves_of(rows, "case", "connect_s", "overhead_per_handoff_hops")
+    delay = curves_of(rows, "case", "connect_s", "delay_mean_s")
+    return Findings(
+        [judge_w1(overhead), judge_w2(delay)],
+        {
+            "fig5_runs": rows,
+            "fig5a_overhead": as_rows(overhead, "case", "connect_s", "overhead_per_handoff_hops"),
+            "fig5b_delay": as_rows(delay, "case", "connect_s", "delay_mean_s"),
+        },
+        {
+            "fig5a_overhead": lambda figure: pictures.draw_fig5a(figure, overhead),
+            "fig5b_delay": lambda figure: pictures.draw_fig5b(figure, delay),
+        },
+    )
+
+
+def judge_w1(curves: Mapping[str, Curve]) -> Outcome:
+    paper = "sub-unsub sharply up below 100 s; home broker linear above 100 s; MHH always low"
+    if note := missing(curves, COMPARED):
+        return W1.outcome(None, paper=paper, figures={}, note=note)
+    mhh, sub_unsub, home = (curves[name] for name in COMPARED)
+    shortest_s, longest_s = mhh.xs[0], mhh.xs[-1]
+    added = [(x, home.at(x) - home.at(shortest_s)) for x in home.xs if x > EDGE_S]
+    low, high = LINEAR_POWERS
+    figures = {
+        "sub-unsub, shortest period / 100 s": sub_unsub.at(shortest_s) / sub_unsub.at(EDGE_S),
+        "home broker, longest period / 100 s": home.at(longest_s) / home.at(EDGE_S),
+        "home broker, power of what is added above 100 s": power(*map(list, zip(*added, strict=True))),
+        "MHH, dearest / cheapest period": mhh.spread,
+        "MHH / cheaper of the others, at worst": max(
+            mhh.at(x) / min(sub_unsub.at(x), home.at(x)) for x in mhh.xs
+        ),
+    }
+    climbs, rises, linear, spread, above = figures.values()
+    parts = {
+        f"sub-unsub does not climb by {CLIMB_MIN}": climbs >= CLIMB_MIN,
+        f"home broker does not climb by {CLIMB_MIN}": rises >= CLIMB_MIN,
+        "home broker is not linear": low <= linear <= high,
+        "MHH varies with the period": spread <= LOW_SPREAD_MAX,
+        "MHH is not the lowest or near it": above <= LOW_MAX,
+    }
+    hops = {name: rounded(curve.means) for name, curve in curves.items()}
+    return W1.outcome(
+        all(parts.values()),
+        paper=paper,
+        figures={"periods_s": mhh.xs, "hops_per_handoff": hops, **figures},
+        note=failed(parts),
+    )
+
+
+def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
+    paper = "sub-unsub much higher; MHH and home broker almost the same, not changing with the period"
+    if note := missing(curves, COMPARED):
+        return W2.outcome(None, paper=paper, figures={}, note=note)
+    mhh, sub_unsub, home = (curves[name] for name in COMPARED)
+    between = [home.at(x) / mhh.at(x) for x in mhh.xs]
+    figures = {
+        "sub-unsub / slower of the others, at least": min(
+            sub_unsub.at(x) / max(mhh.at(x), home.at(x)) for x in mhh.xs
+        ),
+        "home broker / MHH, at most": max(between),
+        "home broker / MHH, at least": min(between),
+        "MHH, slowest / fastest period": mhh.spread,
+        "home broker, slowest / fastest period": home.spread,
+    }
+    far, most, least, mhh_flat, home_flat = figures.values()
+    parts = {
+        f"sub-unsub is not {FAR_MIN:g} times slower": far >= FAR_MIN,
+        "home broker and MHH differ by more than a fifth": most <= NEAR_MAX and least >= 1 / NEAR_MAX,
+        "MHH is not flat": mhh_flat <= FLAT_MAX,
+        "home broker is not flat": home_flat <= FLAT_MAX,
+    }
+    note = failed(parts)
+    if most > NEAR_MAX:
+        note += f" ({WHY_HOME_IS_SLOWER})"
+    delays_s = {name: rounded(curve.means, 4) for name, curve in curves.items()}
+    return W2.outcome(
+        all(parts.values()),
+        paper=paper,
+        figures={"periods_s": mhh.xs, "delay_s": delays_s, **figures},
+        note=note,
+    )
+
+
+def failed(parts: Mapping[str, bool]) -> str:
+    """The parts of a claim that do not hold, as a note."""
+    return "; ".join(text for text, holds in parts.items() if not holds)
+
+
+def rounded(values: Sequence[float], digits: int = 1) -> list[float]:
+    return [round(value, digits) for value in values]
+
+
+# --- figure 6: the size of the network ---
+
+W3 = Claim(
+    "W3", "shape",
+    "overhead per handoff against the number of brokers (fig. 6a): all grow, home broker fastest, "
+    "sub-unsub slower when covering is on",
+)  # fmt: skip
+W4 = Claim(
+    "W4", "shape",
+    "handoff delay against the number of brokers (fig. 6b): multi-hop handoff and home broker follow the "
+    "mean distance, sub-unsub the diameter",
+)  # fmt: skip
+
+CONNECT_S = 300.0
+PLAIN, COVERING = f"{SUB_UNSUB} identity nested", f"{SUB_UNSUB} covering nested"
+
+FOLLOWS_MIN_S = 0.010
+"""A handoff that follows a distance crosses it once at least: 10 ms for each hop more."""
+FOLLOWS_NOT_MAX_S = 0.003
+"""… and one that does not follow it hardly notices a hop more: less than a third of one crossing."""
+
+
+def fig6_jobs(quick: bool) -> list[ScenarioJob]:
+    sides, seeds = ((3, 4, 5, 6), 3) if quick else ((5, 7, 10, 12, 14), 5)
+    jobs = [
+        job(side, protocol, CONNECT_S, seed)
+        for protocol in compared()
+        for side in sides
+        for seed in range(1, seeds + 1)
+    ]
+    # Nested filters, because equal ones leave covering nothing to do. The tables are large where every
+    # client's filter is another one: fewer sizes and seeds.
+    nested_sides, nested_seeds = ((3, 5), 1) if quick else ((5, 7, 10), 3)
+    return jobs + [
+        job(side, SUB_UNSUB, CONNECT_S, seed, routing=routing, workload="nested")
+        for routing in ("identity", "covering")
+        for side in nested_sides
+        for seed in range(1, nested_seeds + 1)
+    ]
+
+
+def fig6(quick: bool, sweep: Sweep) -> Findings:
+    rows = sweep.run(measure, fig6_jobs(quick))
+    overhead = curves_of(rows, "case", "brokers", "overhead_per_handoff_hops")
+    signalling = curves_of(rows, "case", "brokers", "signalling_per_handoff_hops")
+    delay = curves_of(rows, "case", "brokers", "delay_mean_s")
+    return Findings(
+        [judge_w3(overhead, signalling), judge_w4(rows, delay)],
+        {
+            "fig6_runs": rows,
+            "fig6a_overhead": as_rows(overhead, "case", "brokers", "overhead_per_handoff_hops"),
+            "fig6a_signalling": as_rows(signalling, "case", "brokers", "signalling_per_handoff_hops"),
+            "fig6b_delay": as_rows(delay, "case", "brokers", "delay_mean_s"),
+        },
+        {
+            "fig6a_overhead": lambda figure: pictures.draw_fig6a(figure, overhead, signalling),
+            "fig6b_delay": lambda figure: pictures.draw_fig6b(figure, delay, rows),
+        },
+    )
+
+
+def judge_w3(curves: Mapping[str, Curve], signalling: Mapping[str, Curve]) -> Outcome:
+    paper = "all increase with the network; home broker faster than the others; covering slows sub-unsub"
+    if note := missing(curves, (*COMPARED, PLAIN, COVERING)):
+        return W3.outcome(None, paper=paper, figures={}, note=note)
+    growth = {name: curve.growth for name, curve in curves.items()}
+    parts = {
+        "not all grow at every step": all(
+            before < after for curve in curves.values() for before, after in itertools.pairwise(curve.means)
+        ),
+        "home broker does not grow fastest": growth[HOME] > max(growth[MHH], growth[SUB_UNSUB]),
+        "covering does not slow sub-unsub's growth": growth[COVERING] < growth[PLAIN],
+    }
+    figures: dict[str, object] = {
+        "brokers": curves[MHH].xs,
+        "hops_per_handoff": {name: rounded(curve.means) for name, curve in curves.items()},
+        "growth_hops": {name: round(value, 1) for name, value in growth.items()},
+        "power of the number of brokers": {
+            name: round(power(curve.xs, curve.means), 3) for name, curve in curves.items()
+        },
+        "signalling_hops_per_handoff": {
+            name: rounded(signalling[name].means) for name in (PLAIN, COVERING, SUB_UNSUB)
+        },
+    }
+    return W3.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+
+
+def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
+    """What one hop more of mean distance, and of diameter, adds to the delay.
+
+    Both grow with the network, but at different rates from tree to tree; least squares over all runs
+    tells them apart.
+    """
+    paper = "MHH and home broker: the mean distance; sub-unsub: the maximum distance, and much longer"
+    if note := missing(curves, COMPARED):
+        return W4.outcome(None, paper=paper, figures={}, note=note)
+    names = ("mean_distance_hops", "diameter_hops")
+    added_s = {
+        case: plane([row for row in rows if row["case"] == case], "delay_mean_s", names) for case in COMPARED
+    }
+    parts = {
+        f"{LABELS[case]} does not follow the mean distance": added_s[case][names[0]] >= FOLLOWS_MIN_S
+        for case in (MHH, HOME)
+    }
+    parts |= {
+        f"{LABELS[case]} follows the diameter": abs(added_s[case][names[1]]) <= FOLLOWS_NOT_MAX_S
+        for case in (MHH, HOME)
+    }
+    parts["sub-unsub does not follow the diameter"] = added_s[SUB_UNSUB][names[1]] >= FOLLOWS_MIN_S
+    figures: dict[str, object] = {
+        "brokers": curves[MHH].xs,
+        "delay_s": {name: rounded(curve.means, 4) for name, curve in curves.items()},
+        **{
+            f"{case}: s per hop of {name.removesuffix('_hops').replace('_', ' ')}": round(value, 5)
+            for case, values in added_s.items()
+            for name, value in values.items()
+            if math.isfinite(value)
+        },
+    }
+    return W4.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+
+
+# --- nothing lost, nothing twice, nothing out of order ---
+
+W5 = Claim(
+    "W5", "exact",
+    "over every run of figures 5 and 6, multi-hop handoff and sub-unsub: zero lost, zero duplicate, zero "
+    "out of order; home broker may lose, and what it loses was in transit",
+)  # fmt: skip
+
+RELIABLE = (MHH, SUB_UNSUB)
+
+
+def reliability(quick: bool, sweep: Sweep) -> Findings:
+    failures_before = len(sweep.failures)
+    rows = sweep.run(measure, [*fig5_jobs(quick), *fig6_jobs(quick)])
+    return Findings([judge_w5(rows, len(sweep.failures) - failures_before)], {"reliability_runs": rows})
+
+
+def judge_w5(rows: Sequence[Row], crashed: int) -> Outcome:
+    counts = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "violations")
+    figures: dict[str, object] = {"runs": len(rows), "runs that crashed": crashed}
+    sums: dict[str, dict[str, int]] = {}
+    for protocol in COMPARED:
+        of_it = [row for row in rows if row["protocol"] == protocol]
+        sums[protocol] = {name: sum(row[name] for row in of_it) for name in counts}
+        figures[protocol] = {"runs": len(of_it), **sums[protocol]}
+    wrong = ("duplicates", "out_of_order", "unexpected", "violations")
+    parts = {
+        f"{protocol}: {sums[protocol][name]} {name.replace('_', ' ')}": sums[protocol][name] == 0
+        for protocol in COMPARED
+        for name in (("lost", *wrong) if protocol in RELIABLE else wrong)
+    }
+    parts[f"{crashed} runs crashed"] = crashed == 0
+    first = next((row["first_violation"] for row in rows if row["first_violation"]), "")
+    note = "; ".join(filter(None, (failed(parts), first)))
+    holds: bool | None = all(parts.values())
+    if holds and any(not any(row["protocol"] == protocol for row in rows) for protocol in COMPARED):
+        holds, note = None, "not all protocols have runs"
+    return W5.outcome(holds, paper="MHH and sub-unsub reliable; home broker not", figures=figures, note=note)
+
+
+# --- 4.3: the PQlist ---
+
+W6 = Claim("W6", "exact", "the PQlists of section 4.3: PQ3→PQ1→PQ2, then PQ5→PQ3→PQ1→PQ2→PQ4")
+
+PQ_LISTS = ("PQ3→PQ1→PQ2", "PQ5→PQ3→PQ1→PQ2→PQ4")
+PQ_NAMES = {
+    ("bo", "in"): "PQ1", ("bn", "own"): "PQ2", ("bn", "in"): "PQ3", ("b2", "own"): "PQ4", ("b2", "in"): "PQ5",
+}  # fmt: skip
+"""PQ1 is the old broker's; new ones have PQ2 and PQ4 for what arrives, PQ3 and PQ5 for what immigrates."""
+
+# The client acknowledges one by one, so that it can leave before everything has immigrated.
+FREQUENT_MOVES = """
+brokers bo-bm bm-bn bn-b2
+protocol multi_hop_handoff
+window 1
+at 0.0 c1 attach bo
+at 0.0 p attach bm
+at 1.0 c1 subscribe TRUE
+at 2.0 c1 leave
+""" + "".join(f"at {3 + number * 0.001:.3f} p publish {{}}\n" for number in range(200))
+ONE_STAY = "at 10.0 c1 attach bn\nat 10.2 p publish {}\nat 10.4 c1 leave\n"
+TWO_STAYS = ONE_STAY + "at 20.0 c1 attach b2\nat 20.08 c1 leave\nat 20.2 p publish {}\n"
+
+
+def pq_list(network: Network, client: str) -> list[tuple[str, str]]:
+    """The queues of a client in the order in which they will be read: (broker, in or own)."""
+    protocols = {id: broker.protocol for id, broker in network.brokers.items()}
+
+    def expand(references: Sequence[Reference]) -> Iterator[tuple[str, str]]:
+        for broker, stay, kind in references:
+            yield broker, kind
+            protocol = protocols[broker]
+            if isinstance(protocol, MultiHopHandoff):
+                yield from expand(protocol.segments[client, stay, kind].segments)
+
+    for id, protocol in protocols.items():
+        if isinstance(protocol, MultiHopHandoff) and client in protocol.holds:
+            hold = protocol.holds[client]
+            own = [(id, "own")] if hold.own is not None else []
+            return [(id, "in"), *expand(hold.segments), *own]
+    return []
+
+
+def pq_list_after(moves: str) -> str:
+    """The PQlist of the paper's client after these moves, in the paper's names."""
+    story = parse_story(FREQUENT_MOVES + moves)
+    network = Network(story.topology, story.settings, lambda rows: None)
+    network.run(story.actions)
+    return "→".join(PQ_NAMES.get(queue, "?") for queue in pq_list(network, "c1"))
+
+
+def pq_lists(quick: bool, sweep: Sweep) -> Findings:
+    lists = (pq_list_after(ONE_STAY), pq_list_after(TWO_STAYS))
+    # Afterwards the client comes home, and whatever the lists name has to arrive, once and in order.
+    result = parse_story(FREQUENT_MOVES + TWO_STAYS).run().result
+    figures = {
+        "after one interrupted handoff": lists[0],
+        "after two": lists[1],
+        "then delivered": result.delivered,
+        "of": result.expected,
+        "violations": result.violations_total,
+    }
+    holds = lists == PQ_LISTS and not result.violations
+    return Findings([W6.outcome(holds, paper=", then ".join(PQ_LISTS), figures=figures)])
+
+
+# --- clients that move at once ---
+
+W7 = Claim(
+    "W7", "exact",
+    "several clients with equal or covered filters move at once and nobody else's delivery changes",
+)  # fmt: skip
+
+FIXED_PER_BROKER = 2
+MOVERS_PER_BROKER = 2
+MOVES_EVERY_S = (0.15, 0.6, 2.5)
+"""How long the movers stay, in turn: long enough for a handoff, and not."""
+AWAY_S = 0.3
+SETTLED_S = 5.0
+TOGETHER_S = 40.0
+
+
+@dataclass(frozen=True)
+class TogetherJob:
+    """The same network twice: all movers leave and attach at the same moments, and nobody moves."""
+
+    protocol: str
+    routing: str
+    workload: str
+    side: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"together {self.protocol} {self.routing} {self.workload} side={self.side} seed={self.seed}"
+
+    @property
+    def cost(self) -> float:
+        return float(self.side**4)
+
+
+def move_together(job: TogetherJob) -> Row:
+    """Compare, delivery by delivery, what those receive who do not move."""
+    topology = parse_topology(f"grid:{job.side}", random.Random(f"{job.seed}/topology"))
+    deliveries: list[dict[str, list[tuple[float, str, int]]]] = []
+    for moving in (False, True):
+        seen: dict[str, list[tuple[float, str, int]]] = {}
+
+        def observe(rows: list[records.Row], seen: dict[str, list[tuple[float, str, int]]] = seen) -> None:
+            for row in rows:
+                if row.kind == "delivered" and row.client is not None and row.client.startswith("fixed"):
+                    numbers = range(row.number or 0, (row.number or 0) + (row.notifications or 1))
+                    heard = ((row.time, row.publisher or "", number) for number in numbers)
+                    seen.setdefault(row.client, []).extend(heard)
+
+        settings = NetworkSettings(protocol=job.protocol, routing=job.routing, seed=job.seed)
+        run = run_checked(topology, settings, together_actions(job, topology, moving), observe)
+        deliveries.append(seen)
+    still, moved = deliveries
+    return {
+        "protocol": job.protocol,
+        "routing": job.routing,
+        "workload": job.workload,
+        "seed": job.seed,
+        "handoffs": run.result.handoffs,
+        "fixed_clients": len(still),
+        "deliveries": sum(map(len, still.values())),
+        "clients_changed": sum(still.get(name) != moved.get(name) for name in {**still, **moved}),
+        "lost": run.result.lost,
+        "duplicates": run.result.duplicates,
+        "out_of_order": run.result.out_of_order,
+        "violations": run.result.violations_total,
+    }
+
+
+def together_actions(job: TogetherJob, topology: Topology, moving: bool) -> list[Action]:
+    """Fixed clients publish and subscribe; movers subscribe to the same, or to part of it."""
+    rng = random.Random(f"{job.seed}/together")
+    fixed = [f"fixed{n:03}" for n in range(FIXED_PER_BROKER * len(topology.brokers))]
+    movers = [f"mover{n:03}" for n in range(MOVERS_PER_BROKER * len(topology.brokers))]
+    workload = make_workload(job.workload, [*fixed, *movers], 0.125, rng)
+    actions: list[Action] = []
+    for index, client in enumerate([*fixed, *movers]):
+        actions.append((0.0, client, AttachTo(topology.brokers[index % len(topology.brokers)], 0)))
+        actions += [(0.0, client, SubscribeTo(filter.text)) for filter in workload.filters[client]]
+    for client in fixed:
+        at_s = SETTLED_S
+        while (at_s := at_s + rng.expovariate(1.0)) < SETTLED_S + TOGETHER_S:
+            actions.append((at_s, client, PublishThis(encode_attributes(workload.draw(rng)))))
+    if moving:
+        actions += moves_at_once(movers, topology, rng)
+    return sorted(actions, key=lambda action: action[0])
+
+
+def moves_at_once(movers: Sequence[str], topology: Topology, rng: random.Random) -> Iterator[Action]:
+    at_s = SETTLED_S + 1.0
+    for stay_s in itertools.cycle(MOVES_EVERY_S):
+        if at_s > SETTLED_S + TOGETHER_S:
+            return
+        for client in movers:
+            yield (at_s, client, LeaveFor())
+            yield (at_s + AWAY_S, client, AttachTo(rng.choice(topology.brokers), 0))
+        at_s += AWAY_S + stay_s
+
+
+def together(quick: bool, sweep: Sweep) -> Findings:
+    side, seeds = (3, 2) if quick else (5, 5)
+    rows = sweep.run(
+        move_together,
+        [
+            TogetherJob(MHH, routing, workload, side, seed)
+            for routing in ("simple", "identity", "covering", "merging")
+            for workload in ("groups", "nested")
+            for seed in range(1, seeds + 1)
+        ],
+    )
+    return Findings([judge_w7(rows)], {"together_runs": rows})
+
+
+def judge_w7(rows: Sequence[Row]) -> Outcome:
+    counts = (
+        "handoffs", "fixed_clients", "deliveries", "clients_changed",
+        "lost", "duplicates", "out_of_order", "violations",
+    )  # fmt: skip
+    figures: dict[str, object] = {name: sum(row[name] for row in rows) for name in counts}
+    wrong = [name for name in counts[3:] if figures[name]]
+    note = "; ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in wrong)
+    return W7.outcome(
+        not wrong if rows else None,
+        paper="the handoff of a client does not affect the event delivery of other clients",
+        figures={"runs": len(rows), **figures},
+        note=note,
+    )
+
+
+register(Experiment("wang-fig5", "Wang et al., figure 5: connection periods", (W1, W2), fig5))
+register(Experiment("wang-fig6", "Wang et al., figure 6: network sizes", (W3, W4), fig6))
+register(Experiment("wang-delivery", "Wang et al.: deliveries of figures 5 and 6", (W5,), reliability))
+register(Experiment("wang-pqlist", "Wang et al., section 4.3: frequent moving", (W6,), pq_lists))
+register(Experiment("wang-together", "Wang et al., section 2: concurrent moving", (W7,), together))

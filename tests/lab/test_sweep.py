@@ -1,0 +1,168 @@
+"""Sweeps: the same rows whoever does the work, and no run lost because another one failed."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from roamcast.lab.measure import ScenarioJob, Window, measure
+from roamcast.lab.summary import CLOCK_KEYS
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.records.parquet import read_log
+from roamcast.simulator.network import NetworkSettings
+from roamcast.simulator.run import run_checked
+from roamcast.simulator.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Sum:
+    number: int
+    folder: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"sum seed={self.number}"
+
+    @property
+    def cost(self) -> float:
+        return float(self.number)
+
+
+def square(job: Sum) -> Row:
+    return {"number": job.number, "square": job.number**2}
+
+
+def square_unless_three(job: Sum) -> Row:
+    if job.number == 3:
+        raise ValueError("three is too many")
+    return square(job)
+
+
+def die_once(job: Sum) -> Row:
+    """The first attempt ends the whole process, as one without memory would."""
+    mark = Path(job.folder) / str(job.number)
+    if not mark.exists():
+        mark.touch()
+        os._exit(1)
+    return square(job)
+
+
+def die_at_three(job: Sum) -> Row:
+    if job.number == 3:
+        os._exit(1)
+    return square(job)
+
+
+SUMS = [Sum(number) for number in (2, 5, 3, 1)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_rows_are_in_the_order_of_the_jobs(workers: int) -> None:
+    assert Sweep(workers).run(square, SUMS) == [square(job) for job in SUMS]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_fails_is_named_and_the_others_go_on(workers: int) -> None:
+    steps: list[tuple[int, int]] = []
+    sweep = Sweep(workers, report=lambda done, total: steps.append((done, total)))
+    assert [row["number"] for row in sweep.run(square_unless_three, SUMS)] == [2, 5, 1]
+    assert list(map(str, sweep.failures)) == ["sum seed=3: ValueError: three is too many"]
+    assert steps == [(done, 4) for done in range(1, 5)]
+
+
+def test_a_run_that_fails_is_tried_twice() -> None:
+    calls = []
+
+    def fail_once(job: Sum) -> Row:
+        calls.append(job.number)
+        if len(calls) == 1:
+            raise MemoryError
+        return square(job)
+
+    sweep = Sweep(workers=1)
+    assert sweep.run(fail_once, [Sum(4)]) == [square(Sum(4))]
+    assert calls == [4, 4]
+    assert not sweep.failures
+
+
+def test_a_process_that_dies_takes_no_run_with_it(tmp_path: Path) -> None:
+    jobs = [Sum(number, str(tmp_path)) for number in range(4)]
+    sweep = Sweep(workers=2)
+    assert sweep.run(die_once, jobs) == [square(job) for job in jobs]
+    assert not sweep.failures
+
+
+def test_a_run_that_always_kills_its_process_is_named() -> None:
+    sweep = Sweep(workers=2)
+    assert [row["number"] for row in sweep.run(die_at_three, SUMS)] == [2, 5, 1]
+    assert [failure.run for failure in sweep.failures] == ["sum seed=3"]
+
+
+def test_a_job_is_done_once() -> None:
+    calls = []
+
+    def count(job: Sum) -> Row:
+        calls.append(job.number)
+        return square(job)
+
+    sweep = Sweep(workers=1)
+    first = sweep.run(count, SUMS)
+    assert sweep.run(count, [*SUMS, Sum(7)]) == [*first, square(Sum(7))]
+    # The longest first, so that no core is left with it at the end.
+    assert calls == [5, 3, 2, 1, 7]
+
+
+# --- runs of scenarios ---
+
+
+def scenario(seed: int, protocol: str = "multi_hop_handoff") -> Scenario:
+    return Scenario(
+        topology="grid:2", clients=16, mobile=0.5, connect_s=4, disconnect_s=2, publish_every_s=2,
+        selectivity=0.25, duration_s=30, network=NetworkSettings(protocol=protocol, seed=seed),
+    )  # fmt: skip
+
+
+def without_clock(rows: list[Row]) -> list[Row]:
+    return [{k: v for k, v in row.items() if k not in (*CLOCK_KEYS, "cpu_s")} for row in rows]
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    jobs = [ScenarioJob((("case", "a"),), scenario(seed), warm_up_s=5) for seed in (3, 1, 2)]
+    alone, together = (Sweep(workers).run(measure, jobs) for workers in (1, 3))
+    assert without_clock(alone) == without_clock(together)
+    assert [row["seed"] for row in alone] == [3, 1, 2]
+    assert all(row["lost"] == row["violations"] == 0 for row in alone)
+
+
+def test_the_window_leaves_the_warm_up_out() -> None:
+    whole, part = (measure(ScenarioJob((), scenario(1), warm_up_s)) for warm_up_s in (0.0, 15.0))
+    assert 0 < part["handoffs"] < whole["handoffs"]
+    assert 0 < part["transfer_hops"] < whole["transfer_hops"]
+    # What is owed is checked from the beginning all the same.
+    assert part["expected"] == whole["expected"]
+    counted = whole["handoffs_interrupted"] + whole["handoffs_nothing_waiting"]
+    assert counted < whole["handoffs"]
+    # Attach, and the answer: no delay is shorter than the air twice.
+    assert whole["delay_p50_s"] >= 0.04
+
+
+def test_an_endless_window_counts_what_the_simulator_counts() -> None:
+    one = scenario(2, "sub_unsub")
+    topology, window = one.make_topology(), Window(0.0, math.inf)
+    actions = one.actions(topology)
+    run = run_checked(topology, one.network, actions, window.observe, trace=window.on_message)
+    assert window.hops == run.traffic.hops
+    assert window.handoffs == run.result.handoffs
+
+
+def test_logs_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    job = ScenarioJob((("case", "a/b c"),), scenario(1))
+    (row,) = Sweep(workers=1, logs=tmp_path).run(measure, [job])
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == "case-a-b-c-seed-1"
+    rows = list(read_log(folder))
+    assert len(rows) == row["records"]
+    assert {"forwarded", "control"} <= {one.kind for one in rows}
+    assert without_clock([measure(job)])[0]["hops"] == row["hops"]
