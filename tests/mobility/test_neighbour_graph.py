@@ -50,10 +50,10 @@ def test_an_edge_that_is_not_used_is_removed() -> None:
     graph.on_reconnect("b1", 8.0)
     assert graph.neighbours(14.9) == ["b1", "b2"]
     assert graph.neighbours(15.0) == ["b1"]
-    # The change is told with the next thing that is learned, also if that adds nothing.
-    graph.on_reconnect("b3", 16.0)
-    assert graph.on_reconnect("b3", 18.0)
-    assert graph.neighbours(18.0) == ["b3"]
+    # The change is told with the next move, though that is over an edge that was there.
+    assert graph.on_reconnect("b1", 15.5)
+    assert not graph.on_reconnect("b1", 16.0)
+    assert graph.neighbours(26.0) == []
     assert graph.removals == 2
 
 
@@ -138,13 +138,13 @@ def test_a_graph_is_read_from_text() -> None:
 
 def test_of_too_many_the_most_probable_are_loaded() -> None:
     graph = NeighbourGraph(neighbours_max=2, timeout_s=10.0)
-    graph.load({"b2": 0.5, "b3": 0.2, "b4": 0.3}, 0.0)
-    assert graph.neighbours(1.0) == ["b2", "b4"]
+    graph.load({"b2": 0.5, "b3": 0.2, "b4": 0.3})
+    assert graph.neighbours(1001.0) == ["b2", "b4"]
     # They are no moves that were seen, and they are forgotten like others.
     assert (graph.moves, graph.insertions, graph.removals) == (0, 0, 0)
-    graph.on_reconnect("b3", 5.0)
-    assert graph.neighbours(5.0) == ["b2", "b3"]
-    assert graph.neighbours(10.0) == ["b3"]
+    graph.on_reconnect("b3", 1005.0)
+    assert graph.neighbours(1005.0) == ["b2", "b3"]
+    assert graph.neighbours(1011.0) == ["b3"]
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,11 @@ def neighbours_of(graph: Mapping[str, Mapping[str, float]], broker: str, directe
 class Edge:
     """A neighbour, since when it is one, and when a client last moved that way."""
 
-    __slots__ = ("added_at", "probability", "used_at")
+    __slots__ = ("added_at", "used_at")
 
-    def __init__(self, at: float, probability: float = 0.0) -> None:
+    def __init__(self, at: float) -> None:
         self.added_at = at
         self.used_at = at
-        self.probability = probability
 
 
 class Removed(NamedTuple):
@@ -95,6 +94,9 @@ class NeighbourGraph:
         self.neighbours_max = neighbours_max
         self.timeout_s = timeout_s
         self.directed = directed
+        self._loaded: list[str] = []
+        """Neighbours to begin with, the most probable first, until something is asked or learned."""
+        self._is_changed = False
         self.insertions = 0
         self.moves = 0
         self.removals = 0
@@ -104,12 +106,10 @@ class NeighbourGraph:
         """When a client moved to or from here, and whether that made an edge."""
         self._removed: deque[Removed] = deque(maxlen=EVENTS_KEPT_MAX)
 
-    def load(self, row: Mapping[str, float], now: float) -> None:
-        """Begin with these neighbours; of too many, the most probable."""
-        for neighbour, probability in sorted(row.items(), key=lambda edge: (edge[1], edge[0])):
-            self._edges[neighbour] = Edge(now, probability)
-        while self._is_too_large():
-            del self._edges[next(iter(self._edges))]
+    def load(self, row: Mapping[str, float]) -> None:
+        """Begin with these neighbours; of too many, the most probable. They count from their first use."""
+        by_probability = sorted(row, key=lambda neighbour: (-row[neighbour], neighbour))
+        self._loaded = by_probability[: self.neighbours_max]
 
     def neighbours(self, now: float) -> list[str]:
         self._expire(now)
@@ -118,43 +118,42 @@ class NeighbourGraph:
     # --- learning (3.3.2) ---
 
     def on_reconnect(self, came_from: str, now: float) -> bool:
-        """A client came from there. Returns whether the neighbours have changed."""
+        """A client came from there. Returns whether the neighbours have changed since the last move."""
         return False if self.directed else self._learn(came_from, now)
 
     def on_context_request(self, destination: str, now: float) -> bool:
-        """A client that was here is there now. Returns whether the neighbours have changed."""
+        """A client that was here is there now. Returns the same."""
         return self._learn(destination, now)
 
     def _learn(self, neighbour: str, now: float) -> bool:
-        expired = self._expire(now)
+        self._expire(now)
         edge = self._edges.pop(neighbour, None)
-        is_new = edge is None
+        self.moves += 1
+        self._moves.append((now, edge is None))
         if edge is None:
             edge = Edge(now)
             self.insertions += 1
+            self._is_changed = True
         edge.used_at = now
         self._edges[neighbour] = edge
-        self.moves += 1
-        self._moves.append((now, is_new))
-        while self._is_too_large():
+        while self.neighbours_max is not None and len(self._edges) > self.neighbours_max:
             self._remove(next(iter(self._edges)), now)
-        return is_new or expired
+        is_changed, self._is_changed = self._is_changed, False
+        return is_changed
 
-    def _is_too_large(self) -> bool:
-        return self.neighbours_max is not None and len(self._edges) > self.neighbours_max
-
-    def _expire(self, now: float) -> bool:
+    def _expire(self, now: float) -> None:
         """Remove what was not used within the timeout, as of when it ended."""
-        if self.timeout_s is None:
-            return False
-        old = [one for one, edge in self._edges.items() if edge.used_at + self.timeout_s <= now]
-        for neighbour in old:
-            self._remove(neighbour, self._edges[neighbour].used_at + self.timeout_s)
-        return bool(old)
+        while self._loaded:
+            self._edges[self._loaded.pop()] = Edge(now)
+        if self.timeout_s is not None:
+            old = [one for one, edge in self._edges.items() if edge.used_at + self.timeout_s <= now]
+            for neighbour in old:
+                self._remove(neighbour, self._edges[neighbour].used_at + self.timeout_s)
 
     def _remove(self, neighbour: str, at: float) -> None:
         edge = self._edges.pop(neighbour)
         self.removals += 1
+        self._is_changed = True
         self._removed.append(Removed(edge.added_at, edge.used_at, at))
 
     # --- how good it is (3.3.3) ---

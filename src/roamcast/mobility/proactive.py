@@ -171,7 +171,7 @@ class Proactive(MobilityProtocol):
         )
         if settings.neighbour_graph:
             graph = parse_graph(settings.neighbour_graph)
-            self.graph.load(neighbours_of(graph, host.id, settings.neighbours_directed), host.now)
+            self.graph.load(neighbours_of(graph, host.id, settings.neighbours_directed))
         self.buffer = SharedBuffer(host.buffer.limit_bytes)
         self.figures: Counter[str] = Counter()
         """Attaches with a session from elsewhere: `hit`, `hit_activating`, `miss`; `served_nearer`,
