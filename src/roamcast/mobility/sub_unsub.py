@@ -187,8 +187,8 @@ class SubUnsub(MobilityProtocol):
     # --- notifications ---
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
-        client, number = owner
-        stay = self.stays.get((client, number))
+        client: str = owner[0]
+        stay = self.stays.get(owner)
         if stay is None:
             return
         if stay.merged:

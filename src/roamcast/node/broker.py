@@ -238,11 +238,11 @@ class Broker:
                 sends.append((peer, burst))
                 if self._records_all:
                     self._record_forwarded(peer, burst)
+        issues, protocol = self._issues, self.protocol
         for owner in owners:
-            newest = self._issues.newest.get(owner)
-            if newest is not None and burst.published_at < newest and self._issues.is_too_early(owner, burst):
+            if burst.published_at < issues.latest and issues.is_too_early(owner, burst):
                 continue
-            self.protocol.on_notification(owner, source, burst)
+            protocol.on_notification(owner, source, burst)
 
     def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
         if self.router.uses_advertisements and not self._is_advertised(session, attributes):

@@ -45,6 +45,11 @@ Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
 class Client:
     """One client. Its effects go to the broker it is attached to: `sends` names that broker."""
 
+    __slots__ = (
+        "_last_broker", "_names_last_broker", "_now", "_out", "_requests", "_sequence", "_unaccepted",
+        "broker", "id", "moves", "received", "settled", "welcomed",
+    )  # fmt: skip
+
     def __init__(self, id: str, names_last_broker: bool = True) -> None:
         self.id = id
         self.broker = ""

@@ -13,8 +13,8 @@ from roamcast.filters.filter import Filter
 
 class IssueTimes:
     def __init__(self, clock_error_s: float | None) -> None:
-        self.newest: dict[Owner, float] = {}
-        """The newest issue of each owner: what was published later needs no closer look."""
+        self.latest = float("-inf")
+        """Nothing here was ever issued later: what was published after that needs no closer look."""
         self._clock_error_s = clock_error_s
         self._issued_at: dict[Owner, dict[Filter, float]] = {}
 
@@ -22,21 +22,21 @@ class IssueTimes:
         if self._clock_error_s is not None:
             issued = self._issued_at.setdefault(owner, {})
             issued[filter] = issued_at - self._clock_error_s
-            self.newest[owner] = max(issued.values())
+            self.latest = max(self.latest, issued[filter])
 
     def forget(self, owner: Owner, filter: Filter) -> None:
         issued = self._issued_at.get(owner, {})
         issued.pop(filter, None)
-        if issued:
-            self.newest[owner] = max(issued.values())
-        else:
+        if not issued:
             self._issued_at.pop(owner, None)
-            self.newest.pop(owner, None)
 
     def is_too_early(self, owner: Owner, burst: Burst) -> bool:
         """Whether it was published before any subscription of the owner that matches it was issued."""
+        issued = self._issued_at.get(owner)
+        if issued is None or burst.published_at >= max(issued.values()):
+            return False
         attributes = decode_attributes(burst.attributes)
         return not any(
             issued_at <= burst.published_at and filter.matches(attributes)
-            for filter, issued_at in self._issued_at[owner].items()
+            for filter, issued_at in issued.items()
         )

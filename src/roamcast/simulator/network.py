@@ -146,10 +146,11 @@ class Network:
         self._trace = trace
         self._heap: list[Event] = []
         self._pushed = 0
+        self._rng = random.Random(f"{settings.seed}/network")
         self._link_lane = _lane(settings.link_delay)
+        self._access_link = Link(settings.access_delay, self._rng)
         self._access_lane = _lane(settings.access_delay, settings.access_bits_per_s)
         self._arrive = self._wait_for_service if settings.service_s else self._step_broker
-        self._rng = random.Random(f"{settings.seed}/network")
         self.clients: dict[str, Client] = {}
         self._connections: dict[str, Connection] = {}
         self._connections_made = 0
@@ -312,13 +313,21 @@ class Network:
     def _attach(self, client: str, broker: str) -> None:
         self._leave(client, "")
         self._connections_made += 1
-        number, settings = self._connections_made, self.settings
+        number = self._connections_made
+        up, down = self._access_links(client, number)
+        self._connections[client] = Connection(number, self._client(client), broker, up, down)
+        self._step_client(client, AttachTo(broker, number))
+
+    def _access_links(self, client: str, number: int) -> tuple[Link, Link]:
+        """One each way. Where nothing is drawn, all are the same: a source of chance takes 2,500 bytes."""
+        if self._access_lane is not None:
+            return self._access_link, self._access_link
+        settings = self.settings
         up, down = (
             Link(settings.access_delay, self._rng_for(client, str(number), way), settings.access_bits_per_s)
             for way in ("up", "down")
         )
-        self._connections[client] = Connection(number, self._client(client), broker, up, down)
-        self._step_client(client, AttachTo(broker, number))
+        return up, down
 
     def _leave(self, client: str, destination: str) -> None:
         connection = self._connections.get(client)
@@ -369,7 +378,7 @@ class Network:
             connection = connections.get(client)
             if connection is None or connection.id != number or not connection.is_open:
                 continue
-            self.traffic.access_hops += message.weight
+            self.traffic.access_hops += message.burst.count if type(message) is Deliver else message.weight
             if lane is not None:
                 together.append((connection, message))
             else:
