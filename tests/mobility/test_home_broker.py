@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from roamcast.core.routing import Owner
 from roamcast.core.session import Session
 from roamcast.mobility import MobilityProtocol
 from roamcast.mobility.home_broker import ForwardEvents, HomeBroker, HomeBrokerPublished, Register
-from roamcast.simulator.fuzz import fuzz
+from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.story import parse_story, verdict
 
 # --- section 2, as stories ---
@@ -121,6 +122,13 @@ def test_a_subscription_made_abroad_is_carried_out_at_home() -> None:
 
 
 # --- seeds ---
+
+
+def test_what_a_full_buffer_gives_up_is_lost_and_nothing_else() -> None:
+    for seed in range(6):
+        story = draw_story("home_broker", seed)
+        result = verdict(replace(story, settings=replace(story.settings, buffer_bytes=200)))
+        assert result.violations == []
 
 
 class Observed(HomeBroker):

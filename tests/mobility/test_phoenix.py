@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -18,7 +19,7 @@ from roamcast.errors import InputError
 from roamcast.mobility import MobilityProtocol
 from roamcast.mobility.phoenix import MIG, NXT, REP, Local, Luggage, Phoenix, Timestamp
 from roamcast.node.broker import Broker, BrokerSettings
-from roamcast.simulator.fuzz import fuzz
+from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.story import parse_story, verdict
 
 # --- 2.4, as stories ---
@@ -150,6 +151,13 @@ def test_acknowledged_events_leave_the_log_in_part() -> None:
 
 
 # --- seeds ---
+
+
+def test_what_a_full_buffer_gives_up_is_lost_and_nothing_else() -> None:
+    for seed in range(6):
+        story = draw_story("phoenix", seed)
+        result = verdict(replace(story, settings=replace(story.settings, buffer_bytes=200)))
+        assert result.violations == []
 
 
 class Observed(Phoenix):

@@ -269,6 +269,7 @@ class Phoenix(MobilityProtocol):
 
     def replay(self, target: str, message: MIG, local: Local) -> None:
         """Whatever is stored here after the last timestamp…"""
+        local.forget_acknowledged()
         for ts, event in local.log:
             if ts > message.ts_last:
                 self.host.send(target, REP(event, message.subscriber, ts))
@@ -282,6 +283,9 @@ class Phoenix(MobilityProtocol):
         for (stay, first), event in local.early.items():
             self.host.send(target, REP(event, subscriber, (stay, first + event.count - 1)))
         local.nexts[local.stay, local.count] = (message.number, 0)
+        if local.ts_last > message.ts_last:
+            # Since s left, a full buffer has given up what came first.
+            local.nexts[message.ts_last] = local.ts_last
         for ts, ts_next in local.nexts.items():
             if ts >= message.ts_last:
                 self.host.send(target, NXT(subscriber, ts, ts_next))

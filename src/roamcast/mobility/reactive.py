@@ -166,14 +166,14 @@ class Reactive(MobilityProtocol):
         proxy = self.proxies[client, number]
         merged = self.merge(list(message.bursts), proxy.queue.drain())
         proxy.queue, proxy.merged = DeliveryQueue(STREAM, message.base, self.host.buffer), True
-        for burst in in_publishing_order(merged):
+        for burst in merged:
             self.keep(proxy.queue, client, burst)
         if self.current.get(client) is proxy:
             self.deliver(client, proxy, message.base)
         self.try_forward(client, number, proxy)
 
     def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
-        return fetched + own
+        return in_publishing_order(fetched + own)
 
     def deliver(self, client: str, proxy: ProxyObject, received: int) -> None:
         proxy.queue.rewind(received)
@@ -229,14 +229,14 @@ class ReactiveMerged(Reactive):
         last: dict[str, tuple[int, int]] = {}
         for burst in fetched:
             last[burst.publisher] = (burst.incarnation, burst.last)
-        merged = list(fetched)
+        newer = []
         for burst in own:
             incarnation, number = last.get(burst.publisher, (0, 0))
             if (burst.incarnation, burst.number) > (incarnation, number):
-                merged.append(burst)
+                newer.append(burst)
             elif (burst.incarnation, burst.last) > (incarnation, number):
-                merged.append(burst.tail(number - burst.number + 1))
-        return merged
+                newer.append(burst.tail(number - burst.number + 1))
+        return super().merge(fetched, newer)
 
 
 def last_move_in(session: Session) -> tuple[str, int]:
@@ -245,7 +245,8 @@ def last_move_in(session: Session) -> tuple[str, int]:
 
 
 def in_publishing_order(bursts: list[Burst]) -> list[Burst]:
-    """By the time of publishing; those of one publisher stay as they are, whatever its clocks said."""
+    """By the time of publishing; those of one publisher by their numbers, whatever its clocks said."""
+    bursts = sorted(bursts, key=lambda burst: (burst.publisher, burst.incarnation, burst.number))
     newest: dict[str, float] = {}
     times = []
     for burst in bursts:
