@@ -34,6 +34,7 @@ __all__ = [
     "Message",
     "Publish",
     "Relayed",
+    "Request",
     "Settled",
     "Subscribe",
     "SubscriptionSettled",
@@ -236,6 +237,10 @@ class Unadvertise(Message, frozen=True):
     request: int
     filter: Filter
     cause: ClassVar[Cause] = "subscribe"
+
+
+Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
+"""What a client numbers, and sends again until it is accepted."""
 
 
 class Acknowledge(Message, frozen=True):

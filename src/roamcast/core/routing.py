@@ -193,6 +193,11 @@ class Router:
     def peers(self) -> list[str]:
         return list(self._peers)
 
+    @property
+    def size(self) -> int:
+        """Entries of the routing table: a filter, where it came from and, if that is kept, whose it is."""
+        return sum(map(len, self._collected.values()))
+
     def has_peer(self, peer: str) -> bool:
         return peer in self._peers
 

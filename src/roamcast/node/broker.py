@@ -26,9 +26,7 @@ from roamcast.core.effects import (
     Submitted,
 )
 from roamcast.core.messages import (
-    Accepted,
     Acknowledge,
-    Advertise,
     AttachRefused,
     AttachRequest,
     Cause,
@@ -36,18 +34,14 @@ from roamcast.core.messages import (
     Hello,
     Leave,
     Message,
-    Publish,
     Relayed,
+    Request,
     Settled,
-    Subscribe,
-    SubscriptionSettled,
-    Unadvertise,
-    Unsubscribe,
     Update,
     Welcome,
     cause_of,
 )
-from roamcast.core.notification import Burst, decode_attributes
+from roamcast.core.notification import Burst
 from roamcast.core.queues import Buffer, DeliveryQueue
 from roamcast.core.records import Level, Row
 from roamcast.core.routing import Owner, Router, Token
@@ -57,8 +51,7 @@ from roamcast.filters.selector import parse
 from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
 from roamcast.node.issues import IssueTimes
 from roamcast.node.locate import Locator
-
-Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
+from roamcast.node.requests import Requests
 
 
 class BrokerSettings(msgspec.Struct, frozen=True):
@@ -123,17 +116,11 @@ class Broker:
         self._timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
         self._loopback: list[Message] = []
-        self._held: dict[str, list[Request]] = {}
-        """Requests taken from clients whose session is still on its way."""
-        self._settling: dict[str, dict[str, int]] = {}
-        """Client to the filters (as text) whose change is not yet settled, and how many."""
-        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...]]]] = {}
-        """What waits to be published until the client's advertisements have settled."""
-        self._carrying_on: set[str] = set()
         self._departing: dict[str, AttachRequest] = {}
         """Who asked for a session that cannot leave before it has settled."""
         self._in_handoff: dict[str, str] = {}
         """Clients whose handoff has not finished, and the broker they came from."""
+        self.requests = Requests(self)
         self._issues = IssueTimes(self.settings.clock_error_s)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
@@ -177,9 +164,7 @@ class Broker:
             "sessions on their way": self.locator.moved_to,
             "questions on their way": self.locator.gathering,
             "questions to everyone": self.locator.rivals,
-            "requests held": self._held,
-            "subscriptions not settled": self._settling,
-            "publishes held back": self._gated,
+            **self.requests.unfinished(),
             "sessions waiting to depart": self._departing,
             "handoffs": self._in_handoff,
             "timers": self._timers,
@@ -244,13 +229,8 @@ class Broker:
                 continue
             protocol.on_notification(owner, source, burst)
 
-    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
-        if self.router.uses_advertisements and not self._is_advertised(session, attributes):
-            self.record(
-                "dropped", client=session.client, broker=self.id, publisher=session.client,
-                notifications=len(bodies), attributes=attributes, reason="not advertised",
-            )  # fmt: skip
-            return
+    def publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
+        """Give the notifications their identity and send them on their way."""
         first = session.published + 1
         session.published += len(bodies)
         burst = Burst(session.client, session.incarnation, first, attributes, self.now, bodies, len(bodies))
@@ -260,10 +240,6 @@ class Broker:
             size_bytes=burst.size, attributes=burst.attributes, published_at=self.now,
         )  # fmt: skip
         self._on_burst("", burst)
-
-    def _is_advertised(self, session: Session, encoded: bytes) -> bool:
-        attributes = decode_attributes(encoded)
-        return any(parse(text).matches(attributes) for text in session.advertisements)
 
     # --- connections ---
 
@@ -321,7 +297,7 @@ class Broker:
         elif type(message) is Leave:
             self._on_leave(item.client, message)
         elif isinstance(message, Request):
-            self._on_request(item.client, message)
+            self.requests.on_request(item.client, message)
 
     def _on_acknowledge(self, client: str, attachment: Attachment, message: Acknowledge) -> None:
         queue = attachment.queue
@@ -361,17 +337,15 @@ class Broker:
             received = attachment.hello.received
         # An advertisement may settle at once; what was deferred waits for the handoff all the same.
         self._in_handoff[session.client] = came_from
-        for text in session.advertisements:
-            self._advertise(session, text)
+        self.requests.advertise_again(session)
         self._welcome(session, came_from, received)
-        for request in self._held.pop(session.client, []):
-            self._accept(session, request)
+        self.requests.take_held(session)
 
     def _welcome(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client = session.client
         attachment = self.attachments.get(client)
         if attachment is not None:
-            self._tell(client, Welcome(session.number, session.accepted))
+            self.tell(client, Welcome(session.number, session.accepted))
             self.record(
                 "attached", client=client, broker=self.id, number=session.number, reason=came_from or None
             )
@@ -392,7 +366,7 @@ class Broker:
             return
         if request.client in self.attachments:
             self._close(request.client, "attached elsewhere")
-        if request.client in self._settling:
+        if self.requests.is_settling(request.client):
             self._let_wait(request)
         else:
             self._depart(session, request)
@@ -435,7 +409,7 @@ class Broker:
             self.locator.ask(attachment.connection, attachment.hello)
             return
         # Whatever the client asked for here was not accepted: it will ask again where it is now.
-        self._held.pop(request.client, None)
+        self.requests.forget_held(request.client)
         if attachment is not None:
             self._close(request.client, "attached elsewhere")
 
@@ -445,75 +419,15 @@ class Broker:
             return
         if came_from not in ("", self.id):
             self.record("handoff_finished", client=client, broker=self.id, peer=came_from)
-        self._carry_on(client)
+        self.requests.carry_on(client)
 
-    # --- requests of clients ---
+    def is_in_handoff(self, client: str) -> bool:
+        return client in self._in_handoff
 
-    def _on_request(self, client: str, request: Request) -> None:
-        session = self.sessions.get(client)
-        if session is not None:
-            self._accept(session, request)
-            return
-        held = self._held.setdefault(client, [])
-        if len(held) < self.settings.held_requests_max:
-            held.append(request)
-
-    def _accept(self, session: Session, request: Request) -> None:
-        """Take a request once; what was taken before is only acknowledged again."""
-        if isinstance(request, Publish):
-            skip = session.accepted + 1 - request.request
-            if 0 <= skip < len(request.bodies):
-                session.accepted = request.request + len(request.bodies) - 1
-                bodies = request.bodies[skip:] if skip else request.bodies
-                if self.router.uses_advertisements and session.client in self._settling:
-                    gated = self._gated.setdefault(session.client, [])
-                    gated.append((request.attributes, bodies))
-                else:
-                    self._publish(session, request.attributes, bodies)
-        elif request.request == session.accepted + 1:
-            session.accepted += 1
-            kind = type(request).__name__
-            self._change(session, request.request, kind, request.filter.text)
-        self._tell(session.client, Accepted(session.accepted))
-
-    def _change(self, session: Session, request: int, kind: str, text: str) -> None:
-        """Carry a change out: now, or when the handoff and the last change of this filter are done."""
-        client = session.client
-        if client in self._in_handoff or text in self._settling.get(client, ()):
-            session.deferred.append((request, kind, text))
-            return
-        filter = parse(text)
-        held = session.subscriptions if kind in ("Subscribe", "Unsubscribe") else session.advertisements
-        if (text in held) == (kind in ("Subscribe", "Advertise")):
-            self._tell(client, SubscriptionSettled(request))
-            return
-        self.record(_KIND_OF_CHANGE[kind], client=client, broker=self.id, filter=text, reason="issued")
-        if kind == "Unadvertise":
-            del session.advertisements[text]
-            self.router.unadvertise(filter)
-            self._settled(client, request, kind, text)
-            return
-        if kind == "Unsubscribe":
-            del session.subscriptions[text]
-        else:
-            held[text] = self.now
-        self._begin_settling(client, text)
-        token = (client, request, kind, text)
-        if kind == "Subscribe":
-            self.protocol.on_subscribe(session, filter, token)
-        elif kind == "Unsubscribe":
-            self.protocol.on_unsubscribe(session, filter, token)
-        else:
-            self.router.advertise(filter, token)
-
-    def _advertise(self, session: Session, text: str) -> None:
-        """The session has moved here, and what its client may publish must be known from here."""
-        self._begin_settling(session.client, text)
-        self.router.advertise(parse(text), (session.client, 0, "Advertise", text))
-
-    def _begin_settling(self, client: str, text: str) -> None:
-        settling = self._settling.setdefault(client, {})
-        settling[text] = settling.get(text, 0) + 1
+    def let_depart(self, client: str) -> None:
+        """Serve whoever waits for a session that had first to settle."""
+        if client in self._departing:
+            self.session_requested(self._departing.pop(client))
 
     def settled(self, token: Token) -> None:
         if isinstance(token, _Ended):
@@ -521,39 +435,8 @@ class Broker:
             token = token.token
         if isinstance(token, OwnToken):
             self.protocol.on_settled(token.token)
-            return
-        client, request, kind, text = token
-        settling = self._settling[client]
-        settling[text] -= 1
-        if not settling[text]:
-            del settling[text]
-        if not settling:
-            del self._settling[client]
-        self._settled(client, request, kind, text)
-        self._carry_on(client)
-
-    def _settled(self, client: str, request: int, kind: str, text: str) -> None:
-        if request:
-            self.record(_KIND_OF_CHANGE[kind], client=client, broker=self.id, filter=text, reason="settled")
-            self._tell(client, SubscriptionSettled(request))
-
-    def _carry_on(self, client: str) -> None:
-        """Do what had to wait for a handoff or for a change to settle; last of all, let the session go."""
-        if client in self._carrying_on or client not in self.sessions:
-            return
-        # What is carried out may settle at once and come back here.
-        self._carrying_on.add(client)
-        session = self.sessions[client]
-        deferred, session.deferred = session.deferred, []
-        for request, kind, text in deferred:
-            self._change(session, request, kind, text)
-        self._carrying_on.discard(client)
-        if client in self._settling:
-            return
-        for attributes, bodies in self._gated.pop(client, []):
-            self._publish(session, attributes, bodies)
-        if client in self._departing:
-            self.session_requested(self._departing.pop(client))
+        else:
+            self.requests.on_settled(token)
 
     # --- what the protocol and the locator use (see mobility.base.Host) ---
 
@@ -692,7 +575,7 @@ class Broker:
 
     # --- to clients, and to the log ---
 
-    def _tell(self, client: str, message: Message) -> None:
+    def tell(self, client: str, message: Message) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None:
             self._out.to_clients.append((client, attachment.connection, message))
@@ -712,11 +595,3 @@ class Broker:
                 burst.incarnation, burst.number, burst.count, "Burst", "publish", burst.count, burst.size,
             )
         )  # fmt: skip
-
-
-_KIND_OF_CHANGE = {
-    "Subscribe": "subscribed",
-    "Unsubscribe": "unsubscribed",
-    "Advertise": "advertised",
-    "Unadvertise": "unadvertised",
-}

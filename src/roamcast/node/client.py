@@ -30,6 +30,7 @@ from roamcast.core.messages import (
     Leave,
     Message,
     Publish,
+    Request,
     Subscribe,
     SubscriptionSettled,
     Unadvertise,
@@ -38,8 +39,6 @@ from roamcast.core.messages import (
 )
 from roamcast.core.records import Row
 from roamcast.filters.selector import parse
-
-Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
 
 
 class Client:

@@ -1,0 +1,179 @@
+"""What clients ask for: publishes, and changes of what they subscribe to or advertise.
+
+A client numbers its requests and sends those again that were not accepted; each
+is taken once, wherever the session is. A change waits for a handoff, and for an
+earlier change of the same filter; while one is not settled the session stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roamcast.core.messages import Accepted, Publish, Request, SubscriptionSettled
+from roamcast.core.notification import decode_attributes
+from roamcast.core.routing import Token
+from roamcast.core.session import Session
+from roamcast.filters.selector import parse
+
+if TYPE_CHECKING:
+    from roamcast.node.broker import Broker
+
+KIND_OF_CHANGE = {
+    "Subscribe": "subscribed",
+    "Unsubscribe": "unsubscribed",
+    "Advertise": "advertised",
+    "Unadvertise": "unadvertised",
+}
+"""The request and the kind of row that tells of it."""
+
+
+class Requests:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._held: dict[str, list[Request]] = {}
+        """Requests taken from clients whose session is still on its way."""
+        self._settling: dict[str, dict[str, int]] = {}
+        """Client to the filters (as text) whose change is not yet settled, and how many."""
+        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...]]]] = {}
+        """What waits to be published until the client's advertisements have settled."""
+        self._carrying_on: set[str] = set()
+
+    def unfinished(self) -> dict[str, object]:
+        return {
+            "requests held": self._held,
+            "subscriptions not settled": self._settling,
+            "publishes held back": self._gated,
+        }
+
+    # --- taking requests ---
+
+    def on_request(self, client: str, request: Request) -> None:
+        session = self._broker.sessions.get(client)
+        if session is not None:
+            self._accept(session, request)
+            return
+        held = self._held.setdefault(client, [])
+        if len(held) < self._broker.settings.held_requests_max:
+            held.append(request)
+
+    def take_held(self, session: Session) -> None:
+        """The session has come: take what the client asked for meanwhile."""
+        for request in self._held.pop(session.client, []):
+            self._accept(session, request)
+
+    def forget_held(self, client: str) -> None:
+        self._held.pop(client, None)
+
+    def _accept(self, session: Session, request: Request) -> None:
+        """Take a request once; what was taken before is only acknowledged again."""
+        if isinstance(request, Publish):
+            skip = session.accepted + 1 - request.request
+            if 0 <= skip < len(request.bodies):
+                session.accepted = request.request + len(request.bodies) - 1
+                self._publish(session, request.attributes, request.bodies[skip:] if skip else request.bodies)
+        elif request.request == session.accepted + 1:
+            session.accepted += 1
+            self._change(session, request.request, type(request).__name__, request.filter.text)
+        self._broker.tell(session.client, Accepted(session.accepted))
+
+    # --- publishing ---
+
+    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
+        """Where advertisements guide subscriptions, only what is advertised, and not before all know."""
+        if not self._broker.router.uses_advertisements:
+            self._broker.publish(session, attributes, bodies)
+        elif session.client in self._settling:
+            self._gated.setdefault(session.client, []).append((attributes, bodies))
+        elif self._is_advertised(session, attributes):
+            self._broker.publish(session, attributes, bodies)
+        else:
+            self._broker.record(
+                "dropped", client=session.client, broker=self._broker.id, publisher=session.client,
+                notifications=len(bodies), attributes=attributes, reason="not advertised",
+            )  # fmt: skip
+
+    def _is_advertised(self, session: Session, encoded: bytes) -> bool:
+        attributes = decode_attributes(encoded)
+        return any(parse(text).matches(attributes) for text in session.advertisements)
+
+    # --- changes ---
+
+    def _change(self, session: Session, request: int, kind: str, text: str) -> None:
+        """Carry a change out: now, or when the handoff and the last change of this filter are done."""
+        broker, client = self._broker, session.client
+        if broker.is_in_handoff(client) or text in self._settling.get(client, ()):
+            session.deferred.append((request, kind, text))
+            return
+        filter = parse(text)
+        held = session.subscriptions if kind in ("Subscribe", "Unsubscribe") else session.advertisements
+        if (text in held) == (kind in ("Subscribe", "Advertise")):
+            broker.tell(client, SubscriptionSettled(request))
+            return
+        broker.record(KIND_OF_CHANGE[kind], client=client, broker=broker.id, filter=text, reason="issued")
+        if kind == "Unadvertise":
+            del session.advertisements[text]
+            broker.router.unadvertise(filter)
+            self._tell_settled(client, request, kind, text)
+            return
+        if kind == "Unsubscribe":
+            del session.subscriptions[text]
+        else:
+            held[text] = broker.now
+        self._begin_settling(client, text)
+        token = (client, request, kind, text)
+        if kind == "Subscribe":
+            broker.protocol.on_subscribe(session, filter, token)
+        elif kind == "Unsubscribe":
+            broker.protocol.on_unsubscribe(session, filter, token)
+        else:
+            broker.router.advertise(filter, token)
+
+    def advertise_again(self, session: Session) -> None:
+        """The session has moved here, and what its client may publish must be known from here."""
+        for text in session.advertisements:
+            self._begin_settling(session.client, text)
+            self._broker.router.advertise(parse(text), (session.client, 0, "Advertise", text))
+
+    # --- settling ---
+
+    def is_settling(self, client: str) -> bool:
+        return client in self._settling
+
+    def _begin_settling(self, client: str, text: str) -> None:
+        settling = self._settling.setdefault(client, {})
+        settling[text] = settling.get(text, 0) + 1
+
+    def on_settled(self, token: Token) -> None:
+        client, request, kind, text = token
+        settling = self._settling[client]
+        settling[text] -= 1
+        if not settling[text]:
+            del settling[text]
+        if not settling:
+            del self._settling[client]
+        self._tell_settled(client, request, kind, text)
+        self.carry_on(client)
+
+    def _tell_settled(self, client: str, request: int, kind: str, text: str) -> None:
+        """Not where the session's move alone made it necessary (request 0)."""
+        if request:
+            broker, told = self._broker, KIND_OF_CHANGE[kind]
+            broker.record(told, client=client, broker=broker.id, filter=text, reason="settled")
+            broker.tell(client, SubscriptionSettled(request))
+
+    def carry_on(self, client: str) -> None:
+        """Do what had to wait for a handoff or for a change to settle; last of all, let the session go."""
+        session = self._broker.sessions.get(client)
+        if client in self._carrying_on or session is None:
+            return
+        # What is carried out may settle at once and come back here.
+        self._carrying_on.add(client)
+        deferred, session.deferred = session.deferred, []
+        for request, kind, text in deferred:
+            self._change(session, request, kind, text)
+        self._carrying_on.discard(client)
+        if client in self._settling:
+            return
+        for attributes, bodies in self._gated.pop(client, []):
+            self._publish(session, attributes, bodies)
+        self._broker.let_depart(client)
