@@ -79,7 +79,7 @@ from roamcast.mobility.proactive_messages import (
     StoredBefore,
     Subscriptions,
 )
-from roamcast.mobility.shared_buffer import SharedBuffer
+from roamcast.mobility.shared_buffer import SharedBuffer, shared_bytes
 
 STREAM = "session"
 """One numbering for all brokers."""
@@ -609,6 +609,10 @@ class Proactive(MobilityProtocol):
                 early = DeliveryQueue(STREAM)
                 early.extend(store.early)
                 yield store.client, early
+
+    def stored_bytes(self) -> tuple[int, int]:
+        """What is stored here: bytes if each client had its own, and bytes as it is, shared."""
+        return shared_bytes(queue for _, queue in self.stored())
 
 
 def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
