@@ -73,7 +73,7 @@ class RouterNetwork:
             pass
 
     def table_entries(self) -> int:
-        return sum(len(router.table) for router in self.routers.values())
+        return sum(router.size for router in self.routers.values())
 
 
 def random_tree(rng: random.Random, brokers: int) -> list[tuple[int, int]]:

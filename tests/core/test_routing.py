@@ -347,8 +347,7 @@ def test_f8_tables_and_control_traffic_fall_in_order(
     order = ("simple", "identity", "covering", "merging")
     sizes = [nested[strategy][2] for strategy in order]
     said = [nested[strategy][3] for strategy in order]
-    # A table has one entry for a filter and an interface, so who holds the filter adds nothing to it.
-    assert sizes[0] >= sizes[1] > 2 * sizes[2] > 3 * sizes[3], sizes
+    assert sizes[0] > 1.5 * sizes[1] > 2 * sizes[2] > 2 * sizes[3], sizes
     # Nearly one half, because of two clients to a filter; then what families of eight make of it.
     assert said[0] > 1.5 * said[1] > 2 * said[2] > 2 * said[3], said
 
