@@ -1,6 +1,7 @@
 """Claims and experiments: how they are found, kept apart, and written down."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +135,11 @@ def test_the_power_of_a_curve() -> None:
 def test_two_causes_are_told_apart() -> None:
     places = [(1, 3), (2, 3), (3, 7), (5, 8), (6, 14)]
     rows = [{"a": a, "b": b, "y": 5 + 2 * a + 0.5 * b} for a, b in places]
-    assert plane(rows, "y", ["a", "b"]) == pytest.approx({"a": 2, "b": 0.5})
+    slopes = plane(rows, "y", ["a", "b"])
+    assert (slopes["a"].value, slopes["b"].value) == pytest.approx((2, 0.5))
+    assert slopes["a"].high - slopes["a"].low < 1e-6, "nothing is left unexplained"
+    disturbed = [{**row, "y": row["y"] + change} for row, change in zip(rows, (1, -1, 1, -1, 1), strict=True)]
+    slope = plane(disturbed, "y", ["a", "b"])["a"]
+    assert slope.low < 2 < slope.high
     alike = [{"a": a, "b": 2 * a, "y": a} for a in range(5)]
-    assert all(value != value for value in plane(alike, "y", ["a", "b"]).values())
+    assert all(math.isnan(slope.value) for slope in plane(alike, "y", ["a", "b"]).values())

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from roamcast.lab.sweep import Row
-from roamcast.models.intervals import mean_interval
+from roamcast.models.intervals import mean_interval, t_factor
 
 GRID = "#e3e8ec"
 
@@ -54,6 +55,14 @@ class Curve:
         return max(self.means) / min(self.means)
 
 
+class Slope(NamedTuple):
+    """What one more of something adds, and the 95 % interval around it."""
+
+    value: float
+    low: float
+    high: float
+
+
 def curves_of(rows: Iterable[Row], by: str, x: str, y: str) -> dict[str, Curve]:
     """One curve for each value of `by`: y against x. Rows without a y are passed over."""
     values: dict[str, dict[float, list[float]]] = {}
@@ -88,14 +97,22 @@ def power(xs: Sequence[float], ys: Sequence[float]) -> float:
     return float(slope)
 
 
-def plane(rows: Sequence[Row], y: str, xs: Sequence[str]) -> dict[str, float]:
-    """Least squares: how much each x adds to y, the other one kept; NaN where rows are too few or alike."""
+def plane(rows: Sequence[Row], y: str, xs: Sequence[str]) -> dict[str, Slope]:
+    """Least squares: how much each x adds to y, the others kept; NaN where rows are too few or alike."""
     used = [row for row in rows if row[y] is not None]
     design = np.array([[1.0, *(float(row[x]) for x in xs)] for row in used]).reshape(len(used), len(xs) + 1)
-    if len(used) <= len(xs) + 1 or np.linalg.matrix_rank(design) <= len(xs):
-        return dict.fromkeys(xs, math.nan)
-    solution = np.linalg.lstsq(design, np.array([float(row[y]) for row in used]), rcond=None)[0]
-    return {x: float(value) for x, value in zip(xs, solution[1:], strict=True)}
+    freedom = len(used) - len(xs) - 1
+    if freedom < 1 or np.linalg.matrix_rank(design) <= len(xs):
+        return dict.fromkeys(xs, Slope(math.nan, math.nan, math.nan))
+    measured = np.array([float(row[y]) for row in used])
+    solution = np.linalg.lstsq(design, measured, rcond=None)[0]
+    left_over = float(np.sum((measured - design @ solution) ** 2)) / freedom
+    errors = np.sqrt(left_over * np.diag(np.linalg.inv(design.T @ design)))
+    reach = t_factor(0.95, freedom) * errors
+    return {
+        x: Slope(float(solution[i]), float(solution[i] - reach[i]), float(solution[i] + reach[i]))
+        for i, x in enumerate(xs, start=1)
+    }
 
 
 # --- drawing ---

