@@ -55,8 +55,8 @@ class Receiver:
         """All that it ever subscribed to, by their text."""
         self.owed = 0
         """Notifications that it must still get."""
-        self.newest: dict[str, tuple[int, int, str]] = {}
-        """Publisher to the newest delivered: incarnation, number, broker."""
+        self.newest: dict[str, Notification] = {}
+        """Publisher to the newest delivered."""
         self.waiting_since: float | None = None
         """Since when it is attached anew without having got what waits for it."""
         self.left_at: float | None = None
@@ -74,9 +74,13 @@ class Receiver:
 class Notification:
     """A published notification, and for whom it is still under way."""
 
-    __slots__ = ("attributes", "broker_of", "owed", "published_at", "status")
+    __slots__ = ("attributes", "broker_of", "owed", "position", "published_at", "status")
 
-    def __init__(self, attributes: bytes, published_at: float, status: dict[str, int]) -> None:
+    def __init__(
+        self, position: tuple[int, int], attributes: bytes, published_at: float, status: dict[str, int]
+    ) -> None:
+        self.position = position
+        """Incarnation and number: the order in which its publisher published."""
         self.attributes = attributes
         self.published_at = published_at
         self.status: dict[str, int] | None = status
@@ -136,7 +140,7 @@ class Checker:
     def __init__(self, promise: Promise, edges: Edges, violations_max: int = 20) -> None:
         self.result = Result()
         self._promise = promise
-        self._duplicates_allowed = bool(promise.duplicate)
+        self._keeps_brokers = bool(promise.duplicate or promise.reordered)
         self._edges = edges
         self._violations_max = violations_max
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
@@ -202,8 +206,10 @@ class Checker:
             if len(self._matching) >= 4096:
                 self._matching.clear()
             self._matching[attributes] = matching
+        numbered = self._notifications.setdefault((row.publisher or "", row.incarnation or 0), [])
         status: dict[str, int] = {}
-        notification = Notification(attributes, row.time, status)
+        position = (row.incarnation or 0, len(numbered) + 1)
+        notification = Notification(position, attributes, row.time, status)
         for subscription in matching:
             client = subscription.client
             if subscription.settled and not subscription.ending:
@@ -214,7 +220,6 @@ class Checker:
             else:
                 status.setdefault(client, MAY)
         self.result.expected += notification.owed
-        numbered = self._notifications.setdefault((row.publisher or "", row.incarnation or 0), [])
         numbered.append(notification)
         if number != len(numbered):
             self._violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
@@ -253,23 +258,19 @@ class Checker:
         if standing == MUST:
             notification.owed -= 1
             receiver.owed -= 1
-        if self._duplicates_allowed:
+        if self._keeps_brokers:
             notification.broker_of[client] = row.broker or ""
-        elif notification.owed == 0 and MAY not in status.values():
+        if notification.owed == 0 and not self._promise.duplicate and MAY not in status.values():
             notification.status = None  # Whatever comes of it now is a duplicate or unwanted.
-        # It is the first with this number, so two are never equal and their brokers never compared.
-        newest = (row.incarnation or 0, number, row.broker or "")
         last = receiver.newest.get(row.publisher or "")
-        if last is None or newest > last:
-            receiver.newest[row.publisher or ""] = newest
+        if last is None or notification.position > last.position:
+            receiver.newest[row.publisher or ""] = notification
         else:
             self._on_out_of_order(row, number, notification, last)
 
-    def _on_out_of_order(
-        self, row: Row, number: int, notification: Notification, last: tuple[int, int, str]
-    ) -> None:
+    def _on_out_of_order(self, row: Row, number: int, notification: Notification, last: Notification) -> None:
         self.result.out_of_order += 1
-        excuse = "another_broker" if last[2] != row.broker else None
+        excuse = "another_broker" if last.broker_of.get(row.client or "") != row.broker else None
         if "replayed" in self._promise.reordered:
             moved_in_at = self._receivers[row.client or ""].move_ins[-1]
             delay_s = self._edges.after_attach_s + ROUNDING_S
@@ -277,7 +278,7 @@ class Checker:
         self._judge(
             "out of order", excuse, self._promise.reordered,
             lambda: f"{row.client} got {row.publisher}/{number} at {row.time:.6f} from {row.broker} "
-            f"after {last[1]} from {last[2]}",
+            f"after {last.position[1]}",
         )  # fmt: skip
 
     def _on_duplicate(self, row: Row, number: int, notification: Notification) -> None:
