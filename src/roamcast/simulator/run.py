@@ -36,11 +36,17 @@ def run_checked(
     observe: Callable[[list[Row]], None] | None = None,
     progress: Callable[[float], None] | None = None,
     trace: Callable[[float, str, str, Message], None] | None = None,
+    prepare: Callable[[Network], None] | None = None,
 ) -> Run:
-    """Perform the actions, let the network come to rest, and check everything."""
+    """Perform the actions, let the network come to rest, and check everything.
+
+    `prepare` gets the network before anything happens, so that its caller can look at it during the run.
+    """
     check_settings(topology, settings)
     checker = Checker(find_protocol(settings.protocol).promise, _edges(topology, settings))
     network = Network(topology, settings, _both(checker.observe, observe), trace)
+    if prepare is not None:
+        prepare(network)
     network.run(actions, progress)
     result = checker.finish(_stored(network))
     _check_at_rest(network, checker)

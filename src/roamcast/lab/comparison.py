@@ -1,0 +1,267 @@
+"""Every protocol in the same two scenarios, side by side: what `docs/protocols.md` shows. Claim P1 is ours.
+
+The same clients publish the same and make the same moves under each protocol. Two ways of moving, because
+a protocol that expects clients at neighbours depends on it: to any broker (`uniform`), and to a broker
+next to the last one (`NBR`, Gaddah's neighbouring mobility, with his forks between a short handoff and a
+long disconnection).
+
+What is lost, duplicate or out of order is counted over the whole run. All else is counted after a warm-up
+of two periods, when nearly everyone has left the place where it started. Stored is what the queues of a
+broker hold, whoever they are for, looked at once in a simulated second; that includes what is on the air
+and not acknowledged yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+from roamcast.core import records
+from roamcast.core.messages import Message, Relayed, cause_of
+from roamcast.lab import comparison_figures as pictures
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.measure import Window
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.mobility import PROTOCOLS, Promise, find_protocol
+from roamcast.node.broker import Broker
+from roamcast.simulator.network import Action, Network, NetworkSettings
+from roamcast.simulator.run import Run, run_checked
+from roamcast.simulator.scenario import Scenario
+
+P1 = Claim(
+    "P1", "exact",
+    "(ours) the same scenario under every protocol: whatever is lost, duplicate or out of order is what its "
+    "promise excuses, and nothing at all where it excuses only full buffers",
+)  # fmt: skip
+
+ORDER = (
+    "none", "durable", "reactive", "proactive", "home_broker", "sub_unsub", "multi_hop_handoff",
+    "relocation", "phoenix",
+)  # fmt: skip
+"""Of the documents; what is registered later comes behind."""
+MOVEMENTS = ("uniform", "NBR")
+SAMPLE_EVERY_S = 1.0
+WARM_UP_S = 120.0
+COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "violations")
+
+
+def compared() -> list[str]:
+    """Every registered protocol but the rules that are kept for comparison."""
+    names = [name for name in PROTOCOLS if ":" not in name]
+    return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
+@dataclass(frozen=True)
+class ComparisonJob:
+    protocol: str
+    movement: str
+    seed: int
+    quick: bool
+
+    @property
+    def name(self) -> str:
+        return f"comparison {self.protocol} {self.movement} seed={self.seed}"
+
+    @property
+    def cost(self) -> float:
+        return 2.0 if self.protocol == "proactive" else 1.0
+
+    def scenario(self) -> Scenario:
+        side, clients, duration_s = (4, 120, 300.0) if self.quick else (5, 250, 600.0)
+        return Scenario(
+            topology=f"grid:{side}",
+            clients=clients,
+            mobile=0.2,
+            movement=self.movement,
+            connect_s=30.0,
+            disconnect_s=30.0,
+            publish_every_s=20.0,
+            selectivity=0.0625,
+            duration_s=duration_s,
+            network=NetworkSettings(protocol=self.protocol, seed=self.seed),
+        )
+
+
+# --- one run ---
+
+
+class Sampler:
+    """Looks at the queues of all brokers while a run goes on; times are the simulator's, in seconds."""
+
+    def __init__(self, from_s: float, until_s: float) -> None:
+        self.next_s = from_s
+        self.until_s = until_s
+        self.stored: list[int] = []
+        """Notifications, for each broker and sample."""
+        self._network: Network | None = None
+
+    def prepare(self, network: Network) -> None:
+        self._network = network
+
+    def along(self, actions: Iterable[Action]) -> Iterator[Action]:
+        """The actions, which the network asks for as it comes to them."""
+        for action in actions:
+            if self._network is not None and self.next_s <= self._network.now < self.until_s:
+                self.next_s = self._network.now + SAMPLE_EVERY_S
+                self.stored += map(stored_at, self._network.brokers.values())
+            yield action
+
+
+def stored_at(broker: Broker) -> int:
+    return sum(len(queue) for _, queue in broker.protocol.stored())
+
+
+class Watch(Window):
+    """Counts also messages, by cause, and what was published. A message that is relayed counts once."""
+
+    def __init__(self, from_s: float, until_s: float) -> None:
+        super().__init__(from_s, until_s)
+        self.messages: Counter[str] = Counter()
+        self.published = 0
+
+    def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
+        super().on_message(now, sender, receiver, message)
+        is_new = not isinstance(message, Relayed) or message.source == sender
+        if is_new and self.from_s <= now < self.until_s:
+            self.messages[cause_of(message)] += 1
+
+    def observe(self, rows: list[records.Row]) -> None:
+        super().observe(rows)
+        for row in rows:
+            if row.kind == "published" and self.from_s <= row.time < self.until_s:
+                self.published += row.notifications or 1
+
+    def figures(self) -> Row:
+        per_handoff, per_notification = max(self.handoffs, 1), max(self.published, 1)
+        return {
+            **super().figures(),
+            "handoffs_with_delay": len(self.delays_s),
+            "transfer_per_handoff_hops": self.hops["transfer"] / per_handoff,
+            "control_per_handoff_messages": self.messages["handoff"] / per_handoff,
+            "publish_hops_per_notification": self.hops["publish"] / per_notification,
+            "hops_per_notification": self.hops.total() / per_notification,
+        }
+
+
+def compare(job: ComparisonJob) -> Row:
+    """Run the scenario under one protocol, check every delivery, and give its figures."""
+    scenario = job.scenario()
+    topology = scenario.make_topology()
+    watch, sampler = Watch(WARM_UP_S, scenario.duration_s), Sampler(WARM_UP_S, scenario.duration_s)
+    actions = sampler.along(scenario.actions(topology))
+    run = run_checked(
+        topology, scenario.network, actions, watch.observe, trace=watch.on_message, prepare=sampler.prepare
+    )
+    return {
+        "protocol": job.protocol,
+        "movement": job.movement,
+        "seed": job.seed,
+        **watch.figures(),
+        "stored_per_broker_mean": fmean(sampler.stored),
+        "stored_per_broker_max": max(sampler.stored),
+        **counts_of(run),
+    }
+
+
+def counts_of(run: Run) -> Row:
+    result = run.result
+    return {
+        **{name: getattr(result, name) for name in COUNTS[:-1]},
+        "violations": result.violations_total,
+        "first_violation": str(result.violations[0]) if result.violations else "",
+    }
+
+
+# --- all of them ---
+
+SUMMED = ("handoffs", "handoffs_with_delay", *COUNTS)
+AVERAGED = (
+    "signalling_per_handoff_hops", "transfer_per_handoff_hops", "overhead_per_handoff_hops",
+    "control_per_handoff_messages", "delay_mean_s", "delay_p50_s", "delay_p95_s",
+    "stored_per_broker_mean", "publish_hops_per_notification", "hops_per_notification",
+)  # fmt: skip
+
+
+def jobs(quick: bool) -> list[ComparisonJob]:
+    return [
+        ComparisonJob(protocol, movement, seed, quick)
+        for movement in MOVEMENTS
+        for protocol in compared()
+        for seed in range(1, 2 if quick else 4)
+    ]
+
+
+def comparison(quick: bool, sweep: Sweep) -> Findings:
+    rows = sweep.run(compare, jobs(quick))
+    summary = summarise(rows)
+    return Findings(
+        [judge_p1(rows)],
+        {"comparison": summary, "comparison_runs": rows},
+        {
+            f"comparison_{movement}": partial(
+                pictures.draw_comparison,
+                rows=[row for row in summary if row["movement"] == movement],
+                setting=PLACES[movement],
+            )
+            for movement in MOVEMENTS
+        },
+    )
+
+
+PLACES = {"uniform": "clients move to any broker", "NBR": "clients move to a broker next to the last one"}
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """One row for each protocol and way of moving: sums of counts, means over seeds of what is a rate."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["movement"], row["protocol"]), []).append(row)
+    return [
+        {
+            "movement": movement,
+            "protocol": protocol,
+            "runs": len(group),
+            **{name: sum(row[name] for row in group) for name in SUMMED},
+            **{name: mean_of(row[name] for row in group) for name in AVERAGED},
+            "stored_per_broker_max": max(row["stored_per_broker_max"] for row in group),
+        }
+        for (movement, protocol), group in groups.items()
+    ]
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 4) if known else None
+
+
+def excuses_only_full_buffers(promise: Promise) -> bool:
+    return not (promise.lost - {"overflow", "expired"} or promise.duplicate or promise.reordered)
+
+
+def judge_p1(rows: Sequence[Row]) -> Outcome:
+    wrong = {f"{row['protocol']}: {row['first_violation']}" for row in rows if row["violations"]}
+    for row in rows:
+        if excuses_only_full_buffers(find_protocol(row["protocol"]).promise):
+            wrong |= {
+                f"{row['protocol']}: {row[name]} {name.replace('_', ' ')}"
+                for name in ("lost", "duplicates", "out_of_order", "unexpected")
+                if row[name]
+            }
+    figures = {
+        f"{row['protocol']}, {row['movement']}": {
+            name: row[name] for name in ("expected", "lost", "duplicates", "out_of_order", "violations")
+        }
+        for row in summarise(rows)
+    }
+    return P1.outcome(
+        not wrong if rows else None,
+        paper="every protocol keeps its promise",
+        figures={"runs": len(rows), **figures},
+        note="; ".join(sorted(wrong)),
+    )
+
+
+register(Experiment("comparison", "Every protocol in the same scenario", (P1,), comparison))

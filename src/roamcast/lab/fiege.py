@@ -1,0 +1,496 @@
+"""Fiege et al. 2003 (REBECA), physical mobility: section 4, figure 5 and appendix A. Claims F1, F2, F7, F8.
+
+Figure 5 is a network of eight brokers. Consumer C subscribed at B6 and comes back at B1. B4 is the
+junction, where the way from B1 meets the old one; B7, beside it, has the first producer. With several
+producers there is another one at B8, beside B5. F8 is ours: the paper names the routing strategies of
+REBECA (section 2) and takes for granted that they differ in cost alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean
+
+from roamcast.core import records
+from roamcast.core.messages import Message, Settled, Update
+from roamcast.core.routing import Interface
+from roamcast.filters.selector import parse
+from roamcast.lab import fiege_figures as pictures
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.mobility import Settings
+from roamcast.mobility.relocation import Relocation, Replay, Resubscribe
+from roamcast.simulator.fuzz import draw_story
+from roamcast.simulator.network import Network, NetworkSettings
+from roamcast.simulator.run import Run, run_checked
+from roamcast.simulator.scenario import Scenario
+from roamcast.simulator.story import Story, parse_story
+
+# --- figure 5 (section 4.1) ---
+
+F1 = Claim(
+    "F1", "exact",
+    "figure 5 with one producer (section 4.1): the entries lead from the producer over the junction B4 to "
+    "B1; B5 and B6 hold nothing of C",
+)  # fmt: skip
+F2 = Claim(
+    "F2", "exact",
+    "figure 5 with several producers (section 4.1): B5 keeps its entry, which now points to B4; B6 holds "
+    "nothing of C",
+)  # fmt: skip
+
+FILTER = "x > 1"
+ONE_PRODUCER = f"""
+brokers B1-B2 B2-B3 B3-B4 B4-B5 B5-B6 B4-B7 B5-B8
+protocol relocation
+advertisements True
+at 0.0 C attach B6
+at 0.0 P attach B7
+at 0.1 P advertise x >= 0
+at 1.0 C subscribe {FILTER}
+at 2.0 C leave
+at 2.1 P publish {{"x": 2}}
+at 2.2 P publish {{"x": 3}}
+at 3.0 C attach B1
+at 3.05 P publish {{"x": 4}}
+at 4.0 P publish {{"x": 5}}
+"""
+SEVERAL_PRODUCERS = (
+    ONE_PRODUCER
+    + """
+at 0.0 Q attach B8
+at 0.1 Q advertise x >= 0
+at 2.15 Q publish {"x": 6}
+at 3.08 Q publish {"x": 7}
+at 4.1 Q publish {"x": 8}
+"""
+)
+PLACED = "B1→C B2→B1 B3→B2 B4→B3 B7→B4"
+"""The final entries for the filter of C: at which broker, and where they point."""
+TABLES = {ONE_PRODUCER: PLACED, SEVERAL_PRODUCERS: "B1→C B2→B1 B3→B2 B4→B3 B5→B4 B7→B4 B8→B5"}
+WAY = (
+    "B1→B2 Resubscribe, B2→B3 Resubscribe, B3→B4 Resubscribe, B4→B5 Fetch, B5→B6 Fetch, "
+    "B6→B5 Replay, B5→B4 Replay, B4→B3 Replay, B3→B2 Replay, B2→B1 Replay"
+)
+"""The subscription as far as the junction, the fetch from there to B6, and the replay back."""
+
+
+@dataclass
+class Witness:
+    """The messages of the protocol, and what the clients got or did not get, in order."""
+
+    messages: list[str] = field(default_factory=list)
+    delivered: dict[str, list[str]] = field(default_factory=dict)
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+
+    def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
+        if isinstance(message, Resubscribe | Replay):
+            self.messages.append(f"{sender}→{receiver} {type(message).__name__}")
+
+    def on_rows(self, rows: list[records.Row]) -> None:
+        for row in rows:
+            if row.kind == "delivered":
+                self.delivered.setdefault(row.client or "", []).extend(names_of(row))
+            elif row.kind == "dropped":
+                self.dropped.setdefault(row.reason or "", []).extend(names_of(row))
+
+
+def names_of(row: records.Row) -> Iterator[str]:
+    first = row.number or 0
+    return (f"{row.publisher}/{number}" for number in range(first, first + (row.notifications or 1)))
+
+
+def play(story: Story) -> tuple[Run, Witness]:
+    witness = Witness()
+    return story.run(witness.on_rows, witness.on_message), witness
+
+
+def entries_of(network: Network, text: str) -> str:
+    """The routing entries for a filter: at which broker, and the peer or client they point to."""
+    wanted = parse(text)
+    return " ".join(
+        f"{id}→{name_of(interface)}"
+        for id, broker in sorted(network.brokers.items())
+        for filter, interface in broker.router.table.entries()
+        if filter == wanted
+    )
+
+
+def name_of(interface: Interface) -> str:
+    return interface if isinstance(interface, str) else str(interface[0])
+
+
+def left_over(network: Network) -> list[str]:
+    """What brokers hold for clients whose session is elsewhere: `client at broker`, one for each thing."""
+    found = []
+    for id, broker in network.brokers.items():
+        protocol = broker.protocol
+        assert isinstance(protocol, Relocation)
+        clients = [client for client, _ in (*protocol.caches, *protocol.left)]
+        clients += [*protocol.replays_due, *protocol.current]
+        found += [f"{client} at {id}" for client in clients if client not in broker.sessions]
+        # One cache for each session, and not a second one from an earlier stay.
+        found += [f"{client} at {id}" for client, times in Counter(clients).items() if times > 2]
+    return found
+
+
+def judge_figure_5(claim: Claim, text: str, told: str) -> Outcome:
+    run, witness = play(parse_story(text))
+    result, messages = run.result, ", ".join(witness.messages)
+    entries, left = entries_of(run.network, FILTER), left_over(run.network)
+    parts = {
+        "the entries are others": entries == TABLES[text],
+        "messages go another way": messages == WAY,
+        f"left over: {', '.join(left)}": not left,
+        "not everything was delivered once and in order": result.violations_total == result.lost == 0,
+    }
+    figures: dict[str, object] = {
+        "final entries (C, F)": entries,
+        "told": TABLES[text],
+        "messages": messages,
+        "left over at brokers without the session": len(left),
+        "delivered to C": " ".join(witness.delivered.get("C", [])),
+        "lost": result.lost,
+        "violations": result.violations_total,
+    }
+    return claim.outcome(all(parts.values()), paper=told, figures=figures, note=failed(parts))
+
+
+def failed(parts: dict[str, bool]) -> str:
+    return "; ".join(text for text, holds in parts.items() if not holds)
+
+
+def figure_5(quick: bool, sweep: Sweep) -> Findings:
+    outcomes = [
+        judge_figure_5(F1, ONE_PRODUCER, "(C, F) leads to B1; B5 and B6 hold nothing of C"),
+        judge_figure_5(F2, SEVERAL_PRODUCERS, "(C, F) at B5 is kept and points to B4; B6 holds nothing"),
+    ]
+    rows = [{"claim": one.claim, "holds": one.holds, **one.figures} for one in outcomes]
+    return Findings(outcomes, {"figure_5": rows})
+
+
+# --- F7: the promise, and what a cache cannot hold (sections 4.1 and A.2) ---
+
+F7 = Claim(
+    "F7", "exact",
+    "relocation: no loss, no duplicate, sender FIFO, old broker freed, with caches large enough; with a ring "
+    "buffer of n and a time to live, exactly the expected ones are missing",
+)  # fmt: skip
+
+AWAY_FROM_S, EVERY_S, BACK_S = 2.0, 0.5, 8.0
+PUBLISHED_AWAY = 10
+LIMITS: tuple[tuple[int | None, float | None], ...] = (
+    (None, None), (1, None), (2, None), (5, None), (9, None), (10, None), (11, None),
+    (None, 0.7), (None, 2.2), (None, 3.2), (None, 5.7), (3, 3.2), (5, 0.7), (8, 2.2),
+)  # fmt: skip
+"""Room in notifications, and time to live in seconds."""
+
+
+def cache_story(here: str, ring: int | None, ttl_s: float | None) -> Story:
+    """A client is away from broker a while ten notifications are published, and comes back somewhere."""
+    publishes = "".join(
+        f"at {3.0 + EVERY_S * number:.2f} p publish {{}}\n" for number in range(PUBLISHED_AWAY)
+    )
+    story = parse_story(
+        f"""brokers a-b b-c
+        protocol relocation
+        at 0 c attach a
+        at 0 p attach b
+        at 1 c subscribe TRUE
+        at {AWAY_FROM_S} c leave
+        {publishes}
+        at {BACK_S} c attach {here}
+        at {BACK_S + 1} p publish {{}}"""
+    )
+    mobility = Settings(cache_notifications=ring, cache_ttl_s=ttl_s)
+    return replace(story, settings=replace(story.settings, mobility=mobility))
+
+
+def expected_missing(ring: int | None, ttl_s: float | None) -> int:
+    """By arithmetic alone: the oldest of ten that a ring has no room for, or that are too old by then."""
+    past_ring = max(PUBLISHED_AWAY - ring, 0) if ring is not None else 0
+    if ttl_s is None:
+        return past_ring
+    # Ages are far enough from the times to live that the few links on the way do not matter.
+    too_old = sum(BACK_S - (3.0 + EVERY_S * number) > ttl_s for number in range(PUBLISHED_AWAY))
+    return max(past_ring, too_old)
+
+
+@dataclass(frozen=True)
+class RelocationJob:
+    """One story of the fuzzer."""
+
+    seed: int
+    limited: bool
+    """Whether the caches have a size and an age by which they give notifications up."""
+
+    @property
+    def name(self) -> str:
+        return f"relocation {'limited' if self.limited else 'roomy'} seed={self.seed}"
+
+    @property
+    def cost(self) -> float:
+        return 1.0
+
+
+def relocate(job: RelocationJob) -> Row:
+    story = draw_story("relocation", job.seed)
+    if job.limited:
+        ttl_s = (story.actions[-1][0] - 10) / 50
+        mobility = Settings(cache_notifications=job.seed % 5 + 1, cache_ttl_s=ttl_s)
+        story = replace(story, settings=replace(story.settings, mobility=mobility))
+    run = story.run()
+    result = run.result
+    names = ("published", "expected", "delivered", "lost", "duplicates", "out_of_order", "handoffs")
+    return {
+        "caches": "limited" if job.limited else "roomy",
+        "seed": job.seed,
+        **{name: getattr(result, name) for name in names},
+        "given_up_by_caches": sum(result.excused.values()),
+        "violations": result.violations_total,
+        "left_over": len(left_over(run.network)),
+    }
+
+
+def caches() -> list[Row]:
+    """Every limit, and every place to come back to."""
+    rows = []
+    for ring, ttl_s in LIMITS:
+        for here in ("a", "b", "c"):
+            run, witness = play(cache_story(here, ring, ttl_s))
+            missing = expected_missing(ring, ttl_s)
+            wanted = [f"p/{number}" for number in range(missing + 1, PUBLISHED_AWAY + 2)]
+            rows.append(
+                {
+                    "ring": ring,
+                    "ttl_s": ttl_s,
+                    "back_at": here,
+                    "expected_missing": missing,
+                    "missing": PUBLISHED_AWAY + 1 - len(witness.delivered.get("c", [])),
+                    "exactly": witness.delivered.get("c", []) == wanted and not run.result.violations,
+                }
+            )
+    return rows
+
+
+def relocation(quick: bool, sweep: Sweep) -> Findings:
+    seeds = 40 if quick else 1000
+    jobs = [RelocationJob(seed, limited) for limited in (False, True) for seed in range(seeds)]
+    rows = sweep.run(relocate, jobs)
+    tried = caches()
+    return Findings([judge_f7(rows, tried)], {"relocation_runs": rows, "relocation_caches": tried})
+
+
+def judge_f7(rows: Sequence[Row], tried: Sequence[Row]) -> Outcome:
+    counts = ("handoffs", "expected", "lost", "duplicates", "out_of_order", "violations", "left_over")
+    sums = {
+        kind: {name: sum(row[name] for row in rows if row["caches"] == kind) for name in counts}
+        for kind in ("roomy", "limited")
+    }
+    given_up = sum(row["given_up_by_caches"] for row in rows if row["caches"] == "limited")
+    roomy, limited = sums.values()
+    wrong = ("duplicates", "out_of_order", "violations", "left_over")
+    parts = {f"roomy caches: {roomy[name]} {name}": roomy[name] == 0 for name in ("lost", *wrong)}
+    parts |= {f"limited caches: {limited[name]} {name}": limited[name] == 0 for name in wrong}
+    parts["limited caches lose what they did not give up"] = limited["lost"] == given_up
+    inexact = [row for row in tried if not row["exactly"]]
+    parts[f"{len(inexact)} caches miss others than expected"] = not inexact
+    enough = roomy["handoffs"] > 0 and limited["lost"] > 0 and len(tried) > 0
+    figures: dict[str, object] = {
+        "runs": len(rows),
+        "caches large enough": roomy,
+        "caches limited in size and age": {**limited, "given up by caches": given_up},
+        "limits and places tried": len(tried),
+        "of them exactly as expected": len(tried) - len(inexact),
+    }
+    return F7.outcome(
+        all(parts.values()) if enough else None,
+        paper="complete, no duplicates, sender FIFO, resources freed; caches bounded by size and age",
+        figures=figures,
+        note=failed(parts) if enough else "too few runs: nothing moved or no cache gave anything up",
+    )
+
+
+# --- F8: routing strategies ---
+
+F8 = Claim(
+    "F8", "order",
+    "(ours) simple, identity, covering and merging routing deliver the same notifications; table sizes and "
+    "control traffic fall in that order",
+)  # fmt: skip
+
+STRATEGIES = ("simple", "identity", "covering", "merging")
+WORKLOADS = ("nested", "ranges", "groups")
+PROTOCOL = "sub_unsub"
+"""It works with all four, and its handoffs are subscriptions and unsubscriptions: tables change all the
+time, and every change is said to the neighbours."""
+MEASURES = ("table_entries", "control_hops")
+
+WHY_MERGING_COSTS_MORE = (
+    "a merged filter changes with each of its parts and is then said anew, where an equal filter of someone "
+    "else leaves identity and covering nothing to say"
+)
+WHY_TABLES_ARE_EQUAL = (
+    "a table has one entry for a filter and an interface, whoever it is for, so identity can shorten only "
+    "what is said"
+)
+
+
+@dataclass(frozen=True)
+class RoutingJob:
+    """The same scenario under each strategy."""
+
+    workload: str
+    seed: int
+    side: int
+    protocol: str = PROTOCOL
+
+    @property
+    def name(self) -> str:
+        return f"routing {self.protocol} {self.workload} side={self.side} seed={self.seed}"
+
+    @property
+    def cost(self) -> float:
+        return (1.0 + (self.workload != "groups")) * self.side**4
+
+    def scenario(self, routing: str) -> Scenario:
+        return Scenario(
+            topology=f"grid:{self.side}",
+            clients=8 * self.side**2,
+            mobile=0.25,
+            connect_s=15.0,
+            disconnect_s=10.0,
+            workload=self.workload,
+            selectivity=0.125,
+            publish_every_s=10.0,
+            duration_s=120.0,
+            network=NetworkSettings(protocol=self.protocol, routing=routing, seed=self.seed),
+        )
+
+
+class ControlTraffic:
+    """Hops of what routers say to each other; locating and moving sessions is the same under all four."""
+
+    def __init__(self) -> None:
+        self.hops: Counter[str] = Counter()
+
+    def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
+        if isinstance(message, Update | Settled):
+            self.hops[message.cause] += message.weight
+
+
+def route(job: RoutingJob) -> Row:
+    """Run all strategies, and compare, client by client, what was delivered."""
+    delivered: dict[str, dict[str, list[str]]] = {}
+    figures: dict[str, Row] = {}
+    for strategy in STRATEGIES:
+        scenario = job.scenario(strategy)
+        topology = scenario.make_topology()
+        witness, traffic = Witness(), ControlTraffic()
+        actions = scenario.actions(topology)
+        run = run_checked(topology, scenario.network, actions, witness.on_rows, trace=traffic.on_message)
+        delivered[strategy] = {client: sorted(names) for client, names in witness.delivered.items()}
+        figures[strategy] = {
+            "table_entries": sum(len(broker.router.table) for broker in run.network.brokers.values()),
+            "control_hops": traffic.hops.total(),
+            "subscribe_hops": traffic.hops["subscribe"],
+            "handoff_hops": traffic.hops["handoff"],
+            "violations": run.result.violations_total,
+        }
+    first = delivered[STRATEGIES[0]]
+    clients = {client for heard in delivered.values() for client in heard}
+    return {
+        "workload": job.workload,
+        "protocol": job.protocol,
+        "seed": job.seed,
+        "handoffs": run.result.handoffs,
+        "clients": len(clients),
+        "deliveries": sum(map(len, first.values())),
+        "clients_changed": sum(
+            any(heard.get(client) != first.get(client) for heard in delivered.values()) for client in clients
+        ),
+        "strategies": figures,
+    }
+
+
+def routing(quick: bool, sweep: Sweep) -> Findings:
+    side, seeds = (3, 1) if quick else (5, 3)
+    jobs = [RoutingJob(workload, seed, side) for workload in WORKLOADS for seed in range(1, seeds + 1)]
+    # That all strategies deliver the same must not depend on how handoffs are made.
+    jobs += [RoutingJob(workload, 1, 3, "multi_hop_handoff") for workload in WORKLOADS]
+    rows = sweep.run(route, jobs)
+    means = mean_sizes([row for row in rows if row["protocol"] == PROTOCOL])
+    return Findings(
+        [judge_f8(rows, means)],
+        {"routing_runs": rows, "routing": means},
+        {"routing": lambda figure: pictures.draw_routing(figure, means, STRATEGIES, WORKLOADS)},
+    )
+
+
+def mean_sizes(rows: Sequence[Row]) -> list[Row]:
+    """One row for each workload and strategy: means over seeds."""
+    names = (*MEASURES, "subscribe_hops", "handoff_hops")
+    return [
+        {
+            "workload": workload,
+            "strategy": strategy,
+            "runs": len(group),
+            **{name: fmean(row["strategies"][strategy][name] for row in group) for name in names},
+        }
+        for workload in dict.fromkeys(row["workload"] for row in rows)
+        for strategy in STRATEGIES
+        for group in [[row for row in rows if row["workload"] == workload]]
+    ]
+
+
+def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
+    """Falling: no step up in any workload, and a step down in some. Two strategies may cost the same where
+    the filters leave the better one nothing to do."""
+    counts = {name: sum(row[name] for row in rows) for name in ("deliveries", "handoffs", "clients_changed")}
+    violations = sum(one["violations"] for row in rows for one in row["strategies"].values())
+    figures: dict[str, object] = {"runs": 4 * len(rows), **counts, "violations": violations}
+    parts = {
+        f"{counts['clients_changed']} clients got something else": counts["clients_changed"] == 0,
+        f"{violations} violations": violations == 0,
+    }
+    for measure in MEASURES:
+        sizes = {(row["workload"], row["strategy"]): row[measure] for row in means}
+        for workload in dict.fromkeys(row["workload"] for row in means):
+            series = [round(sizes[workload, strategy]) for strategy in STRATEGIES]
+            figures[f"{measure.replace('_', ' ')}, {workload}"] = series
+    order, reasons = judge_order(means)
+    parts |= order
+    return F8.outcome(
+        all(parts.values()) if means else None,
+        paper="the same deliveries; simple, identity, covering, merging in falling order",
+        figures=figures,
+        note=failed(parts) + (f" ({'; '.join(reasons)})" if reasons else ""),
+    )
+
+
+def judge_order(means: Sequence[Row]) -> tuple[dict[str, bool], list[str]]:
+    """What is to be true of each step from one strategy to the next, and reasons for what is not."""
+    parts: dict[str, bool] = {}
+    reasons: list[str] = []
+    for measure in MEASURES:
+        sizes = {(row["workload"], row["strategy"]): row[measure] for row in means}
+        workloads = list(dict.fromkeys(row["workload"] for row in means))
+        name = measure.replace("_", " ")
+        for worse, better in pairwise(STRATEGIES):
+            ratios = {one: sizes[one, better] / sizes[one, worse] for one in workloads}
+            for workload, ratio in ratios.items():
+                parts[f"{name}, {workload}: {better} is {ratio:.3f} of {worse}"] = ratio <= 1
+            parts[f"{name}: {better} is nowhere below {worse}"] = any(one < 1 for one in ratios.values())
+            if (measure, better) == ("control_hops", "merging") and max(ratios.values(), default=0) > 1:
+                reasons.append(WHY_MERGING_COSTS_MORE)
+            if (measure, better) == ("table_entries", "identity") and set(ratios.values()) == {1.0}:
+                reasons.append(WHY_TABLES_ARE_EQUAL)
+    return parts, reasons
+
+
+register(Experiment("fiege-fig5", "Fiege et al., figure 5: a client relocates", (F1, F2), figure_5))
+register(Experiment("fiege-relocation", "Fiege et al., section 4: promise and caches", (F7,), relocation))
+register(Experiment("fiege-routing", "Routing strategies side by side", (F8,), routing))
