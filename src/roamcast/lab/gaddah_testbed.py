@@ -1,0 +1,413 @@
+"""The testbed of Gaddah 2008, section 4.4, as a simulation; its figures are those of section 4.4.2.
+
+Six brokers in a building, one publisher that stays, subscribers that move. What the thesis leaves
+open is chosen here, once, and kept for every protocol and every figure:
+
+- The publisher is synchronised, as his is: it sends a message when the last one was taken, and a pause
+  later. So "pause 0" is as fast as its link and its broker let it, and a loaded broker slows it down:
+  about 27 messages a second with 200 subscribers, where his table 5.2 implies 20 to 35.
+- A broker works 2 ms on each message or acknowledgement it gets, and on each of the notifications that a
+  transfer carries. With 200 subscribers the busiest broker is then loaded to about 70 %; his were kept
+  below 75 %.
+- Wireless access takes 15 ms each way and has the given bandwidth for each subscriber; two crossings and
+  some service are then the 35 ms of a lightly loaded durable handoff. Wired links take 1 ms; 100 Mbps
+  would never be the bottleneck, and is left out. Nothing is lost on the air.
+- A message has 2,000 bytes. 1 MB holds what is published within about 20 s, a little longer than a
+  subscriber is disconnected on average: so buffers overflow, but not all the time. A broker stores a
+  message once, for however many subscribers (his JMS store does, section 5.3), under every protocol.
+- A broker notices within a second (a ping period) that a subscriber is gone. The neighbour graph begins
+  empty and forgets nothing within a run.
+- His brokers flood over a general graph; here they flood over a spanning tree of it, rooted at b6, where
+  the publisher is.
+- What happens in the warm-up is not counted: edges are learnt, and buffers filled. Durable subscriptions
+  are made at all brokers before the start: in the long run everyone has been everywhere.
+
+Loss is of what was published in the window and has not come by the end, when everyone comes home.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from statistics import fmean
+
+from roamcast.core import records
+from roamcast.core.effects import AttachTo, Input, LeaveFor, PublishThis, Received, SubscribeTo
+from roamcast.core.messages import Message, Relayed
+from roamcast.core.notification import decode_attributes, encode_attributes
+from roamcast.lab.summary import percentile
+from roamcast.lab.sweep import Row
+from roamcast.mobility.base import Settings
+from roamcast.mobility.proactive import Proactive
+from roamcast.mobility.reactive import ForwardBuffered
+from roamcast.mobility.shared_buffer import SharedBuffer
+from roamcast.simulator.links import Delay
+from roamcast.simulator.movement import Visit, plan
+from roamcast.simulator.network import Action, Network, NetworkSettings
+from roamcast.simulator.topology import Topology, parse_topology
+from roamcast.simulator.workload import Workload, make_workload
+
+SERVICE_S = 0.002
+ACCESS_S = 0.015
+WIRED_S = 0.001
+NOTICE_S = 1.0
+PAYLOAD_BYTES = 2_000
+MB = 1_000_000
+PUBLISHER, PUBLISHER_AT = "publisher", "b6"
+TOUR_EVERY_S = 1.5
+"""How long a subscriber stays where it makes a durable subscription before the start."""
+START_S = 10.0
+"""By then everyone is attached and subscribed; all other times count from here."""
+TICK_S = 0.01
+"""The script looks after the publisher that often: before a message that was just taken can be known."""
+HOME_AFTER_S = 1.0
+SAMPLE_EVERY_S = 1.0
+GRAPH_EVERY_S = 30.0
+"""How often the neighbour graph is looked at; also the interval of eq. 3.5."""
+GRAPH_SPAN_S = 300.0
+"""The interval of eq. 3.6."""
+CHANGING = "RND, then NBR"
+"""A movement for the neighbour graph: random for a third of the time, then along the building's edges."""
+PERCENTS = range(2, 101, 2)
+
+
+@dataclass(frozen=True)
+class BuildingJob:
+    """One run; the defaults are those of table 4.1."""
+
+    protocol: str
+    movement: str = "RND"
+    subscribers: int = 200
+    pause_s: float = 0.0
+    buffer_mb: int = 1
+    wireless_mbps: float = 11.0
+    connect_s: float = 60.0
+    disconnect_s: float = 12.0
+    handoff_s: float = 3.0
+    publishing: bool = True
+    neighbour_timeout_s: float = 3600.0
+    warm_up_s: float = 300.0
+    window_s: float = 300.0
+    seed: int = 1
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
+    @property
+    def cost(self) -> float:
+        rate = 1 / (0.04 + self.pause_s) if self.publishing else 0.5
+        return self.subscribers * self.end_s * rate
+
+    @property
+    def end_s(self) -> float:
+        return self.warm_up_s + self.window_s
+
+    def network(self) -> NetworkSettings:
+        return NetworkSettings(
+            protocol=self.protocol,
+            routing="flooding",
+            link_delay=Delay(WIRED_S, WIRED_S),
+            access_delay=Delay(ACCESS_S, ACCESS_S),
+            access_bits_per_s=self.wireless_mbps * 1e6,
+            notice_delay=Delay(0.0, NOTICE_S),
+            service_s=SERVICE_S,
+            buffer_bytes=self.buffer_mb * MB,
+            records="counters",
+            mobility=Settings(neighbour_timeout_s=self.neighbour_timeout_s),
+            seed=self.seed,
+        )
+
+    def rng(self, purpose: str) -> random.Random:
+        return random.Random(f"{self.seed}/{purpose}")
+
+
+class LoadedNetwork(Network):
+    """A broker works on every notification that a message carries, not only on every message."""
+
+    worked: Counter[str]
+    """On how much each broker has worked."""
+
+    def _wait_for_service(self, broker: str, inputs: tuple[Input, ...]) -> None:
+        work = sum(item.message.weight if type(item) is Received else 1 for item in inputs)
+        done_s = max(self.now, self._busy_until.get(broker, 0.0)) + work * self.settings.service_s
+        self._busy_until[broker] = done_s
+        self.worked[broker] += work
+        self._push(done_s, self._step_broker, broker, inputs)
+
+
+def simulate(job: BuildingJob) -> Row:
+    """Run the testbed; the row has the job's own fields, and what was measured in its window."""
+    topology = building()
+    testbed = Testbed(job, topology)
+    return {
+        **{field.name: getattr(job, field.name) for field in fields(job)},
+        **testbed.run(),
+    }
+
+
+def building() -> Topology:
+    return parse_topology("building", random.Random(0))
+
+
+class Testbed:
+    """One run, what its clients do, and what is counted."""
+
+    __test__ = False
+
+    def __init__(self, job: BuildingJob, topology: Topology) -> None:
+        self.job = job
+        self.topology = topology
+        digits = len(str(job.subscribers - 1))
+        self.subscribers = [f"s{number:0{digits}}" for number in range(job.subscribers)]
+        self.meter = Meter(job)
+        self.network = LoadedNetwork(topology, job.network(), self.observe, self.meter.on_message)
+        self.network.worked = self.meter.worked
+        for broker in self.network.brokers.values():
+            broker.buffer = SharedBuffer(job.buffer_mb * MB)
+        self.publish_at_s: float | None = START_S if job.publishing else None
+        """None while the publisher waits for its last message to be taken."""
+
+    def run(self) -> Row:
+        self.network.run(self.actions())
+        return self.meter.figures()
+
+    def observe(self, rows: list[records.Row]) -> None:
+        for row in rows:
+            if row.kind == "published":
+                self.publish_at_s = row.time + ACCESS_S + self.job.pause_s
+        self.meter.observe(rows)
+
+    # --- what clients do ---
+
+    def actions(self) -> Iterator[Action]:
+        workload = make_workload("gaddah", self.subscribers, 0.2, self.job.rng("workload"))
+        self.meter.wants(workload)
+        yield (0.0, PUBLISHER, AttachTo(PUBLISHER_AT, 0))
+        brokers = self.topology.brokers
+        homes = {client: brokers[i % len(brokers)] for i, client in enumerate(self.subscribers)}
+        for client in self.subscribers:
+            yield (0.0, client, AttachTo(homes[client], 0))
+            for filter in workload.filters[client]:
+                yield (0.0, client, SubscribeTo(filter.text))
+        if self.job.protocol == "durable":
+            yield from self.tour(homes)
+        moves = heapq.merge(
+            *(self.moves(client, home) for client, home in homes.items()), key=lambda action: action[0]
+        )
+        messages = [encode_attributes(one) for one in workload.universe]
+        yield from self.with_publisher(moves, messages)
+
+    def tour(self, homes: Mapping[str, str]) -> Iterator[Action]:
+        """Everyone goes round all brokers, and home."""
+        brokers = self.topology.brokers
+        for step in range(1, len(brokers) + 1):
+            for client, home in homes.items():
+                place = (brokers.index(home) + step) % len(brokers)
+                yield (step * TOUR_EVERY_S, client, AttachTo(brokers[place], 0))
+
+    def moves(self, client: str, home: str) -> Iterator[Action]:
+        end_s = START_S + self.job.end_s
+        visits = self.visits(home, self.job.rng(f"movement/{client}"))
+        for index, visit in enumerate(visits):
+            if index:
+                yield (START_S + visit.attach_s, client, AttachTo(visit.broker, 0))
+            if visit.leave_s is not None:
+                yield (START_S + visit.leave_s, client, LeaveFor())
+                if index + 1 == len(visits):
+                    yield (end_s + HOME_AFTER_S, client, AttachTo(visit.broker, 0))
+
+    def visits(self, home: str, rng: random.Random) -> list[Visit]:
+        job = self.job
+        means = (job.connect_s, job.disconnect_s, job.handoff_s)
+        if job.movement != CHANGING:
+            return plan(job.movement, self.topology, home, job.end_s, rng, *means)
+        change_s = job.end_s / 3
+        before = plan("RND", self.topology, home, change_s, rng, *means)
+        after = plan("NBR", self.topology, before[-1].broker, job.end_s - change_s, rng, *means)
+        after = [Visit(one.broker, change_s + one.attach_s, one.leave_s and change_s + one.leave_s)
+                 for one in after]  # fmt: skip
+        if before[-1].leave_s is None:
+            # It is there when the pattern changes, and stays.
+            last = before.pop()
+            after[0] = Visit(last.broker, last.attach_s, after[0].leave_s)
+        return before + after
+
+    def with_publisher(self, moves: Iterator[Action], messages: list[bytes]) -> Iterator[Action]:
+        """The moves, the publisher's messages when it may send them, and looks at the network."""
+        rng, bodies = self.job.rng("publish"), (bytes(PAYLOAD_BYTES),)
+        end_s = START_S + self.job.end_s
+        move, ticks, sample_s = next(moves, None), 0, START_S
+        every_s = TICK_S if self.job.publishing else SAMPLE_EVERY_S
+        while True:
+            tick_s = START_S + ticks * every_s
+            publish_s = self.publish_at_s if self.publish_at_s is not None else end_s
+            if move is not None and move[0] <= min(tick_s, publish_s, end_s):
+                yield move
+                move = next(moves, None)
+            elif min(publish_s, tick_s) >= end_s:
+                break
+            elif publish_s <= tick_s:
+                self.publish_at_s = None
+                yield (publish_s, PUBLISHER, PublishThis(rng.choice(messages), bodies))
+            else:
+                ticks += 1
+                # Nobody of that name is attached, so nothing happens; but by now it is this time.
+                yield (tick_s, "clock", LeaveFor())
+                if tick_s >= sample_s:
+                    self.meter.sample(self.network)
+                    sample_s += SAMPLE_EVERY_S
+        while move is not None:
+            yield move
+            move = next(moves, None)
+
+
+# --- what is counted ---
+
+
+class Meter:
+    """Counts what happens in the window of a run."""
+
+    def __init__(self, job: BuildingJob) -> None:
+        self.job = job
+        self.from_s, self.until_s = START_S + job.warm_up_s, START_S + job.end_s
+        self.worked: Counter[str] = Counter()
+        self._worked_before: Counter[str] = Counter()
+        self._wanted_by: dict[int, list[str]] = {}
+        """Selector value to the subscribers whose range has it."""
+        self._first, self._last = 1, 0
+        """The messages that were published in the window."""
+        self._had: dict[str, bytearray] = {}
+        """Subscriber to which messages it has had, by their number."""
+        self.expected = 0
+        self.received: Counter[str] = Counter()
+        """By broker, duplicates included."""
+        self.duplicates = 0
+        self.latency_s = 0.0
+        self.transferred = 0
+        self.handoffs = 0
+        self.delays_s: list[float] = []
+        self.nothing_waiting = 0
+        self._attached_at: dict[str, float] = {}
+        self._attached: Counter[str] = Counter()
+        self._samples = 0
+        self.graph: list[Row] = []
+
+    def wants(self, workload: Workload) -> None:
+        for client, filters in workload.filters.items():
+            self._had[client] = bytearray()
+            for attributes in workload.universe:
+                if any(filter.matches(attributes) for filter in filters):
+                    self._wanted_by.setdefault(int(attributes["selector"]), []).append(client)
+
+    # --- as it happens ---
+
+    def observe(self, rows: list[records.Row]) -> None:
+        for row in rows:
+            if row.kind == "delivered":
+                self._on_delivered(row)
+            elif row.kind == "published":
+                self._on_published(row)
+            elif row.kind == "moved":
+                self._on_moved(row)
+
+    def _on_published(self, row: records.Row) -> None:
+        number = row.number or 0
+        if row.time < self.from_s:
+            self._first = number + 1
+        elif row.time < self.until_s:
+            self._last = number
+            value = int(decode_attributes(row.attributes or b"")["selector"])
+            self.expected += len(self._wanted_by.get(value, ()))
+
+    def _on_delivered(self, row: records.Row) -> None:
+        client, number = row.client or "", row.number or 0
+        had = self._had[client]
+        if number >= len(had):
+            had.extend(bytes(number + 1000 - len(had)))
+        again, had[number] = had[number], 1
+        published_s = row.published_at or 0.0
+        if self.from_s <= row.time < self.until_s:
+            self.received[row.broker or ""] += 1
+            self.duplicates += again
+            self.latency_s += row.time - published_s
+        attached_s = self._attached_at.pop(client, None)
+        if attached_s is not None:
+            if published_s <= attached_s:
+                self.delays_s.append(row.time - attached_s)
+            else:
+                self.nothing_waiting += 1
+
+    def _on_moved(self, row: records.Row) -> None:
+        client = row.client or ""
+        self._attached_at.pop(client, None)
+        is_handoff = row.reason not in (None, "left", row.broker)
+        if is_handoff and self.from_s <= row.time < self.until_s:
+            self.handoffs += 1
+            self._attached_at[client] = row.time
+
+    def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
+        """What the old broker transfers counts where it sets out, not at every hop."""
+        if isinstance(message, Relayed):
+            if message.source != sender:
+                return
+            message = message.message
+        if isinstance(message, ForwardBuffered) and self.from_s <= now < self.until_s:
+            self.transferred += sum(burst.count for burst in message.bursts)
+
+    def sample(self, network: Network) -> None:
+        """Where subscribers are by their own word, and how good the neighbour graph is."""
+        if network.now < self.from_s:
+            self._worked_before = Counter(self.worked)
+        else:
+            self._samples += 1
+            self._attached.update(node.broker for id, node in network.clients.items() if id != PUBLISHER)
+        elapsed_s = round(network.now - START_S, 6)
+        if self.job.protocol == "proactive" and elapsed_s and elapsed_s % GRAPH_EVERY_S == 0:
+            self.graph.append({"seed": self.job.seed, "time_s": elapsed_s, **graph_figures(network)})
+
+    # --- at the end ---
+
+    def figures(self) -> Row:
+        job, received = self.job, self.received.total()
+        had = sum(sum(had[self._first : self._last + 1]) for had in self._had.values())
+        brokers = sorted(broker for broker in self._attached if broker)
+        delays_s = sorted(self.delays_s)
+        return {
+            "published_per_s": (self._last - self._first + 1) / job.window_s,
+            "expected": self.expected,
+            "loss_percent": 100 * (1 - had / self.expected) if self.expected else None,
+            "duplicate_percent": 100 * self.duplicates / received if received else None,
+            "throughput_per_s": received / job.window_s,
+            "useful_per_s": (received - self.duplicates) / job.window_s,
+            "latency_s": self.latency_s / received if received else None,
+            "transferred_percent": 100 * self.transferred / received if received else None,
+            "handoffs": self.handoffs,
+            "handoffs_nothing_waiting": self.nothing_waiting,
+            "handoff_mean_s": fmean(delays_s) if delays_s else None,
+            "handoff_percentiles_s": [percentile(delays_s, share / 100) for share in PERCENTS],
+            "load_percent": {
+                broker: 100 * SERVICE_S * (self.worked[broker] - self._worked_before[broker]) / job.window_s
+                for broker in brokers
+            },
+            "broker_per_s": {broker: self.received[broker] / job.window_s for broker in brokers},
+            "attached": {broker: self._attached[broker] / self._samples for broker in brokers},
+            "graph": self.graph,
+        }
+
+
+def graph_figures(network: Network) -> Row:
+    """Means over the brokers; of those that saw no move, the share of misses is not known."""
+    graphs = [one.protocol.graph for one in network.brokers.values() if isinstance(one.protocol, Proactive)]
+    now = network.now
+    misses = [graph.false_negative(now, GRAPH_EVERY_S) for graph in graphs]
+    waste = [graph.false_positive(now, GRAPH_SPAN_S) for graph in graphs]
+    return {
+        "f_neg": fmean(known) if (known := [one for one in misses if one is not None]) else None,
+        "f_pos": fmean(known) if (known := [one for one in waste if one is not None]) else None,
+        "neighbours": fmean(len(graph.neighbours(now)) for graph in graphs),
+        "removals": sum(graph.removals for graph in graphs),
+    }
