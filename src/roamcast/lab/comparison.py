@@ -70,7 +70,7 @@ class ComparisonJob:
         return 2.0 if self.protocol == "proactive" else 1.0
 
     def scenario(self) -> Scenario:
-        side, clients, duration_s = (4, 120, 300.0) if self.quick else (5, 250, 600.0)
+        side, clients, duration_s = (4, 96, 240.0) if self.quick else (5, 250, 600.0)
         return Scenario(
             topology=f"grid:{side}",
             clients=clients,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -28,7 +29,9 @@ def draw_comparison(figure: Figure, rows: Sequence[Row], setting: str) -> None:
     delay.set_xlabel("attach to first waiting notification, ms")
     _bars(stored, rows, "stored_per_broker_mean", 1, ARRIVED, "mean over brokers and time")
     _marks(stored, rows, "stored_per_broker_max", 1, "largest seen")
-    stored.set_xlabel("notifications stored at one broker")
+    stored.set_xscale("log")
+    stored.set_xlim(left=0.1)
+    stored.set_xlabel("notifications stored at one broker, logarithmic")
     wrongs = ("lost", "duplicates")
     percent = [{**row, **{name: 100 * row[name] / row["expected"] for name in wrongs}} for row in rows]
     _stacked(wrong, percent, {"lost": ("lost", LOST), "duplicate": ("duplicates", QUIET)})
@@ -37,7 +40,7 @@ def draw_comparison(figure: Figure, rows: Sequence[Row], setting: str) -> None:
         axes.set_ylabel("mobility protocol")
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.legend(frameon=False, fontsize=8.5, loc="best")
+        axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="lower left", bbox_to_anchor=(0, 0.98))
     figure.text(0.012, 0.97, "The protocols side by side", fontsize=13, fontweight="bold", va="center")
     runs = rows[0]["runs"] if rows else 0
     figure.text(0.012, 0.94, f"{setting}; {runs} run{'s' * (runs != 1)} each", fontsize=9, va="center")
@@ -57,7 +60,8 @@ def _bars(axes: Axes, rows: Sequence[Row], name: str, scale: float, colour: str,
 
 def _marks(axes: Axes, rows: Sequence[Row], name: str, scale: float, label: str) -> None:
     axes.plot(
-        [scale * (row[name] or 0) for row in rows], _names(axes, rows), linestyle="none", marker="|",
+        [math.nan if row[name] is None else scale * row[name] for row in rows], _names(axes, rows),
+        linestyle="none", marker="|",
         markersize=11, markeredgewidth=2, color=INK, label=label,
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ def draw_routing(
     title = "Table size and control traffic under each routing strategy"
     figure.text(0.012, 0.955, title, fontsize=13, fontweight="bold", va="center")
     runs = rows[0]["runs"] if rows else 0
-    setting = "a quarter of the clients roam under sub_unsub; all strategies deliver the same"
+    setting = "a quarter of the clients roam, under sub_unsub"
     figure.text(0.012, 0.9, f"means of {runs} runs; {setting}", fontsize=9, va="center")
     figure.tight_layout(rect=(0, 0, 1, 0.88))
 
