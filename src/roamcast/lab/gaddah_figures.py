@@ -41,7 +41,8 @@ def draw_overhead(figure: Figure, rows: Sequence[Row]) -> None:
     left, right = _wide(figure, 2)
     _lines(left, rows, "subscribers", "latency_s", movement="RND")
     _lines(right, rows, "subscribers", "useful_per_s", movement="RND")
-    left.legend(frameon=False)
+    _legend(left, above=1.3)
+    right.set_ylim(bottom=0)
     _finish(figure, "What mobility costs: latency and throughput, figure 5.1", "random movement", rows)
 
 
@@ -74,9 +75,9 @@ def draw_distribution(figure: Figure, rows: Sequence[Row]) -> None:
     axes.set_ylabel("handoffs that took no longer, %")
     axes.grid(color=GRID, linewidth=0.6)
     axes.legend(frameon=False, loc="lower right")
-    _finish(
-        figure, "Distribution of handoff latency, figure 5.2", f"{most} subscribers, random movement", chosen
-    )
+    runs = len({row["seed"] for row in chosen})
+    setting = f"{most} subscribers, random movement; each percentile is the mean of {runs} runs"
+    _title(figure, "Distribution of handoff latency, figure 5.2", setting, 0)
 
 
 def draw_loss(figure: Figure, rows: Sequence[Row]) -> None:
@@ -86,8 +87,7 @@ def draw_loss(figure: Figure, rows: Sequence[Row]) -> None:
         _lines(axes, rows, "subscribers", y, movement="RND")
         dashed = {name: Pen(f"{pen.label}, NBR", pen.colour, pen.marker, "--") for name, pen in PENS.items()}
         draw(axes, _curves(rows, "subscribers", y, movement="NBR"), dashed)
-        axes.set_ylim(bottom=0)
-    panels[0].legend(frameon=False, fontsize=8.5)
+        _legend(axes, above=1.3, columns=2)
     _finish(figure, "Loss and duplicates, tables 5.3 and 5.4", "random movement, and NBR dashed", rows)
 
 
@@ -109,11 +109,10 @@ def draw_brokers(figure: Figure, rows: Sequence[Row]) -> None:
             label_of = movement if movement == "RND" else "NBR"
             draw(axes, curves_of(points, "movement", "at", "y"),
                  {movement: Pen(label_of, pen.colour, pen.marker)})  # fmt: skip
-        axes.set_ylim(bottom=0)
+        _legend(axes, above=1.15, columns=2)
         axes.set_xticks(range(1, 7), [f"B{number}" for number in range(1, 7)])
         axes.set_xlabel("broker")
         axes.set_ylabel(label)
-    panels[0].legend(frameon=False)
     _finish(figure, "Pro-active by broker, figure 5.8", f"{most} subscribers", chosen)
 
 
@@ -122,8 +121,9 @@ def draw_sweep(figure: Figure, rows: Sequence[Row], x: str) -> None:
     panels = _wide(figure, 3)
     for axes, y in zip(panels, THREE, strict=True):
         _lines(axes, rows, x, y)
+        axes.set_xticks(sorted({row[x] for row in rows}))
         axes.set_ylim(bottom=0)
-    panels[0].legend(frameon=False)
+    _legend(panels[0], above=1.3)
     number = {"pause_s": "5.3", "buffer_mb": "5.4"}.get(x, "")
     _finish(figure, f"Loss, duplicates and throughput, figure {number}", "random movement", rows)
 
@@ -149,7 +149,7 @@ def draw_bars(figure: Figure, rows: Sequence[Row], x: str) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
-    panels[0].legend(frameon=False)
+    _legend(panels[0], above=1.3)
     number = {"disconnect_s": ", figure 5.5", "connect_s": ", figure 5.6", "wireless_mbps": ", figure 5.7"}
     _finish(figure, f"Loss, duplicates and throughput{number.get(x, '')}", "random movement", rows)
 
@@ -194,7 +194,7 @@ def draw_places(figure: Figure, rows: Sequence[Row]) -> None:
         axes.set_title(f"{name} movement", loc="left", fontsize=10.5)
         axes.set_xlabel("broker")
         axes.set_ylabel("subscribers attached, mean")
-    panels[0].legend(frameon=False, loc="lower right", framealpha=1)
+        _legend(axes, above=1.15, columns=2)
     runs = max((row["runs"] for row in rows), default=0)
     _title(figure, "Where subscribers are, figures 6.5 and 6.8", "200 subscribers", runs)
 
@@ -218,13 +218,19 @@ def _lines(axes: Axes, rows: Sequence[Row], x: str, y: str, **where: object) -> 
     axes.set_ylabel(LABELS[y])
 
 
+def _legend(axes: Axes, above: float, columns: int = 1) -> None:
+    """From nothing up, with room above the curves, so that the legend covers none of them."""
+    axes.set_ylim(0, above * axes.get_ylim()[1])
+    axes.legend(frameon=False, loc="upper left", ncols=columns, fontsize=9)
+
+
 def _finish(figure: Figure, title: str, setting: str, rows: Sequence[Row]) -> None:
     _title(figure, title, setting, len({row["seed"] for row in rows}))
 
 
 def _title(figure: Figure, title: str, setting: str, runs: int) -> None:
     figure.text(0.012, 0.955, title, fontsize=13, fontweight="bold", va="center")
-    means = f"means of {runs} runs with 95 % intervals" if runs > 1 else "one run"
-    text = f"{setting}; {means}; testbed of Gaddah 2008, section 4.4, simulated"
+    means = {0: "", 1: "one run; "}.get(runs, f"means of {runs} runs with 95 % intervals; ")
+    text = f"{setting}; {means}testbed of Gaddah 2008, section 4.4, simulated"
     figure.text(0.012, 0.9, text, fontsize=9, va="center")
     figure.tight_layout(rect=(0, 0, 1, 0.88))

@@ -71,6 +71,7 @@ GRAPH_SPAN_S = 300.0
 """The interval of eq. 3.6."""
 CHANGING = "RND, then NBR"
 """A movement for the neighbour graph: random for a third of the time, then along the building's edges."""
+GRAPH_HITS = ("hit", "hit_activating", "miss")
 PERCENTS = range(2, 101, 2)
 
 
@@ -295,6 +296,9 @@ class Meter:
         self._attached: Counter[str] = Counter()
         self._samples = 0
         self.graph: list[Row] = []
+        self._found: Counter[str] = Counter()
+        self._found_before: Counter[str] = Counter()
+        """How pro-active's handoffs met the neighbour graph: `hit`, `hit_activating`, `miss`."""
 
     def wants(self, workload: Workload) -> None:
         for client, filters in workload.filters.items():
@@ -361,8 +365,9 @@ class Meter:
     def sample(self, network: Network) -> None:
         """Where subscribers are by their own word, and how good the neighbour graph is."""
         if network.now < self.from_s:
-            self._worked_before = Counter(self.worked)
+            self._worked_before, self._found_before = Counter(self.worked), graph_hits(network)
         else:
+            self._found = graph_hits(network)
             self._samples += 1
             self._attached.update(node.broker for id, node in network.clients.items() if id != PUBLISHER)
         elapsed_s = round(network.now - START_S, 6)
@@ -387,6 +392,7 @@ class Meter:
             "transferred_percent": 100 * self.transferred / received if received else None,
             "handoffs": self.handoffs,
             "handoffs_nothing_waiting": self.nothing_waiting,
+            "miss_percent": self._miss_percent(),
             "handoff_mean_s": fmean(delays_s) if delays_s else None,
             "handoff_percentiles_s": [percentile(delays_s, share / 100) for share in PERCENTS],
             "load_percent": {
@@ -397,6 +403,19 @@ class Meter:
             "attached": {broker: self._attached[broker] / self._samples for broker in brokers},
             "graph": self.graph,
         }
+
+    def _miss_percent(self) -> float | None:
+        found = {name: self._found[name] - self._found_before[name] for name in GRAPH_HITS}
+        return 100 * found["miss"] / total if (total := sum(found.values())) else None
+
+
+def graph_hits(network: Network) -> Counter[str]:
+    """Over all brokers, since the start."""
+    found: Counter[str] = Counter()
+    for broker in network.brokers.values():
+        if isinstance(broker.protocol, Proactive):
+            found.update({name: broker.protocol.figures[name] for name in GRAPH_HITS})
+    return found
 
 
 def graph_figures(network: Network) -> Row:
