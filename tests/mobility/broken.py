@@ -38,10 +38,10 @@ class Reorders(SubUnsub):
 
     name = "broken_reorder"
 
-    def on_transfer(self, message: Transfer) -> None:
+    def on_transfer(self, sender: str, message: Transfer) -> None:
         stay = self.stays[message.client, message.number]
         own = stay.queue.drain()
-        super().on_transfer(Transfer(message.client, message.number, message.base, tuple(own), {}))
+        super().on_transfer(sender, Transfer(message.client, message.number, message.base, tuple(own), {}))
         for burst in message.bursts:
             if burst not in own:
                 self.keep(stay.queue, message.client, burst)
@@ -99,9 +99,9 @@ class TransfersTooEarly(SubUnsub):
         self.stays[token].merged = True
         super().on_deadline(token)
 
-    def on_transfer(self, message: Transfer) -> None:
+    def on_transfer(self, sender: str, message: Transfer) -> None:
         if (message.client, message.number) in self.stays:
-            super().on_transfer(message)
+            super().on_transfer(sender, message)
 
 
 BROKEN: tuple[type[MobilityProtocol], ...] = (

@@ -13,7 +13,7 @@ broker decodes them only when it meets a key for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -78,6 +78,11 @@ class Burst(Message, frozen=True, gc=False):
         return msgspec.structs.replace(
             self, number=self.number + skip, bodies=self.bodies[skip:], count=self.count - skip
         )
+
+
+def count_of(bursts: Iterable[Burst]) -> int:
+    """How many notifications these are."""
+    return sum(burst.count for burst in bursts)
 
 
 def encode_attributes(attributes: Mapping[str, Value]) -> bytes:

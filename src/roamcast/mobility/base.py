@@ -12,7 +12,9 @@ The base class is reverse-path routing with nothing kept for those who are away.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -230,14 +232,16 @@ class MobilityProtocol:
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
         """The client asked for a subscription; give the token back when it has settled."""
-        if session.client in self.queues:
-            self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+        owner = self.owner_of(session)
+        if owner is not None:
+            self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
         else:
             self.host.settled(token)  # It has left since it asked; nothing is routed here for it.
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        if session.client in self.queues:
-            self.host.unsubscribe((session.client,), filter, "subscribe", token)
+        owner = self.owner_of(session)
+        if owner is not None:
+            self.host.unsubscribe(owner, filter, "subscribe", token)
         else:
             self.host.settled(token)
 
@@ -245,18 +249,24 @@ class MobilityProtocol:
         """The attached client has acknowledged something: there is room for more."""
 
     def on_message(self, sender: str, message: Message) -> None:
-        """One of the protocol's own messages; `sender` may be any broker."""
-        raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
+        """One of the protocol's own messages; `sender` may be any broker.
 
-    def on_settled(self, token: Token) -> None:
-        """A subscription or unsubscription that the protocol gave an `OwnToken` has settled."""
-        raise InputError(f"{self.name} gave no token {token!r}")
+        It is handled by the method that bears its name: `DeliverTQ` by `on_deliver_tq`.
+        """
+        handler = getattr(self, _handler_of(type(message)), None)
+        if handler is None:
+            raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
+        handler(sender, message)
 
     def on_deadline(self, token: Token) -> None:
         """A timer set by this protocol."""
         raise InputError(f"{self.name} set no timer {token!r}")
 
     # --- for protocols and for those who look on ---
+
+    def owner_of(self, session: Session) -> Owner | None:
+        """The local owner to whom the client's notifications are routed, if there is one."""
+        return (session.client,) if session.client in self.queues else None
 
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
         """Queue a burst; what the broker's full buffer gives up for it is dropped."""
@@ -269,6 +279,11 @@ class MobilityProtocol:
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         """Every queue at this broker and whose it is."""
         yield from self.queues.items()
+
+
+@cache
+def _handler_of(message: type[Message]) -> str:
+    return "on_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", message.__name__).lower()
 
 
 PROTOCOLS: dict[str, type[MobilityProtocol]] = {}
@@ -288,9 +303,7 @@ def find_protocol(name: str) -> type[MobilityProtocol]:
         raise InputError(f"mobility protocol {name!r}: valid are {', '.join(sorted(PROTOCOLS))}") from None
 
 
-def check_combination(
-    protocol: type[MobilityProtocol], strategy: str, advertisements: bool = False
-) -> None:
+def check_combination(protocol: type[MobilityProtocol], strategy: str, advertisements: bool = False) -> None:
     """Refuse a routing strategy that the protocol does not declare."""
     if advertisements and not protocol.advertisements:
         raise InputError(f"protocol {protocol.name} does not work with advertisements: leave them off")

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
+from roamcast.core.notification import Burst, count_of
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
 from roamcast.core.session import Session
@@ -72,7 +72,7 @@ class ForwardEvents(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return sum(burst.count for burst in self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class ChangeAtHome(Message, frozen=True):
@@ -233,21 +233,6 @@ class HomeBroker(MobilityProtocol):
         self.host.settled(self.changing.pop((message.client, message.filter)))
 
     # --- the rest ---
-
-    def on_message(self, sender: str, message: Message) -> None:
-        match message:
-            case Register():
-                self.on_register(sender, message)
-            case Deregister():
-                self.on_deregister(sender, message)
-            case ForwardEvents():
-                self.on_forward_events(sender, message)
-            case ChangeAtHome():
-                self.on_change_at_home(sender, message)
-            case ChangeSettled():
-                self.on_change_settled(sender, message)
-            case _:
-                super().on_message(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for client, home in self.homes.items():

@@ -28,11 +28,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message, Update
-from roamcast.core.notification import Burst
+from roamcast.core.notification import Burst, count_of
 from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner, Token
+from roamcast.core.routing import Owner
 from roamcast.core.session import Session
-from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
 
@@ -85,7 +84,7 @@ class DeliverTQ(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return _count(self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class Pull(Message, frozen=True):
@@ -116,7 +115,7 @@ class Events(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return _count(self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class Hold:
@@ -309,7 +308,7 @@ class MultiHopHandoff(MobilityProtocol):
         if segment.want <= 0 or not segment.complete:
             return
         bursts = _take(segment.bursts, segment.want)
-        segment.want -= _count(bursts)
+        segment.want -= count_of(bursts)
         end = not segment.bursts and segment.granted == 0
         if not bursts and not end:
             return
@@ -338,7 +337,7 @@ class MultiHopHandoff(MobilityProtocol):
         self.serve(client, (self.host.id, message.number, "in"), segment)
 
     def account(self, reader: Hold | Segment, message: Events) -> None:
-        reader.granted -= _count(message.bursts)
+        reader.granted -= count_of(message.bursts)
         if message.end:
             reader.segments = [*message.then, *reader.segments[1:]]
             reader.granted = message.granted
@@ -385,30 +384,10 @@ class MultiHopHandoff(MobilityProtocol):
 
     # --- the client's own requests ---
 
-    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, self.holds[session.client].stay)
-        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
-
-    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, self.holds[session.client].stay)
-        self.host.unsubscribe(owner, filter, "subscribe", token)
+    def owner_of(self, session: Session) -> Owner:
+        return (session.client, self.holds[session.client].stay)
 
     # --- the rest ---
-
-    def on_message(self, sender: str, message: Message) -> None:
-        match message:
-            case SubMigration():
-                self.on_sub_migration(sender, message)
-            case SubMigrationAck():
-                self.on_sub_migration_ack(sender, message)
-            case DeliverTQ():
-                self.on_deliver_tq(sender, message)
-            case Pull():
-                self.on_pull(sender, message)
-            case Events():
-                self.on_events(sender, message)
-            case _:
-                super().on_message(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for client, hold in self.holds.items():
@@ -419,10 +398,6 @@ class MultiHopHandoff(MobilityProtocol):
             yield client, _as_queue(passed.temporary_queue)
         for (client, _, _), segment in self.segments.items():
             yield client, _as_queue(segment.bursts)
-
-
-def _count(bursts: Iterable[Burst]) -> int:
-    return sum(burst.count for burst in bursts)
 
 
 def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:

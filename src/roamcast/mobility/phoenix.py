@@ -55,9 +55,8 @@ import msgspec
 from roamcast.core.messages import Cause, Message, Update
 from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner, Token
+from roamcast.core.routing import Owner
 from roamcast.core.session import Session
-from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
 
@@ -196,11 +195,8 @@ class Phoenix(MobilityProtocol):
 
     # --- algorithm 2.2: SUB, UNS, PUB ---
 
-    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
-
-    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        self.host.unsubscribe((session.client,), filter, "subscribe", token)
+    def owner_of(self, session: Session) -> Owner:
+        return (session.client,)
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         local = self.local[owner[0]]
@@ -358,17 +354,6 @@ class Phoenix(MobilityProtocol):
             local.forget_acknowledged()
 
     # --- the rest ---
-
-    def on_message(self, sender: str, message: Message) -> None:
-        match message:
-            case MIG():
-                self.on_mig(sender, message)
-            case REP():
-                self.on_rep(sender, message)
-            case NXT():
-                self.on_nxt(sender, message)
-            case _:
-                super().on_message(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for subscriber, local in self.local.items():

@@ -52,12 +52,10 @@ as long as its buffer lasts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from roamcast.core.messages import Message
 from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
@@ -186,18 +184,6 @@ class Proactive(MobilityProtocol):
         """Activations elsewhere that are not finished, and the store that forwards to them."""
         self.neighbour_lists: dict[str, tuple[str, ...]] = {}
         self._serial = 0
-        self._handlers: dict[type[Message], Callable[[str, Any], object]] = {
-            PassiveCopy: self.on_passive_copy,
-            ActivateCopy: self.on_activate_copy,
-            CopyActivated: self.on_copy_activated,
-            ForwardStored: self.on_forward_stored,
-            StoredBefore: self.on_stored_before,
-            DeactivateCopy: self.on_deactivate_copy,
-            DeleteCopy: self.on_delete_copy,
-            ServeFromCopy: self.on_serve_from_copy,
-            NeighbourList: self.on_neighbour_list,
-            ClientGone: self.on_client_gone,
-        }
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -594,13 +580,6 @@ class Proactive(MobilityProtocol):
         self.neighbour_lists[sender] = message.neighbours
 
     # --- the rest ---
-
-    def on_message(self, sender: str, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            super().on_message(sender, message)
-        else:
-            handler(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for store in self.stores.values():

@@ -7,11 +7,10 @@ activation gives it, so that an answer to an earlier one is not taken for this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
+from roamcast.core.notification import Burst, count_of
 
 Subscriptions = dict[str, float]
 """A client's context: filter text to the time of issue."""
@@ -48,7 +47,7 @@ class ActivateCopy(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return _count(self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class CopyActivated(Message, frozen=True):
@@ -73,7 +72,7 @@ class ForwardStored(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return _count(self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class StoredBefore(Message, frozen=True):
@@ -86,7 +85,7 @@ class StoredBefore(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return _count(self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class DeactivateCopy(Message, frozen=True):
@@ -116,7 +115,7 @@ class ServeFromCopy(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return _count(self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class NeighbourList(Message, frozen=True):
@@ -132,7 +131,3 @@ class ClientGone(Message, frozen=True):
     client: str
     number: int
     cause: ClassVar[Cause] = "handoff"
-
-
-def _count(bursts: Iterable[Burst]) -> int:
-    return sum(burst.count for burst in bursts)

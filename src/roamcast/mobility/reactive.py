@@ -36,11 +36,10 @@ from typing import ClassVar
 import msgspec
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
+from roamcast.core.notification import Burst, count_of
 from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner, Token
+from roamcast.core.routing import Owner
 from roamcast.core.session import Session
-from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
 
@@ -68,7 +67,7 @@ class ForwardBuffered(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return sum(burst.count for burst in self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class ProxyObject:
@@ -191,24 +190,10 @@ class Reactive(MobilityProtocol):
 
     # --- the client's own requests; the host has kept back those of a handoff ---
 
-    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, last_move_in(session)[1])
-        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
-
-    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, last_move_in(session)[1])
-        self.host.unsubscribe(owner, filter, "subscribe", token)
+    def owner_of(self, session: Session) -> Owner:
+        return (session.client, last_move_in(session)[1])
 
     # --- the rest ---
-
-    def on_message(self, sender: str, message: Message) -> None:
-        match message:
-            case RequestBuffered():
-                self.on_request_buffered(sender, message)
-            case ForwardBuffered():
-                self.on_forward_buffered(sender, message)
-            case _:
-                super().on_message(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for (client, _), proxy in self.proxies.items():

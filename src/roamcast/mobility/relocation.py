@@ -44,12 +44,11 @@ from typing import ClassVar
 import msgspec
 
 from roamcast.core.messages import Cause, Message, Update
-from roamcast.core.notification import Burst
+from roamcast.core.notification import Burst, count_of
 from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner, Token
+from roamcast.core.routing import Owner
 from roamcast.core.session import Session
 from roamcast.errors import InputError
-from roamcast.filters.filter import Filter
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
 
 STREAM = "session"
@@ -92,7 +91,7 @@ class Replay(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return sum(burst.count for burst in self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class Cache:
@@ -207,11 +206,13 @@ class Relocation(MobilityProtocol):
         if cache is None:
             self.turn(message, sender, sender)
         else:
-            self.on_fetch(sender, message, cache)
+            self.fetch_from(cache, sender, message)
+
+    on_fetch = on_resubscribe
 
     # --- A.2: the border broker at the old location; fig. 10, fetch ---
 
-    def on_fetch(self, sender: str, message: Resubscribe, cache: Cache) -> None:
+    def fetch_from(self, cache: Cache, sender: str, message: Resubscribe) -> None:
         self.host.divert(message.subscriptions, message.client, sender, None, message.update)
         self.replays_due.setdefault(message.client, {})[message.number] = sender
         cache.fetch = message
@@ -312,24 +313,10 @@ class Relocation(MobilityProtocol):
 
     # --- the client's own requests ---
 
-    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, self.current[session.client].number)
-        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
-
-    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, self.current[session.client].number)
-        self.host.unsubscribe(owner, filter, "subscribe", token)
+    def owner_of(self, session: Session) -> Owner:
+        return (session.client, self.current[session.client].number)
 
     # --- the rest ---
-
-    def on_message(self, sender: str, message: Message) -> None:
-        match message:
-            case Resubscribe():
-                self.on_resubscribe(sender, message)
-            case Replay():
-                self.on_replay(sender, message)
-            case _:
-                super().on_message(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for (client, _), cache in self.caches.items():

@@ -21,12 +21,11 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
+from roamcast.core.notification import Burst, count_of
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
 from roamcast.core.session import Session
 from roamcast.errors import InputError
-from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
 
@@ -57,7 +56,7 @@ class Transfer(Message, frozen=True):
 
     @property
     def weight(self) -> int:
-        return sum(burst.count for burst in self.bursts) or 1
+        return count_of(self.bursts) or 1
 
 
 class Stay:
@@ -157,13 +156,7 @@ class SubUnsub(MobilityProtocol):
                 marks[burst.publisher] = (burst.incarnation, burst.last, at)
         return marks
 
-    def on_message(self, sender: str, message: Message) -> None:
-        if isinstance(message, Transfer):
-            self.on_transfer(message)
-        else:
-            super().on_message(sender, message)
-
-    def on_transfer(self, message: Transfer) -> None:
+    def on_transfer(self, sender: str, message: Transfer) -> None:
         client = message.client
         stay = self.stays[client, message.number]
         own = stay.queue.drain()
@@ -214,13 +207,8 @@ class SubUnsub(MobilityProtocol):
 
     # --- the client's own requests ---
 
-    def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, self.current[session.client].number)
-        self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
-
-    def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        owner = (session.client, self.current[session.client].number)
-        self.host.unsubscribe(owner, filter, "subscribe", token)
+    def owner_of(self, session: Session) -> Owner:
+        return (session.client, self.current[session.client].number)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for (client, _), stay in self.stays.items():
