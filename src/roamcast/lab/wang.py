@@ -127,7 +127,7 @@ PERIODS_QUICK_S = (1.0, 10.0, 100.0, 1000.0, 3000.0)
 
 
 def fig5_jobs(quick: bool) -> list[ScenarioJob]:
-    side, seeds, periods_s = (5, 2, PERIODS_QUICK_S) if quick else (10, 3, PERIODS_S)
+    side, seeds, periods_s = (5, 2, PERIODS_QUICK_S) if quick else (10, 2, PERIODS_S)
     return [
         job(side, protocol, connect_s, seed)
         for protocol in compared()
