@@ -333,10 +333,6 @@ WHY_MERGING_COSTS_MORE = (
     "a merged filter changes with each of its parts and is then said anew, where an equal filter of someone "
     "else leaves identity and covering nothing to say"
 )
-WHY_TABLES_ARE_EQUAL = (
-    "a table has one entry for a filter and an interface, whoever it is for, so identity can shorten only "
-    "what is said"
-)
 
 
 @dataclass(frozen=True)
@@ -394,7 +390,7 @@ def route(job: RoutingJob) -> Row:
         run = run_checked(topology, scenario.network, actions, witness.on_rows, trace=traffic.on_message)
         delivered[strategy] = {client: sorted(names) for client, names in witness.delivered.items()}
         figures[strategy] = {
-            "table_entries": sum(len(broker.router.table) for broker in run.network.brokers.values()),
+            "table_entries": sum(broker.router.size for broker in run.network.brokers.values()),
             "control_hops": traffic.hops.total(),
             "subscribe_hops": traffic.hops["subscribe"],
             "handoff_hops": traffic.hops["handoff"],
@@ -486,8 +482,6 @@ def judge_order(means: Sequence[Row]) -> tuple[dict[str, bool], list[str]]:
             parts[f"{name}: {better} is nowhere below {worse}"] = any(one < 1 for one in ratios.values())
             if (measure, better) == ("control_hops", "merging") and max(ratios.values(), default=0) > 1:
                 reasons.append(WHY_MERGING_COSTS_MORE)
-            if (measure, better) == ("table_entries", "identity") and set(ratios.values()) == {1.0}:
-                reasons.append(WHY_TABLES_ARE_EQUAL)
     return parts, reasons
 
 
