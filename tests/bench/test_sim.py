@@ -91,6 +91,14 @@ def test_a_case_runs_in_a_process_of_its_own() -> None:
     assert (there.hops, there.delivered, there.rows) == (here.hops, here.delivered, here.rows)
 
 
+def test_setting_up_is_told_apart() -> None:
+    short, long = (
+        measure(Case(3, "sub_unsub", "counters", 0.2, duration_s, 1)) for duration_s in (5.0, 10.0)
+    )
+    assert 0 < short.set_up_hops == long.set_up_hops < short.hops < long.hops
+    assert 0 <= short.set_up_s <= short.core_s
+
+
 def test_a_violation_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulator that is fast because it loses things must not be praised for it."""
     monkeypatch.setattr("roamcast.node.client.Client._on_deliver", lambda self, message: None)
@@ -122,7 +130,7 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app(), SMALL) == 0
     shown = capsys.readouterr().out
     assert "simpy stores" in shown
-    assert "growth cost per hop median" in shown
+    assert "growth steady median" in shown
 
 
 def test_the_match_benchmark_reports_its_progress() -> None:

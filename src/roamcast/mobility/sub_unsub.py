@@ -62,6 +62,11 @@ class Transfer(Message, frozen=True):
 class Stay:
     """One stay of a session at this broker, from its arrival to the transfer of its queue."""
 
+    __slots__ = (
+        "departed_at", "destination", "filters", "marks", "merged", "next_number", "number", "queue",
+        "recent", "waited",
+    )  # fmt: skip
+
     def __init__(self, number: int, queue: DeliveryQueue, merged: bool) -> None:
         self.number = number
         self.queue = queue
