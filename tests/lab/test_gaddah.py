@@ -127,10 +127,12 @@ def test_tables_can_fail(judge: Judge, protocol: str, column: str, value: object
 
 
 def over_buffers(
-    proactive: tuple[float, float] = (0.6, 0.4), reactive: tuple[float, float] = (9, 5)
+    proactive: tuple[float, float] = (0.6, 0.4),
+    reactive: tuple[float, float] = (9, 5),
+    repeated: tuple[float, float] = (2, 4),
 ) -> Outcome:
     loss = {DURABLE: (4.6, 1.0), REACTIVE: reactive, PROACTIVE: proactive}
-    duplicates = {DURABLE: (17, 30), REACTIVE: (2, 4), PROACTIVE: (0, 0)}
+    duplicates = {DURABLE: (17, 30), REACTIVE: repeated, PROACTIVE: (0, 0)}
     rows = [
         {"protocol": name, "buffer_mb": mb, "loss_percent": loss[name][place],
          "duplicate_percent": duplicates[name][place]}
@@ -143,6 +145,7 @@ def test_g11_holds_as_published_and_can_fail() -> None:
     assert over_buffers().holds is True
     assert "pro-active's loss is not constant: 2.00 points" in over_buffers(proactive=(2.5, 0.5)).note
     assert over_buffers(reactive=(5, 5)).note.startswith("reactive's loss does not fall (")
+    assert over_buffers(repeated=(2, 2.2)).note.startswith("reactive's duplicates do not grow (")
 
 
 @pytest.mark.parametrize(("factor", "holds"), [(3.0, True), (1.5, False), (6.0, False)])

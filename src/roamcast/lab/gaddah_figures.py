@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from roamcast.lab.curves import GRID, Curve, Pen, curves_of, draw
 from roamcast.lab.figures import QUIET
@@ -51,6 +53,7 @@ def draw_handoff(figure: Figure, curves: Mapping[str, Curve]) -> None:
     axes = figure.subplots()
     draw(axes, curves, PENS, scale=1000)
     axes.set_yscale("log")
+    _plain_numbers(axes.yaxis)
     axes.set_xlabel(SUBSCRIBERS)
     axes.set_ylabel(LABELS["handoff_mean_s"])
     axes.legend(frameon=False)
@@ -70,6 +73,7 @@ def draw_distribution(figure: Figure, rows: Sequence[Row]) -> None:
             times_ms = [1000 * fmean(values) for values in zip(*lists, strict=True)]
             axes.plot(times_ms, list(PERCENTS), color=pen.colour, label=pen.label, linewidth=1.6)
     axes.set_xscale("log")
+    _plain_numbers(axes.xaxis)
     axes.set_ylim(0, 100)
     axes.set_xlabel("attach to first message, ms")
     axes.set_ylabel("handoffs that took no longer, %")
@@ -216,6 +220,13 @@ def _lines(axes: Axes, rows: Sequence[Row], x: str, y: str, **where: object) -> 
     draw(axes, _curves(rows, x, y, **where), PENS)
     axes.set_xlabel(LABELS[x])
     axes.set_ylabel(LABELS[y])
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """On a logarithmic axis of few decades: 40 and 200, not powers of ten."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(LogLocator(subs=(2, 4, 6)))
+    axis.set_minor_formatter("{x:g}")
 
 
 def _legend(axes: Axes, above: float, columns: int = 1) -> None:
