@@ -5,14 +5,14 @@ open is chosen here, once, and kept for every protocol and every figure:
 
 - The publisher is synchronised, as his is: it sends a message when the last one was taken, and a pause
   later. So "pause 0" is as fast as its link and its broker let it, and a loaded broker slows it down:
-  about 27 messages a second with 200 subscribers, where his table 5.2 implies 20 to 35.
+  27 to 29 messages a second with 200 subscribers, where his table 5.2 implies 20 to 35.
 - A broker works 2 ms on each message or acknowledgement it gets, and on each of the notifications that a
   transfer carries. With 200 subscribers the busiest broker is then loaded to about 70 %; his were kept
   below 75 %.
 - Wireless access takes 15 ms each way and has the given bandwidth for each subscriber; two crossings and
   some service are then the 35 ms of a lightly loaded durable handoff. Wired links take 1 ms; 100 Mbps
   would never be the bottleneck, and is left out. Nothing is lost on the air.
-- A message has 2,000 bytes. 1 MB holds what is published within about 20 s, a little longer than a
+- A message has 2,000 bytes. 1 MB holds what is published within about 17 s, a little longer than a
   subscriber is disconnected on average: so buffers overflow, but not all the time. A broker stores a
   message once, for however many subscribers (his JMS store does, section 5.3), under every protocol.
 - A broker notices within a second (a ping period) that a subscriber is gone. The neighbour graph begins
