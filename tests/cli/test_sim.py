@@ -50,11 +50,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_defaults_are_those_of_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Scenario] = []
 
-    def keep(scenario: Scenario, out: Path | None, report: Any) -> dict[str, Any]:
+    def keep(scenario: Scenario) -> tuple[Any, Any]:
         built.append(scenario)
         raise InputError("enough")
 
-    monkeypatch.setattr(sim, "simulate", keep)
+    monkeypatch.setattr(sim, "prepare", keep)
     assert run(build_app(), ["sim", "run"]) == 2
     assert built == [Scenario()]
 
@@ -62,11 +62,11 @@ def test_the_defaults_are_those_of_a_scenario(monkeypatch: pytest.MonkeyPatch) -
 def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Scenario] = []
 
-    def keep(scenario: Scenario, out: Path | None, report: Any) -> dict[str, Any]:
+    def keep(scenario: Scenario) -> tuple[Any, Any]:
         built.append(scenario)
         raise InputError("enough")
 
-    monkeypatch.setattr(sim, "simulate", keep)
+    monkeypatch.setattr(sim, "prepare", keep)
     options = shlex.split(
         "--protocol none --routing covering --advertisements --topology line:4 --clients 9 --mobile 0.1 "
         "--movement NBR --connect 1 --disconnect 2 --handoff 4 --proclaimed 0.3 --workload ranges "
@@ -206,7 +206,7 @@ def test_progress_goes_by_simulated_time() -> None:
         topology="line:2", clients=20, publish_every_s=0.5, selectivity=0.5, duration_s=30.5,
         network=NetworkSettings(seed=1),
     )  # fmt: skip
-    sim.simulate(scenario, None, lambda done, total: seen.append((done, total)))
+    sim.simulate(scenario, *sim.prepare(scenario), None, lambda done, total: seen.append((done, total)))
     assert len(seen) > 2
     assert seen == sorted(seen)
     assert {total for _, total in seen} == {31}

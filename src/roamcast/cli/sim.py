@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,9 @@ from roamcast.errors import InputError
 
 if TYPE_CHECKING:
     from roamcast.simulator.links import Delay
+    from roamcast.simulator.network import Action
     from roamcast.simulator.scenario import Scenario
+    from roamcast.simulator.topology import Topology
 
 EXIT_VIOLATIONS = 1
 """The protocol broke its promise."""
@@ -144,8 +147,11 @@ def run(
             seed=seed,
         ),
     )
+    network, actions = prepare(scenario)
+    if out is not None:
+        prepare_run_folder(out)
     with progress(f"simulating {protocol}") as report:
-        summary = simulate(scenario, out, report)
+        summary = simulate(scenario, network, actions, out, report)
     show(summary, as_json=as_json)
     if summary["violations"]:
         raise typer.Exit(EXIT_VIOLATIONS)
@@ -167,21 +173,28 @@ def parse_delay(option: str, text: str) -> Delay:
         raise InputError(f"{option}: {error}") from None
 
 
-def simulate(scenario: Scenario, out: Path | None, report: Report) -> dict[str, Any]:
-    """Run the scenario, write its log if a folder is given, and give its figures."""
-    from roamcast.lab.summary import summarise, write_json
-    from roamcast.records.parquet import LogWriter
-    from roamcast.simulator.run import check_settings, run_checked
+def prepare(scenario: Scenario) -> tuple[Topology, Iterator[Action]]:
+    """The network and what its clients do; whatever is wrong with them shows here, before any work."""
+    from roamcast.simulator.run import check_settings
     from roamcast.simulator.workload import publish_times
 
     scenario.check()
     topology = scenario.make_topology()
     check_settings(topology, scenario.network)
-    # What is wrong with the workload, the movement or the rate shows now, before a folder is made for
-    # nothing: the first two are drawn with the first action, one publisher's times stand for all.
+    # Workload and movement are drawn with the first action, one publisher's times stand for all.
     publish_times(scenario.publish_every_s, scenario.duration_s, random.Random(0))
     actions = scenario.actions(topology)
-    actions = chain([next(actions)], actions)
+    return topology, chain([next(actions)], actions)
+
+
+def simulate(
+    scenario: Scenario, topology: Topology, actions: Iterator[Action], out: Path | None, report: Report
+) -> dict[str, Any]:
+    """Run the scenario, write its log if a folder is given, and give its figures."""
+    from roamcast.lab.summary import summarise, write_json
+    from roamcast.records.parquet import LogWriter
+    from roamcast.simulator.run import run_checked
+
     end_s = math.ceil(scenario.duration_s)
 
     def on_time(now_s: float) -> None:
@@ -191,7 +204,6 @@ def simulate(scenario: Scenario, out: Path | None, report: Report) -> dict[str, 
     if out is None:
         done = run_checked(topology, scenario.network, actions, progress=on_time)
         return summarise(scenario, done, time.perf_counter() - started)
-    prepare_run_folder(out)
     try:
         with LogWriter(out / "log", run_name(scenario)) as log:
             done = run_checked(topology, scenario.network, actions, log.write, on_time)
