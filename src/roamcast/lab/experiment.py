@@ -142,3 +142,8 @@ def as_row(outcome: Outcome, experiment: Experiment) -> dict[str, Any]:
         "note": outcome.note,
         "experiment": experiment.id,
     }
+
+
+def failed(parts: Mapping[str, bool]) -> str:
+    """The parts of a claim that do not hold, as a note."""
+    return "; ".join(text for text, holds in parts.items() if not holds)

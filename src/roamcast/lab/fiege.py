@@ -19,7 +19,7 @@ from roamcast.core.messages import Message, Settled, Update
 from roamcast.core.routing import Interface
 from roamcast.filters.selector import parse
 from roamcast.lab import fiege_figures as pictures
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.mobility import Settings
 from roamcast.mobility.relocation import Relocation, Replay, Resubscribe
@@ -157,10 +157,6 @@ def judge_figure_5(claim: Claim, text: str, told: str) -> Outcome:
         "violations": result.violations_total,
     }
     return claim.outcome(all(parts.values()), paper=told, figures=figures, note=failed(parts))
-
-
-def failed(parts: dict[str, bool]) -> str:
-    return "; ".join(text for text, holds in parts.items() if not holds)
 
 
 def figure_5(quick: bool, sweep: Sweep) -> Findings:

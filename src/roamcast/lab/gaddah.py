@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 
 from roamcast.lab import gaddah_figures as pictures
 from roamcast.lab.curves import Curve, as_rows, curves_of
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
-from roamcast.lab.gaddah_movement import failed
 from roamcast.lab.gaddah_testbed import BuildingJob, simulate
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.models.ctmc import movement_chain, presence

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from roamcast.lab import gaddah_figures as pictures
 from roamcast.lab.curves import Curve, curves_of
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
 from roamcast.lab.gaddah_testbed import CHANGING, BuildingJob, simulate
 from roamcast.lab.sweep import Row, Sweep
@@ -19,11 +19,6 @@ from roamcast.models.ctmc import expected_clients, movement_chain, presence
 from roamcast.models.intervals import Bounds, mean_interval
 
 RND, NBR = "RND", "NBR"
-
-
-def failed(parts: Mapping[str, bool]) -> str:
-    """The parts of a claim that do not hold, as a note."""
-    return "; ".join(text for text, holds in parts.items() if not holds)
 
 
 # --- equations 3.5 and 3.6: the neighbour graph ---

@@ -26,7 +26,7 @@ from roamcast.core.effects import AttachTo, LeaveFor, PublishThis, SubscribeTo
 from roamcast.core.notification import encode_attributes
 from roamcast.lab import wang_figures as pictures
 from roamcast.lab.curves import Curve, as_rows, curves_of, plane, power
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.measure import ScenarioJob, measure
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.mobility import PROTOCOLS
@@ -220,11 +220,6 @@ def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
         figures={"periods_s": mhh.xs, "delay_s": delays_s, **figures},
         note=note,
     )
-
-
-def failed(parts: Mapping[str, bool]) -> str:
-    """The parts of a claim that do not hold, as a note."""
-    return "; ".join(text for text, holds in parts.items() if not holds)
 
 
 def rounded(values: Sequence[float], digits: int = 1) -> list[float]:
