@@ -258,6 +258,10 @@ class MobilityProtocol:
             raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
         handler(sender, message)
 
+    def on_settled(self, token: Token) -> None:
+        """A subscription or unsubscription that the protocol gave an `OwnToken` has settled."""
+        raise InputError(f"{self.name} gave no token {token!r}")
+
     def on_deadline(self, token: Token) -> None:
         """A timer set by this protocol."""
         raise InputError(f"{self.name} set no timer {token!r}")
