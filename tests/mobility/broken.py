@@ -112,9 +112,11 @@ BROKEN: tuple[type[MobilityProtocol], ...] = (
 
 @contextmanager
 def registered(protocol: type[MobilityProtocol]) -> Iterator[str]:
-    """Known under its name in here, and gone afterwards."""
+    """Known under its name in here; afterwards everything is as it was."""
+    before = dict(PROTOCOLS)
     PROTOCOLS[protocol.name] = protocol
     try:
         yield protocol.name
     finally:
-        del PROTOCOLS[protocol.name]
+        PROTOCOLS.clear()
+        PROTOCOLS.update(before)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
+from tests.mobility.broken import registered
 
 from roamcast.core.messages import AttachRequest, Message
 from roamcast.core.notification import Burst
 from roamcast.core.session import Session
-from roamcast.mobility import PROTOCOLS, MobilityProtocol, register
 from roamcast.mobility.multi_hop_handoff import (
     STREAM,
     DeliverTQ,
@@ -28,16 +27,6 @@ from roamcast.node.broker import Broker
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.network import Network
 from roamcast.simulator.story import parse_story, violations_of
-
-
-@contextmanager
-def registered(protocol: type[MobilityProtocol]) -> Iterator[None]:
-    register(protocol)
-    try:
-        yield
-    finally:
-        del PROTOCOLS[protocol.name]
-
 
 # --- the stages of an interrupted handoff ---
 
