@@ -24,8 +24,8 @@ def match(
     subscriptions: Annotated[
         int, typer.Option(min=1, help="How many subscriptions the index holds.")
     ] = 100_000,
-    attributes: Annotated[int, typer.Option(min=1, help="How many attributes a notification has.")] = 5,
-    events: Annotated[int, typer.Option(min=1, help="How many notifications are matched.")] = 10_000,
+    attributes: Annotated[int, typer.Option(min=1, help="How many attributes a notification has.")] = 20,
+    events: Annotated[int, typer.Option(min=1, help="How many notifications are matched.")] = 1_000,
     seed: Annotated[int, typer.Option(help="What the subscriptions and notifications are drawn from.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
