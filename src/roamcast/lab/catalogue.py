@@ -5,6 +5,8 @@ from __future__ import annotations
 import roamcast.lab.comparison
 import roamcast.lab.fiege
 import roamcast.lab.gaddah
+import roamcast.lab.gaddah_models
+import roamcast.lab.gaddah_movement
 import roamcast.lab.wang  # noqa: F401
 from roamcast.lab.experiment import EXPERIMENTS, Experiment
 

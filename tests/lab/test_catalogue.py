@@ -1,0 +1,17 @@
+"""No claim is dropped: everything the lab is to check is in its catalogue, once."""
+
+from collections import Counter
+
+from roamcast.lab.catalogue import experiments
+
+CLAIMS = {
+    *(f"W{number}" for number in range(1, 8)),
+    *(f"G{number}" for number in range(1, 16)),
+    *("F1", "F2", "F7", "F8"),
+}
+
+
+def test_every_claim_has_its_experiment() -> None:
+    claims = Counter(claim.id for experiment in experiments() for claim in experiment.claims)
+    assert set(claims) >= CLAIMS
+    assert set(claims.values()) == {1}
