@@ -32,12 +32,13 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """What brokers say to each other and to clients.
 
     A class variable or a field `cause` says why it travels; `weight` is how many
-    hops it counts for on one link: the number of notifications it carries, or 1.
+    hops it counts for on one link: the number of notifications it carries (in its
+    field `bursts`, if it has one), or 1.
     """
 
     @property
     def weight(self) -> int:
-        return 1
+        return count_of(getattr(self, "bursts", ())) or 1
 
 
 class Burst(Message, frozen=True, gc=False):

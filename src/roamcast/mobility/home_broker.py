@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst, count_of
+from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
 from roamcast.core.session import Session
@@ -69,10 +69,6 @@ class ForwardEvents(Message, frozen=True):
     number: int
     bursts: tuple[Burst, ...]
     cause: ClassVar[Cause] = "transfer"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
 
 
 class ChangeAtHome(Message, frozen=True):

@@ -82,10 +82,6 @@ class DeliverTQ(Message, frozen=True):
     bursts: tuple[Burst, ...]
     cause: ClassVar[Cause] = "transfer"
 
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
-
 
 class Pull(Message, frozen=True):
     """So many notifications of this segment are wanted, for the stay at the destination."""
@@ -112,10 +108,6 @@ class Events(Message, frozen=True):
     then: tuple[Reference, ...]
     granted: int
     cause: ClassVar[Cause] = "transfer"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
 
 
 class Hold:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst, count_of
+from roamcast.core.notification import Burst
 
 Subscriptions = dict[str, float]
 """A client's context: filter text to the time of issue."""
@@ -45,10 +45,6 @@ class ActivateCopy(Message, frozen=True):
     def cause(self) -> Cause:
         return "transfer" if self.bursts else "handoff"
 
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
-
 
 class CopyActivated(Message, frozen=True):
     """Whatever is published from now on comes here, too."""
@@ -70,10 +66,6 @@ class ForwardStored(Message, frozen=True):
     def cause(self) -> Cause:
         return "transfer" if self.bursts else "handoff"
 
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
-
 
 class StoredBefore(Message, frozen=True):
     """The client is with you now: this follows `base` and comes before what you store for it."""
@@ -82,10 +74,6 @@ class StoredBefore(Message, frozen=True):
     base: int
     bursts: tuple[Burst, ...]
     cause: ClassVar[Cause] = "transfer"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
 
 
 class DeactivateCopy(Message, frozen=True):
@@ -112,10 +100,6 @@ class ServeFromCopy(Message, frozen=True):
     base: int
     bursts: tuple[Burst, ...]
     cause: ClassVar[Cause] = "transfer"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
 
 
 class NeighbourList(Message, frozen=True):

@@ -36,7 +36,7 @@ from typing import ClassVar
 import msgspec
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst, count_of
+from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner
 from roamcast.core.session import Session
@@ -64,10 +64,6 @@ class ForwardBuffered(Message, frozen=True):
     base: int
     bursts: tuple[Burst, ...]
     cause: ClassVar[Cause] = "transfer"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
 
 
 class ProxyObject:

@@ -44,7 +44,7 @@ from typing import ClassVar
 import msgspec
 
 from roamcast.core.messages import Cause, Message, Update
-from roamcast.core.notification import Burst, count_of
+from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner
 from roamcast.core.session import Session
@@ -88,10 +88,6 @@ class Replay(Message, frozen=True):
     bursts: tuple[Burst, ...]
     update: Update
     cause: ClassVar[Cause] = "transfer"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
 
 
 class Cache:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst, count_of
+from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
 from roamcast.core.session import Session
@@ -53,10 +53,6 @@ class Transfer(Message, frozen=True):
     bursts: tuple[Burst, ...]
     marks: dict[str, Mark]
     cause: ClassVar[Cause] = "transfer"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
 
 
 class Stay:
