@@ -42,7 +42,7 @@ class RouterNetwork:
         self._route(broker, "", Burst("p", 0, number, attributes))
 
     def _route(self, broker: str, source: str, burst: Burst) -> None:
-        peers, owners = self.routers[broker].route(burst.attributes)
+        peers, owners, _ = self.routers[broker].route(burst.attributes)
         for peer in peers:
             if peer != source:
                 self.links[broker, peer].append(burst)

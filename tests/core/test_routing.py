@@ -373,7 +373,7 @@ def test_the_table_remembers_routes_only_while_they_hold() -> None:
         assert len(table) == len(held)
         assert set(table.entries()) == set(held)
         for place in rng.sample(range(len(DOMAIN)), 6):
-            peers, owners = table.route(ENCODED[place])
+            peers, owners, _ = table.route(ENCODED[place])
             wanted = {interface for filter, interface in held if filter.matches(DOMAIN[place])}
             assert list(peers) == sorted(one for one in wanted if isinstance(one, str))
             assert len(owners) == len(set(owners))

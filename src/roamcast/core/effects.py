@@ -44,6 +44,12 @@ class Detached(Input, frozen=True):
     connection: int
 
 
+class SessionOver(Input, frozen=True):
+    """The session of a client that is away is not to be kept any longer."""
+
+    client: str
+
+
 class Submitted(Input, frozen=True):
     """A client sent something over its connection."""
 

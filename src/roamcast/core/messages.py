@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from roamcast.core.notification import Burst, Cause, Message
+from roamcast.core.notification import Burst, Cause, Fleeting, Message
 from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 
@@ -23,7 +23,9 @@ __all__ = [
     "Burst",
     "Cause",
     "Deliver",
+    "Drain",
     "Entry",
+    "Fleeting",
     "Grant",
     "GrantReceived",
     "Hello",
@@ -179,6 +181,13 @@ class GrantReceived(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
+class Drain(Message, frozen=True):
+    """A broker's word to itself: what is queued for a session that ends can go."""
+
+    client: str
+    cause: ClassVar[Cause] = "handoff"
+
+
 # --- on the access link, client to broker ---------------------------------------------------------
 
 
@@ -187,7 +196,9 @@ class Hello(Message, frozen=True):
 
     `received` says per stream the highest sequence that arrived. `last_broker`
     may be "" (the client need not know), `fresh` is set by a client that never
-    attached anywhere before, so that nobody needs to be asked.
+    attached anywhere before, so that nobody needs to be asked. `clean` ends the
+    session that is found, before a new one begins. `window` is how many
+    notifications the client takes without acknowledging; 0 leaves it to the broker.
     """
 
     client: str
@@ -195,6 +206,8 @@ class Hello(Message, frozen=True):
     received: dict[str, int] = msgspec.field(default_factory=dict)
     last_broker: str = ""
     fresh: bool = False
+    clean: bool = False
+    window: int = 0
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -202,12 +215,14 @@ class Publish(Message, frozen=True):
     """Notifications with the same attributes, one for each body.
 
     Requests are numbered by the client, which sends those again that were not
-    accepted. Each body counts as one, from `request` on.
+    accepted. Each body counts as one, from `request` on. With `request` 0 nothing
+    is promised: they go to whoever is attached and wants them (see `Fleeting`).
     """
 
     request: int
     attributes: bytes
     bodies: tuple[bytes, ...] = (b"",)
+    marks: int = 0
     cause: ClassVar[Cause] = "publish"
 
     @property

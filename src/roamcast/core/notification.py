@@ -51,6 +51,8 @@ class Burst(Message, frozen=True, gc=False):
     published_at: float = 0.0
     bodies: tuple[bytes, ...] = (b"",)
     count: int = 1
+    marks: int = 0
+    """What the access side noted of these notifications; the core carries it along and never looks."""
 
     cause = "publish"
 
@@ -74,11 +76,26 @@ class Burst(Message, frozen=True, gc=False):
         """The first `count` notifications of this burst."""
         return msgspec.structs.replace(self, bodies=self.bodies[:count], count=count)
 
+    def part(self, start: int, end: int) -> Burst:
+        """The notifications from one position up to another; this burst itself if that is all of it."""
+        if start == 0 and end == self.count:
+            return self
+        return msgspec.structs.replace(
+            self,
+            number=self.number + start if self.number else 0,
+            bodies=self.bodies[start:end],
+            count=end - start,
+        )
+
     def tail(self, skip: int) -> Burst:
         """What is left of this burst without its first `skip` notifications."""
         return msgspec.structs.replace(
             self, number=self.number + skip, bodies=self.bodies[skip:], count=self.count - skip
         )
+
+
+class Fleeting(Burst, frozen=True, gc=False):
+    """A burst that promises nothing: without numbers, never queued, never handed off."""
 
 
 def count_of(bursts: Iterable[Burst]) -> int:

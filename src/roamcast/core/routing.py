@@ -18,26 +18,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from roamcast.core.aggregation import AGGREGATES, STRATEGIES, Aggregate, Change
+from roamcast.core.matching import Interface, MatchingTable, Owner, Route
 from roamcast.core.messages import Cause, Entry, Settled, Update
-from roamcast.core.notification import Message, decode_attributes
+from roamcast.core.notification import Message
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
-from roamcast.filters.index import FilterIndex
-
-Owner = tuple[Any, ...]
-"""A local interface: a tuple, so that it can never be mistaken for a peer's id."""
-
-Interface = str | Owner
-
-Route = tuple[tuple[str, ...], tuple[Owner, ...]]
-"""The peers and the local owners that want a notification."""
-
-ROUTES_KEPT_MAX = 4096
-"""Remembered routes per broker; past that the memory starts afresh."""
-
-ROUTES_CHECKED_MAX = 128
-"""Up to so many remembered routes, a change of the table drops only those it touches."""
-
 
 Token = tuple[Any, ...]
 """What a caller gets back when something it asked for has settled."""
@@ -61,66 +46,6 @@ class _Finish(NamedTuple):
 
 
 _Then = _Answer | _Finish | Token
-
-
-class MatchingTable:
-    """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
-
-    def __init__(self) -> None:
-        self._interfaces: dict[Filter, dict[Interface, int]] = {}
-        self._index: FilterIndex[Filter] = FilterIndex()
-        self._routes: dict[bytes, Route] = {}
-
-    def __len__(self) -> int:
-        """Entries: pairs of filter and interface."""
-        return sum(map(len, self._interfaces.values()))
-
-    def entries(self) -> list[tuple[Filter, Interface]]:
-        return [(filter, one) for filter, interfaces in self._interfaces.items() for one in interfaces]
-
-    def add(self, filter: Filter, interface: Interface) -> None:
-        interfaces = self._interfaces.get(filter)
-        if interfaces is None:
-            interfaces = self._interfaces[filter] = {}
-            self._index.add(filter, filter)
-        interfaces[interface] = interfaces.get(interface, 0) + 1
-        if interfaces[interface] == 1:
-            self._forget_routes(filter)
-
-    def remove(self, filter: Filter, interface: Interface) -> None:
-        interfaces = self._interfaces[filter]
-        interfaces[interface] -= 1
-        if interfaces[interface]:
-            return
-        del interfaces[interface]
-        if not interfaces:
-            del self._interfaces[filter]
-            self._index.remove(filter)
-        self._forget_routes(filter)
-
-    def route(self, attributes: bytes) -> Route:
-        route = self._routes.get(attributes)
-        if route is None:
-            route = self._find_route(attributes)
-        return route
-
-    def _find_route(self, attributes: bytes) -> Route:
-        wanted: dict[Interface, None] = {}
-        for filter in self._index.match(decode_attributes(attributes)):
-            wanted.update(self._interfaces[filter])  # type: ignore[arg-type]
-        peers = tuple(sorted(one for one in wanted if isinstance(one, str)))
-        owners = tuple(one for one in wanted if not isinstance(one, str))
-        if len(self._routes) >= ROUTES_KEPT_MAX:
-            self._routes.clear()
-        route = self._routes[attributes] = (peers, owners)
-        return route
-
-    def _forget_routes(self, filter: Filter) -> None:
-        if len(self._routes) > ROUTES_CHECKED_MAX:
-            self._routes.clear()
-        else:
-            for attributes in [key for key in self._routes if filter.matches(decode_attributes(key))]:
-                del self._routes[attributes]
 
 
 class _PeerState:
@@ -169,6 +94,7 @@ class Router:
         send: Callable[[str, Message], None],
         settled: Callable[[Token], None],
         advertisements: bool = False,
+        outside: frozenset[str] | None = None,
     ) -> None:
         if strategy not in STRATEGIES:
             raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
@@ -176,7 +102,7 @@ class Router:
             raise InputError("flooding forwards no subscriptions, so advertisements have no use with it")
         self.strategy = strategy
         self.uses_advertisements = advertisements
-        self.table = MatchingTable()
+        self.table = MatchingTable(outside)
         self._send = send
         self._settled = settled
         self._peers: dict[str, _PeerState] = {}
@@ -223,7 +149,7 @@ class Router:
         """Who wants a notification with these attributes; the caller leaves out where it came from."""
         route = self.table.route(attributes)
         if self.strategy == "flooding":
-            return tuple(self._peers), route[1]
+            return tuple(self._peers), route[1], route[2]
         return route
 
     # --- local clients ---

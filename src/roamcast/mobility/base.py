@@ -223,6 +223,14 @@ class MobilityProtocol:
         """The client is attached at another broker, which asks for the session. It is not attached here."""
         self.host.hand_over(session, destination)
 
+    def on_end(self, session: Session) -> None:
+        """The session is over, and nothing is owed to it. No handoff of it is under way."""
+        owner = self.owner_of(session)
+        if owner is not None:
+            for text in session.subscriptions:
+                self.host.unsubscribe(owner, parse(text), "subscribe")
+        self.queues.pop(session.client, None)
+
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         """A notification for a local owner, from a peer or from a client of this broker."""
         queue = self.queues.get(owner[0])

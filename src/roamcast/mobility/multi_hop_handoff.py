@@ -203,6 +203,10 @@ class MultiHopHandoff(MobilityProtocol):
         if segments:
             self.pull(client, segments[0], granted, destination, number)
 
+    def on_end(self, session: Session) -> None:
+        super().on_end(session)
+        del self.holds[session.client]
+
     def leave_behind(self, client: str, hold: Hold) -> list[Reference]:
         """IN and OWN stay here as segments; the list of what is to be read begins with them."""
         remaining = hold.segments

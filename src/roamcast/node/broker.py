@@ -23,6 +23,7 @@ from roamcast.core.effects import (
     LinkChanged,
     Received,
     SendFailed,
+    SessionOver,
     Submitted,
 )
 from roamcast.core.messages import (
@@ -31,9 +32,12 @@ from roamcast.core.messages import (
     AttachRequest,
     Cause,
     Deliver,
+    Drain,
+    Fleeting,
     Hello,
     Leave,
     Message,
+    Publish,
     Relayed,
     Request,
     Settled,
@@ -49,6 +53,8 @@ from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
+from roamcast.node.endings import Endings
+from roamcast.node.front import Front
 from roamcast.node.issues import IssueTimes
 from roamcast.node.locate import Locator
 from roamcast.node.requests import Requests
@@ -84,11 +90,13 @@ class _Ended(NamedTuple):
 class Attachment:
     """A client's connection to this broker."""
 
-    __slots__ = ("connection", "hello", "queue")
+    __slots__ = ("connection", "hello", "queue", "window")
 
-    def __init__(self, connection: int, hello: Hello) -> None:
+    def __init__(self, connection: int, hello: Hello, window: int) -> None:
         self.connection = connection
         self.hello = hello
+        self.window = window
+        """Notifications sent and not yet acknowledged, at most."""
         self.queue: DeliveryQueue | None = None
 
 
@@ -96,7 +104,11 @@ class Broker:
     """One broker. `step` is the only way in, its result the only way out."""
 
     def __init__(
-        self, id: str, protocol: type[MobilityProtocol], settings: BrokerSettings | None = None
+        self,
+        id: str,
+        protocol: type[MobilityProtocol],
+        settings: BrokerSettings | None = None,
+        front: Front | None = None,
     ) -> None:
         self.settings = settings or BrokerSettings()
         routing = self.settings.routing or protocol.strategies[0]
@@ -104,7 +116,14 @@ class Broker:
         self.id = id
         self.now = 0.0
         self.buffer = Buffer(self.settings.buffer_bytes)
-        self.router = Router(routing, self._send_peer, self.settled, self.settings.advertisements)
+        self.front = front
+        self.router = Router(
+            routing,
+            self._send_peer,
+            self.settled,
+            self.settings.advertisements,
+            front.outside if front is not None else None,
+        )
         self.sessions: dict[str, Session] = {}
         self.attachments: dict[str, Attachment] = {}
         self.locator = Locator(self)
@@ -115,15 +134,19 @@ class Broker:
         self._sequence = 0
         self._timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
-        self._loopback: list[Message] = []
+        self.loopback: list[Message] = []
+        """What this broker sent to itself."""
         self._departing: dict[str, AttachRequest] = {}
         """Who asked for a session that cannot leave before it has settled."""
         self._in_handoff: dict[str, str] = {}
         """Clients whose handoff has not finished, and the broker they came from."""
         self.requests = Requests(self)
+        self.endings = Endings(self)
         self._issues = IssueTimes(self.settings.clock_error_s)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
+            Fleeting: self._on_fleeting,
+            Drain: self.endings.on_drain,
             Update: self.router.on_update,
             Settled: self.router.on_settled,
             Relayed: self._on_relayed,
@@ -148,8 +171,8 @@ class Broker:
                 self._on_submitted(item)
             else:
                 self._on_input(item)
-            while self._loopback:
-                self._on_message(self.id, self._loopback.pop(0))
+            while self.loopback:
+                self._on_message(self.id, self.loopback.pop(0))
         return out
 
     def deadline(self) -> float | None:
@@ -165,6 +188,7 @@ class Broker:
             "questions on their way": self.locator.gathering,
             "questions to everyone": self.locator.rivals,
             **self.requests.unfinished(),
+            "sessions that end": self.endings.waiting,
             "sessions waiting to depart": self._departing,
             "handoffs": self._in_handoff,
             "timers": self._timers,
@@ -180,8 +204,15 @@ class Broker:
                 self._on_attached(item)
             case Detached(client, connection):
                 attachment = self.attachments.get(client)
-                if attachment is not None and attachment.connection == connection:
+                waiting = self.endings.waiting.get(client)
+                if waiting is not None and waiting.connection == connection:
+                    self.endings.waiting[client] = None
+                elif attachment is not None and attachment.connection == connection:
                     self._detach(client, "silent")
+            case SessionOver(client):
+                is_idle = client not in self.attachments and client not in self._departing
+                if client in self.sessions and is_idle:
+                    self._end(self.sessions[client])
             case Deadline():
                 self._on_deadline()
             case Configured(peers, next_hops):
@@ -216,7 +247,16 @@ class Broker:
     # --- notifications ---
 
     def _on_burst(self, source: str, burst: Burst) -> None:
-        peers, owners = self.router.route(burst.attributes)
+        route = self.router.route(burst.attributes)
+        if route[2] and self.front is not None:
+            for part, peers, owners in self.router.table.split(burst, route, self.front.contents(burst)):
+                self._pass_on(source, part, peers, owners)
+        else:
+            self._pass_on(source, burst, route[0], route[1])
+
+    def _pass_on(
+        self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
+    ) -> None:
         sends = self._out.sends
         for peer in peers:
             if peer != source:
@@ -229,11 +269,31 @@ class Broker:
                 continue
             protocol.on_notification(owner, source, burst)
 
-    def publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
+    def _on_fleeting(self, source: str, burst: Burst) -> None:
+        """What promises nothing goes to the peers and to those who are attached, past every queue."""
+        route = self.router.route(burst.attributes)
+        if route[2] and self.front is not None:
+            parts = self.router.table.split(burst, route, self.front.contents(burst))
+        else:
+            parts = [(burst, route[0], route[1])]
+        out, attachments = self._out, self.attachments
+        for part, peers, owners in parts:
+            out.sends += [(peer, part) for peer in peers if peer != source]
+            if not owners:
+                continue
+            deliver = Deliver("", 0, part)
+            for client in {owner[0]: None for owner in owners}:
+                attachment = attachments.get(client)
+                if attachment is not None and attachment.queue is not None and attachment.connection:
+                    out.to_clients.append((client, attachment.connection, deliver))
+
+    def publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: int = 0) -> None:
         """Give the notifications their identity and send them on their way."""
         first = session.published + 1
         session.published += len(bodies)
-        burst = Burst(session.client, session.incarnation, first, attributes, self.now, bodies, len(bodies))
+        burst = Burst(
+            session.client, session.incarnation, first, attributes, self.now, bodies, len(bodies), marks
+        )
         self.record(
             "published", client=session.client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
@@ -248,9 +308,15 @@ class Broker:
         if self._is_overtaken(hello):
             self._out.closes.append((client, item.connection, "attached again"))
             return
-        if client in self.attachments:
+        if client in self.endings.waiting:
+            self._give_up_waiting(client, "attached again")
+        elif client in self.attachments:
             self._close(client, "attached again")
-        self.attachments[client] = Attachment(item.connection, hello)
+        attachment = self.new_attachment(item.connection, hello)
+        if client in self.endings.waiting:
+            self.endings.waiting[client] = attachment
+            return
+        self.attachments[client] = attachment
         session = self.sessions.get(client)
         if session is None and not hello.fresh:
             self.record("handoff_started", client=client, broker=self.id, peer=hello.last_broker or None)
@@ -260,11 +326,14 @@ class Broker:
                 self._refuse(overtaken)
             session.number += 1
             session.moves = max(session.moves, hello.moves)
-            self._welcome(session, self.id, hello.received)
+            if hello.clean:
+                self._end(session)
+            else:
+                self._welcome(session, self.id, hello.received)
         elif client in self.locator.pending:
             return
         elif hello.fresh:
-            self.locator.arrived(Session(client), "")
+            self.begin_session(Session(client))
         else:
             self.locator.ask(item.connection, hello)
 
@@ -274,6 +343,33 @@ class Broker:
         known += [one.moves for one in (self._departing.get(hello.client),) if one is not None]
         known += [one.moves for one in (self.sessions.get(hello.client),) if one is not None]
         return any(0 <= hello.moves < moves for moves in known)
+
+    def new_attachment(self, connection: int, hello: Hello) -> Attachment:
+        return Attachment(connection, hello, hello.window or self.settings.window)
+
+    def begin_session(self, former: Session) -> None:
+        """A new session; what its client publishes is numbered on from the former one."""
+        fresh = Session(
+            former.client, former.number, former.moves, former.served, former.incarnation, former.published,
+            former.accepted,
+        )  # fmt: skip
+        self.locator.arrived(fresh, "")
+
+    def _end(self, session: Session, came_from: str = "") -> None:
+        """What is left of the session goes; if its client is attached, it gets a new one then."""
+        self.endings.begin(session)
+        self._in_handoff.setdefault(session.client, came_from or self.id)
+        self.protocol.on_attach(session, came_from or self.id, {})
+
+    def session_ended(self, client: str) -> None:
+        if self.front is not None:
+            self.front.ended(client)
+
+    def _give_up_waiting(self, client: str, reason: str) -> None:
+        waiting = self.endings.waiting[client]
+        if waiting is not None:
+            self._out.closes.append((client, waiting.connection, reason))
+            self.endings.waiting[client] = None
 
     def _close(self, client: str, reason: str) -> None:
         """End a connection from this side."""
@@ -289,10 +385,18 @@ class Broker:
 
     def _on_submitted(self, item: Submitted) -> None:
         attachment = self.attachments.get(item.client)
-        if attachment is None or attachment.connection != item.connection:
-            return
         message = item.message
-        if type(message) is Acknowledge:
+        if attachment is None or attachment.connection != item.connection:
+            waiting = self.endings.waiting.get(item.client)
+            if waiting is not None and waiting.connection == item.connection and isinstance(message, Request):
+                self.requests.hold(item.client, message)
+            return
+        if type(message) is Publish and message.request == 0:
+            bodies, marks = message.bodies, message.marks
+            self._on_fleeting(
+                "", Fleeting(item.client, 0, 0, message.attributes, self.now, bodies, len(bodies), marks)
+            )
+        elif type(message) is Acknowledge:
             self._on_acknowledge(item.client, attachment, message)
         elif type(message) is Leave:
             self._on_leave(item.client, message)
@@ -335,6 +439,13 @@ class Broker:
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
+            if attachment.hello.clean and came_from:
+                # Its client wants a new one. What it may publish was withdrawn where it came from.
+                session.advertisements = {}
+                self._end(session, came_from)
+                return
+        if self.front is not None:
+            self.front.arrived(session.client, session.capsule)
         # An advertisement may settle at once; what was deferred waits for the handoff all the same.
         self._in_handoff[session.client] = came_from
         self.requests.advertise_again(session)
@@ -358,6 +469,8 @@ class Broker:
     def session_requested(self, request: AttachRequest) -> None:
         if request.broker == self.id:
             return  # It went ahead of its own request: a proclaimed move.
+        if self.endings.ask(request):
+            return
         session = self.sessions[request.client]
         if (request.broker, request.connection) in session.served:
             return  # A second copy, by way of where the session was before.
@@ -388,10 +501,15 @@ class Broker:
         session.number += 1
         if request.connection:
             session.serve(request.broker, request.connection)
-        for text in session.advertisements:
-            self.router.unadvertise(parse(text))
+        self.unadvertise(session)
+        if self.front is not None:
+            session.capsule = self.front.pack(session.client)
         self._in_handoff.pop(session.client, None)
         self.protocol.on_depart(session, request.broker, request.received)
+
+    def unadvertise(self, session: Session) -> None:
+        for text in session.advertisements:
+            self.router.unadvertise(parse(text))
 
     def hand_over(self, session: Session, destination: str) -> None:
         self.locator.hand_over(session, destination)
@@ -426,7 +544,9 @@ class Broker:
 
     def let_depart(self, client: str) -> None:
         """Serve whoever waits for a session that had first to settle."""
-        if client in self._departing:
+        if client in self.endings.waiting and client not in self._in_handoff:
+            self.endings.finish(client)
+        elif client in self._departing:
             self.session_requested(self._departing.pop(client))
 
     def settled(self, token: Token) -> None:
@@ -442,7 +562,7 @@ class Broker:
 
     def send(self, broker: str, message: Message) -> None:
         if broker == self.id:
-            self._loopback.append(message)
+            self.loopback.append(message)
         elif self.router.has_peer(broker):
             self._send_peer(broker, message)
         else:
@@ -552,7 +672,10 @@ class Broker:
         if attachment is None or attachment.queue is None:
             return
         queue, connection, out = attachment.queue, attachment.connection, self._out
-        for sequence, burst in queue.take(self.settings.window):
+        if not connection:
+            self.endings.drain(client)
+            return
+        for sequence, burst in queue.take(attachment.window):
             out.to_clients.append((client, connection, Deliver(queue.stream, sequence, burst)))
             if self._records_all:
                 self._sequence += 1

@@ -34,7 +34,7 @@ class Requests:
         """Requests taken from clients whose session is still on its way."""
         self._settling: dict[str, dict[str, int]] = {}
         """Client to the filters (as text) whose change is not yet settled, and how many."""
-        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...]]]] = {}
+        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...], int]]] = {}
         """What waits to be published until the client's advertisements have settled."""
         self._carrying_on: set[str] = set()
 
@@ -51,7 +51,11 @@ class Requests:
         session = self._broker.sessions.get(client)
         if session is not None:
             self._accept(session, request)
-            return
+        else:
+            self.hold(client, request)
+
+    def hold(self, client: str, request: Request) -> None:
+        """Keep a request until the client's session is there."""
         held = self._held.setdefault(client, [])
         if len(held) < self._broker.settings.held_requests_max:
             held.append(request)
@@ -70,7 +74,8 @@ class Requests:
             skip = session.accepted + 1 - request.request
             if 0 <= skip < len(request.bodies):
                 session.accepted = request.request + len(request.bodies) - 1
-                self._publish(session, request.attributes, request.bodies[skip:] if skip else request.bodies)
+                bodies = request.bodies[skip:] if skip else request.bodies
+                self._publish(session, request.attributes, bodies, request.marks)
         elif request.request == session.accepted + 1:
             session.accepted += 1
             self._change(session, request.request, type(request).__name__, request.filter.text)
@@ -78,14 +83,14 @@ class Requests:
 
     # --- publishing ---
 
-    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...]) -> None:
+    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: int) -> None:
         """Where advertisements guide subscriptions, only what is advertised, and not before all know."""
         if not self._broker.router.uses_advertisements:
-            self._broker.publish(session, attributes, bodies)
+            self._broker.publish(session, attributes, bodies, marks)
         elif session.client in self._settling:
-            self._gated.setdefault(session.client, []).append((attributes, bodies))
+            self._gated.setdefault(session.client, []).append((attributes, bodies, marks))
         elif self._is_advertised(session, attributes):
-            self._broker.publish(session, attributes, bodies)
+            self._broker.publish(session, attributes, bodies, marks)
         else:
             self._broker.record(
                 "dropped", client=session.client, broker=self._broker.id, publisher=session.client,
@@ -174,6 +179,6 @@ class Requests:
         self._carrying_on.discard(client)
         if client in self._settling:
             return
-        for attributes, bodies in self._gated.pop(client, []):
-            self._publish(session, attributes, bodies)
+        for attributes, bodies, marks in self._gated.pop(client, []):
+            self._publish(session, attributes, bodies, marks)
         self._broker.let_depart(client)
