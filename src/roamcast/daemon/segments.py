@@ -1,0 +1,295 @@
+"""The files of a journal, byte by byte: segments that hold records, and snapshots.
+
+A segment begins with a block of its own: magic, format, marker, number, first sequence, version of
+the code, checksum. Behind it are records, each what one commit wrote: marker, sequence of its first
+entry, number of entries, length, checksum, and the entries, each with its length in front. Behind
+the last record is an end mark of zeros, written together with it; the next record overwrites it.
+
+Why this is enough to tell what was written from what was not:
+
+- Entries are numbered without a gap over all segments, so nothing can be missing unnoticed.
+- The marker is drawn anew for each segment and stands in front of each of its records. What a
+  recycled file held before has another one, so it is never taken for new; and somebody who can
+  choose what is journalled cannot forge a record, because the marker is not known to them.
+- The checksum is CRC-32 over head and entries. It finds every flip of one or two bits in records of
+  up to 512 MB, every burst of up to 32 bits, and misses one of 2^32 other accidents. It is there
+  against accidents, not against those who may write to the folder.
+- A record is the unit, not an entry, because the parts of one commit may reach a disk in any order.
+  The next commit is written only after it, so a whole record behind a broken one means damage.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from roamcast.errors import InputError
+
+FORMAT = 1
+HEADER_BYTES = 4096
+"""Room for the head of a segment: a disk's block, so that writing records never touches it."""
+VERSION_BYTES_MAX = 64
+SNAPSHOT_SUFFIX, SEGMENT_SUFFIX, SPARE_SUFFIX, TEMPORARY_SUFFIX = ".snapshot", ".journal", ".spare", ".tmp"
+
+_SEGMENT_MAGIC, _SNAPSHOT_MAGIC = b"RoamJrnl", b"RoamSnap"
+_SEGMENT_HEAD = struct.Struct(f">8sHIQQ{VERSION_BYTES_MAX}s")
+_SNAPSHOT_HEAD = struct.Struct(f">8sHQQ{VERSION_BYTES_MAX}s")
+_RECORD_HEAD = struct.Struct(">IQII")
+_U32 = struct.Struct(">I")
+
+RECORD_HEAD_BYTES = _RECORD_HEAD.size + _U32.size
+END_MARK = bytes(RECORD_HEAD_BYTES)
+SNAPSHOT_HEAD_BYTES = _SNAPSHOT_HEAD.size + _U32.size
+
+pack_length = _U32.pack
+
+
+class JournalDamaged(InputError):
+    """A journal that cannot be trusted: which file, where, and what to do."""
+
+
+class SegmentHead(NamedTuple):
+    number: int
+    first: int
+    """Sequence of the first entry, whether it has come or not."""
+    marker: int
+    version: str
+
+
+class SegmentScan(NamedTuple):
+    """What is in a segment."""
+
+    path: Path
+    head: SegmentHead
+    next: int
+    """The sequence after its last whole record."""
+    records: int
+    end: int
+    """Where its last whole record ends."""
+    torn_bytes: int
+    """What is behind that and is no record, as far as it can be told from what was there before."""
+
+
+class SnapshotHead(NamedTuple):
+    sequence: int
+    """The last entry that the snapshot includes."""
+    length: int
+    version: str
+
+
+# --- names ---
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    return folder / f"segment-{number:012d}{SEGMENT_SUFFIX}"
+
+
+def snapshot_path(folder: Path, sequence: int) -> Path:
+    return folder / f"snapshot-{sequence:018d}{SNAPSHOT_SUFFIX}"
+
+
+def numbered(folder: Path, suffix: str) -> dict[int, Path]:
+    """The files of one kind by their number, in order."""
+    found = {}
+    for path in folder.glob(f"*-*{suffix}"):
+        number = path.name.removesuffix(suffix).rpartition("-")[2]
+        if number.isascii() and number.isdigit():
+            found[int(number)] = path
+    return dict(sorted(found.items()))
+
+
+# --- writing ---
+
+
+def encode_version(version: str) -> bytes:
+    encoded = version.encode()
+    if not 0 < len(encoded) <= VERSION_BYTES_MAX or b"\0" in encoded:
+        raise InputError(f"version {version!r}: expected 1 to {VERSION_BYTES_MAX} bytes without zeros")
+    return encoded
+
+
+def pack_segment_head(head: SegmentHead) -> bytes:
+    """The first block of a segment, and the end mark of its no records."""
+    packed = _SEGMENT_HEAD.pack(
+        _SEGMENT_MAGIC, FORMAT, head.marker, head.number, head.first, encode_version(head.version)
+    )
+    return (packed + _U32.pack(zlib.crc32(packed))).ljust(HEADER_BYTES, b"\0") + END_MARK
+
+
+def new_marker() -> int:
+    """Anything but zero, which is what an end mark begins with."""
+    while True:
+        marker = int.from_bytes(os.urandom(4), "big")
+        if marker:
+            return marker
+
+
+def seal_record(record: bytearray, marker: int, first: int, count: int) -> None:
+    """Fill in the head of a record, whose entries are in place behind it."""
+    _RECORD_HEAD.pack_into(record, 0, marker, first, count, len(record) - RECORD_HEAD_BYTES)
+    checksum = zlib.crc32(record[: _RECORD_HEAD.size])
+    with memoryview(record) as view, view[RECORD_HEAD_BYTES:] as body:
+        checksum = zlib.crc32(body, checksum)
+    _U32.pack_into(record, _RECORD_HEAD.size, checksum)
+
+
+def pack_snapshot_head(sequence: int, version: str, data: bytes) -> bytes:
+    head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, FORMAT, sequence, len(data), encode_version(version))
+    return head + _U32.pack(zlib.crc32(data, zlib.crc32(head)))
+
+
+def write_all(file: int, data: bytes | bytearray, offset: int) -> None:
+    """`pwrite` until everything is written; OSError if it cannot be."""
+    done = os.pwrite(file, data, offset)
+    if done == len(data):
+        return
+    with memoryview(data) as view:
+        while done < len(data):
+            with view[done:] as rest:
+                done += os.pwrite(file, rest, offset + done)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in the folder survive a power loss."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+# --- reading ---
+
+
+def read_segment_head(path: Path) -> SegmentHead:
+    with path.open("rb") as file:
+        return _parse_segment_head(path, file.read(_SEGMENT_HEAD.size + _U32.size))
+
+
+def _parse_segment_head(path: Path, data: bytes) -> SegmentHead:
+    head = _checked_head(path, data, _SEGMENT_HEAD, _SEGMENT_MAGIC)
+    if zlib.crc32(head) != _U32.unpack_from(data, len(head))[0]:
+        raise JournalDamaged(f"{path}: damaged at offset 0: its head has a wrong checksum")
+    _, _, marker, number, first, version = _SEGMENT_HEAD.unpack(head)
+    return SegmentHead(number, first, marker, _decode_version(path, version))
+
+
+def _checked_head(path: Path, data: bytes, form: struct.Struct, magic: bytes) -> bytes:
+    if len(data) < form.size + _U32.size:
+        raise JournalDamaged(f"{path}: damaged at offset {len(data)}: it ends within its head")
+    if not data.startswith(magic):
+        raise JournalDamaged(f"{path}: damaged at offset 0: it does not begin with {magic.decode()}")
+    found = int.from_bytes(data[len(magic) : len(magic) + 2], "big")
+    if found != FORMAT:
+        raise JournalDamaged(f"{path}: format {found} at offset {len(magic)}; this code reads {FORMAT}")
+    return data[: form.size]
+
+
+def _decode_version(path: Path, version: bytes) -> str:
+    try:
+        return version.rstrip(b"\0").decode()
+    except UnicodeDecodeError:
+        raise JournalDamaged(f"{path}: damaged at offset 0: its version is no text") from None
+
+
+def scan_segment(path: Path, before: int | None = None) -> SegmentScan:
+    """Read a whole segment; JournalDamaged if records are missing that must have been there.
+
+    `before` is the first sequence of the next segment, if there is one: this one must reach to it,
+    and whatever it holds behind that was not promised and is told again in the next one.
+    """
+    data = path.read_bytes()
+    head = _parse_segment_head(path, data)
+    end, next, records = HEADER_BYTES, head.first, 0
+    while before is None or next < before:
+        following = _record_at(data, end, head.marker)
+        if following is None or following[0] != next:
+            break
+        end, next, records = following[2], next + following[1], records + 1
+    if before is not None:
+        if next != before:
+            raise JournalDamaged(
+                f"{path}: damaged at offset {end}: entry {next} is broken or missing, but entries from"
+                f" {before} on follow in the next segment"
+            )
+        return SegmentScan(path, head, next, records, end, 0)
+    behind = _whole_record_behind(data, end, head.marker, next)
+    if behind is not None:
+        raise JournalDamaged(
+            f"{path}: damaged at offset {end}: entry {next} is broken or missing, but a whole record"
+            f" follows at offset {behind}"
+        )
+    return SegmentScan(path, head, next, records, end, _torn_bytes(data, end, head.marker))
+
+
+def _record_at(data: bytes, offset: int, marker: int) -> tuple[int, int, int] | None:
+    """First sequence, number of entries and end of the whole record that begins here."""
+    body = offset + RECORD_HEAD_BYTES
+    if body > len(data):
+        return None
+    found, first, count, length = _RECORD_HEAD.unpack_from(data, offset)
+    end = body + length
+    if found != marker or count == 0 or end > len(data):
+        return None
+    with memoryview(data) as view:
+        checksum = zlib.crc32(view[body:end], zlib.crc32(view[offset : offset + _RECORD_HEAD.size]))
+    if checksum != _U32.unpack_from(data, offset + _RECORD_HEAD.size)[0]:
+        return None
+    return first, count, end
+
+
+def _whole_record_behind(data: bytes, offset: int, marker: int, sequence: int) -> int | None:
+    """Where a whole record begins behind a broken one, wherever that may end."""
+    sign = _U32.pack(marker)
+    place = data.find(sign, offset)
+    while place >= 0:
+        record = _record_at(data, place, marker)
+        if record is not None and record[0] >= sequence:
+            return place
+        place = data.find(sign, place + 1)
+    return None
+
+
+def _torn_bytes(data: bytes, end: int, marker: int) -> int:
+    left = data[end : end + RECORD_HEAD_BYTES]
+    if not any(left):
+        return 0
+    if len(left) < RECORD_HEAD_BYTES:
+        return len(left)
+    found, _, _, length = _RECORD_HEAD.unpack_from(left)
+    # Where not even the marker is right, nobody can tell how much was meant to be there.
+    claimed = length if found == marker else 0
+    return min(RECORD_HEAD_BYTES + claimed, len(data) - end)
+
+
+def read_entries(scan: SegmentScan) -> Iterator[bytes]:
+    """The entries of a segment that was scanned."""
+    with scan.path.open("rb") as file:
+        data = file.read(scan.end)
+    offset = HEADER_BYTES
+    while offset < scan.end:
+        _, _, count, _ = _RECORD_HEAD.unpack_from(data, offset)
+        offset += RECORD_HEAD_BYTES
+        for _ in range(count):
+            (length,) = _U32.unpack_from(data, offset)
+            offset += _U32.size + length
+            yield data[offset - length : offset]
+
+
+def read_snapshot(path: Path) -> tuple[SnapshotHead, bytes]:
+    """A whole snapshot; JournalDamaged if it is not whole."""
+    content = path.read_bytes()
+    head = _checked_head(path, content, _SNAPSHOT_HEAD, _SNAPSHOT_MAGIC)
+    _, _, sequence, length, version = _SNAPSHOT_HEAD.unpack(head)
+    data = content[SNAPSHOT_HEAD_BYTES:]
+    if len(data) < length:
+        raise JournalDamaged(
+            f"{path}: damaged at offset {len(content)}: it ends after {len(data)} of {length} bytes"
+        )
+    if len(data) > length or zlib.crc32(data, zlib.crc32(head)) != _U32.unpack_from(content, len(head))[0]:
+        raise JournalDamaged(f"{path}: damaged: its checksum is wrong")
+    return SnapshotHead(sequence, length, _decode_version(path, version)), data
