@@ -357,13 +357,23 @@ def parse_subscription(text: str) -> Filter:
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def _parse_subscription(text: str) -> Filter:
+    topic, conditions = _split_subscription(text)
+    return Filter(conjunction([topic_matches(TOPIC, TopicPattern(topic)), *conditions]))
+
+
+def topic_part(text: str) -> str:
+    """The topic filter of a subscription, without its content conditions."""
+    return _split_subscription(text)[0] if len(text) <= MAX_TEXT_LENGTH else text
+
+
+def _split_subscription(text: str) -> tuple[str, list[Expression]]:
     mark = text.rfind("?")
     while mark > 0:
         conditions = _conditions(text[mark + 1 :])
         if conditions is not None:
-            return Filter(conjunction([topic_matches(TOPIC, TopicPattern(text[:mark])), *conditions]))
+            return text[:mark], conditions
         mark = text.rfind("?", 0, mark)
-    return Filter(topic_matches(TOPIC, TopicPattern(text)))
+    return text, []
 
 
 def _conditions(tail: str) -> list[Expression] | None:
