@@ -20,6 +20,8 @@ from roamcast.filters.selector import parse
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 
 class _RelayedFrame(msgspec.Struct, frozen=True, tag="Relayed", array_like=True):
     """A relayed message on the wire: the inner one stays encoded, it can be of any type."""
@@ -48,6 +50,7 @@ class Codec:
         self.frame_bytes_max = frame_bytes_max
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
         self._decoder = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
+        self._batch_decoder = msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)
 
     def encode(self, message: Message) -> bytes:
         if isinstance(message, Relayed):
@@ -57,13 +60,23 @@ class Codec:
 
     def decode(self, data: bytes | memoryview | msgspec.Raw) -> Message:
         try:
-            decoded = self._decoder.decode(data)
-            if isinstance(decoded, _RelayedFrame):
-                return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            # Quoted parts of the message may contain anything, also line ends.
-            said = str(error).encode("unicode_escape").decode()
-            raise InputError(f"malformed message of {len(memoryview(data))} bytes: {said}") from None
+            return self._unwrapped(self._decoder.decode(data))
+        except _MALFORMED as error:
+            raise _malformed("message", data, error) from None
+
+    def decode_batch(self, data: bytes | memoryview) -> list[Message]:
+        """The messages of a batch: their encodings one behind the other, after `batch_head`."""
+        try:
+            return [
+                self._unwrapped(one) if type(one) is _RelayedFrame else one
+                for one in self._batch_decoder.decode(data)
+            ]
+        except _MALFORMED as error:
+            raise _malformed("batch", data, error) from None
+
+    def _unwrapped(self, decoded: Any) -> Message:
+        if isinstance(decoded, _RelayedFrame):
+            return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
         message: Message = decoded
         return message
 
@@ -98,6 +111,17 @@ class FrameReader:
             start = end
         del self._bytes[:start]
         return messages
+
+
+def batch_head(count: int) -> bytes:
+    """What comes before so many encoded messages to make one batch of them (a msgpack array)."""
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+def _malformed(what: str, data: bytes | memoryview | msgspec.Raw, error: Exception) -> InputError:
+    # Quoted parts of the message may contain anything, also line ends.
+    said = str(error).encode("unicode_escape").decode()
+    return InputError(f"malformed {what} of {len(memoryview(data))} bytes: {said}")
 
 
 def _encode_hook(value: Any) -> Any:
