@@ -294,8 +294,8 @@ class LinkEnd:
 
     def up(self, peer: Resume) -> None:
         """The peer is connected: what it has not received is written again."""
-        self._check(peer)
         self.down()
+        self._check(peer)
         kept = [*self._written, *self._unwritten]
         self._written = deque(one for one in kept if one.last <= peer.received)
         self._unwritten = deque(one for one in kept if one.last > peer.received)
