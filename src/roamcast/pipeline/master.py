@@ -1,0 +1,75 @@
+"""Where Spark runs: the forms of a master's URL, and whether anybody answers there.
+
+Spark itself would try for minutes before it gives up on a wrong URL.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from urllib.parse import urlsplit
+
+from roamcast.errors import InputError
+
+LOCAL = "local[*]"
+"""Every core of this machine, in one process."""
+
+ANSWER_WITHIN_S = 5.0
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_IN_ONE_PROCESS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?")
+_IN_PROCESSES = re.compile(r"local-cluster\[\s*[1-9]\d*\s*,\s*[1-9]\d*\s*,\s*[1-9]\d*\s*\]")
+_STANDALONE = re.compile(r"spark://(?P<hosts>[^\s/,]+:\d+(,[^\s/,]+:\d+)*)")
+_KUBERNETES = re.compile(r"k8s://(?P<url>\S+)")
+
+VALID = "local[*], local[N], local-cluster[N,CORES,MB], spark://HOST:PORT, k8s://https://HOST:PORT and yarn"
+
+
+def is_one_process(master: str) -> bool:
+    """Whether driver and executors share one process, and its memory."""
+    return _IN_ONE_PROCESS.fullmatch(master) is not None
+
+
+def is_on_this_machine(master: str) -> bool:
+    return is_one_process(master) or _IN_PROCESSES.fullmatch(master) is not None
+
+
+def check_master(master: str) -> None:
+    """Refuse what is no master's URL, and one under which nobody answers."""
+    if is_on_this_machine(master) or master == "yarn":
+        return
+    addresses = list(_addresses(master))
+    problems = [_connect(host, port) for host, port in addresses]
+    if all(problems):
+        raise InputError(f"--master {master}: nobody answers there ({problems[0]})")
+
+
+def _addresses(master: str) -> list[tuple[str, int]]:
+    """The places of which one must answer."""
+    standalone, kubernetes = _STANDALONE.fullmatch(master), _KUBERNETES.fullmatch(master)
+    try:
+        if standalone:
+            return [_address(f"spark://{one}") for one in standalone["hosts"].split(",")]
+        if kubernetes:
+            url = kubernetes["url"]
+            return [_address(url if "://" in url else f"https://{url}")]
+    except ValueError:
+        pass  # A port out of range, or a bracket that is not closed.
+    raise InputError(f"--master {master!r}: is no Spark master; valid are {VALID}")
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    port = parts.port or DEFAULT_PORTS.get(parts.scheme)
+    if not parts.hostname or not port:
+        raise ValueError(url)
+    return parts.hostname, port
+
+
+def _connect(host: str, port: int) -> str:
+    """Why there is no connection; "" if there is one."""
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER_WITHIN_S):
+            return ""
+    except OSError as error:
+        return f"{host}:{port}: {(error.strerror or str(error)).lower()}"

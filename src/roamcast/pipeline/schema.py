@@ -1,0 +1,76 @@
+"""The record schema as Spark and Parquet see it. What a row is, is said in core/records.py alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from roamcast.core.records import COLUMNS, SCHEMA_VERSION
+
+VERSION_KEY = b"roamcast.schema_version"
+"""Under which a file says which version of the schema it follows."""
+UNVERSIONED = 0
+"""What a file follows that says nothing: one that was rewritten by another tool."""
+
+ROW_COLUMNS = ("run", "sequence", "time", "node", "kind")
+"""What every row has in every version of the schema."""
+
+_SPARK_TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "float64": DoubleType(),
+    "int64": LongType(),
+    "int32": IntegerType(),
+}
+# Which Arrow types hold what the schema asks for without loss: other tools write other ones.
+_ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
+    "string": (pa.string(), pa.large_string()),
+    "binary": (pa.binary(), pa.large_binary()),
+    "float64": (pa.float64(),),
+    "int64": (pa.int64(), pa.int32()),
+    "int32": (pa.int32(),),
+}
+
+
+def spark_schema() -> StructType:
+    """The columns of a log, in the order of the contract."""
+    return StructType([StructField(name, _SPARK_TYPES[kind]) for name, kind in COLUMNS.items()])
+
+
+def version_of(metadata: Mapping[bytes, bytes] | None) -> int | None:
+    """The version that a file's metadata names; None if that is no number."""
+    text = (metadata or {}).get(VERSION_KEY, str(UNVERSIONED).encode())
+    return int(text) if text.isdigit() else None
+
+
+def schema_problem(schema: pa.Schema) -> str | None:
+    """Why a file with this schema is no log that this program can read; None if it is one."""
+    version = version_of(schema.metadata)
+    if version is None or version > SCHEMA_VERSION:
+        named = (schema.metadata or {})[VERSION_KEY].decode(errors="replace")
+        return f"has schema version {named}: this program reads up to {SCHEMA_VERSION}"
+    # Later versions add columns; a file of this one has them all.
+    needed = COLUMNS if version == SCHEMA_VERSION else ROW_COLUMNS
+    missing = [name for name in needed if name not in schema.names]
+    if missing:
+        return f"is no event log: it has no column {missing[0]!r}"
+    for name, kind in COLUMNS.items():
+        if name in schema.names and _plain(schema.field(name).type) not in _ARROW_TYPES[kind]:
+            return f"is no event log: column {name!r} is {schema.field(name).type}, valid is {kind}"
+    return None
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A dictionary is but a way to store its values."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

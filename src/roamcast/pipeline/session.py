@@ -1,0 +1,161 @@
+"""Starting Spark and ending it, quietly, with settings that fit the machine.
+
+What the Java side prints goes into a file of its own: none of it is meant for
+whoever asked a question, and when Spark does not start, the file says why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from roamcast.errors import InputError
+from roamcast.pipeline.java import find_java
+from roamcast.pipeline.master import LOCAL, check_master, is_on_this_machine, is_one_process
+
+HEAP_SHARE = 0.5
+"""Of the machine's memory; the rest is for Python's workers, the system and its file cache."""
+HEAP_MB_MIN, HEAP_MB_MAX = 1_024, 8_192
+DRIVER_MB = 1_024
+"""What is left to the driver where executors do the work."""
+ROWS_PER_ARROW_BATCH = 16_384
+
+_scratch: dict[int, Path] = {}
+"""The folder of each session that runs, by the id of its context."""
+
+
+def start_spark(
+    master: str = LOCAL,
+    *,
+    name: str = "roamcast",
+    memory_mb: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> SparkSession:
+    """A session on that master. `settings` are Spark's own and win over what is chosen here."""
+    check_master(master)
+    os.environ["JAVA_HOME"] = str(find_java())
+    # Workers must run what the driver runs, whatever `python3` is on their PATH.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    scratch = Path(tempfile.mkdtemp(prefix="roamcast-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
+    for key, value in {**_settings(master, memory_mb, scratch), **(settings or {})}.items():
+        conf.set(key, value)
+    if not quiet:
+        print(f"Spark is starting ({master}) ...", file=sys.stderr, flush=True)
+    log = scratch / "spark.log"
+    try:
+        with _home_of(master, scratch):
+            context = _start(conf, log)
+    except Exception as error:
+        reason = _first_complaint(log) or str(error).strip().partition("\n")[0] or type(error).__name__
+        _end_gateway()
+        raise InputError(f"Spark does not start on {master}: {reason}") from None
+    _scratch[id(context)] = scratch
+    return SparkSession(context)
+
+
+def stop_spark(spark: SparkSession) -> None:
+    """End the session and its Java process, and remove what they left on the disk."""
+    scratch = _scratch.pop(id(spark.sparkContext), None)
+    spark.stop()
+    _end_gateway()
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _start(conf: SparkConf, log: Path) -> SparkContext:
+    with log.open("ab") as sink:
+        gateway = launch_gateway(  # type: ignore[no-untyped-call]
+            conf=conf, popen_kwargs={"stdout": sink, "stderr": sink}
+        )
+    return SparkContext(conf=conf, gateway=gateway)
+
+
+@contextmanager
+def _home_of(master: str, scratch: Path) -> Iterator[None]:
+    """Executors of a cluster in processes of its own leave their files in Spark's home.
+
+    That is where PySpark is installed, so they get a home in the scratch folder, made of links.
+    """
+    if is_one_process(master) or not is_on_this_machine(master):
+        yield
+        return
+    given, installed, home = os.environ.get("SPARK_HOME"), Path(_find_spark_home()), scratch / "home"
+    home.mkdir()
+    for entry in installed.iterdir():
+        (home / entry.name).symlink_to(entry)
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
+        if given is not None:
+            os.environ["SPARK_HOME"] = given
+
+
+def _end_gateway() -> None:
+    """PySpark keeps its Java process for the next session; one with other settings needs another."""
+    gateway: Any = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # Its sign to go.
+    gateway.proc.wait()
+
+
+def _first_complaint(log: Path) -> str:
+    """The line of Spark's log that says most about why it did not start."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    for line in lines:
+        if " ERROR " in line or line.startswith(("Exception in", "Error:")):
+            return line.strip()
+    return ""
+
+
+def _settings(master: str, memory_mb: int | None, scratch: Path) -> dict[str, str]:
+    heap_mb = memory_mb or (fitting_heap_mb() if is_one_process(master) else DRIVER_MB)
+    settings = {
+        "spark.driver.memory": f"{heap_mb}m",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.local.dir": str(scratch),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH),
+    }
+    if is_on_this_machine(master):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return settings
+
+
+def fitting_heap_mb() -> int:
+    """A heap that leaves this machine, or the container we are in, room for everything else."""
+    return max(HEAP_MB_MIN, min(HEAP_MB_MAX, int(HEAP_SHARE * memory_mb())))
+
+
+def memory_mb() -> int:
+    """The machine's memory, or what a container lets us have of it."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [machine]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(file).read_text()))
+        except (OSError, ValueError):
+            continue  # No such file, or "max".
+    return min(limits) // 2**20
