@@ -25,6 +25,7 @@ SEES: dict[str, set[str]] = {
     "errors": set(),
     "filters": set(),
     "models": set(),
+    "config": set(),
     "core": {"filters"},
     "mobility": {"filters", "core"},
     "overlay": {"filters", "core"},
@@ -34,11 +35,11 @@ SEES: dict[str, set[str]] = {
     "records": {"core.records"},
     "pipeline": {"filters", "core.records"},
     "simulator": BELOW_DRIVERS | {"records"},
-    "daemon": BELOW_DRIVERS | {"records"},
-    "proxy": BELOW_DRIVERS | {"records"},
+    "daemon": BELOW_DRIVERS | {"records", "config"},
+    "proxy": BELOW_DRIVERS | {"records", "config"},
     "bench": BELOW_TOOLS | {"records"},
     "lab": BELOW_TOOLS | {"records"},
-    "cli": BELOW_TOOLS | {"records", "pipeline", "bench", "lab"},
+    "cli": BELOW_TOOLS | {"records", "config", "pipeline", "bench", "lab"},
 }
 
 PURE = {"filters", "core", "mobility", "overlay", "location", "node", "mqtt", "models"}

@@ -1,4 +1,7 @@
-"""The one exception that means "the user gave us something we cannot use"."""
+"""The one exception that means "the user gave us something we cannot use", and words that help."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class InputError(ValueError):
@@ -7,3 +10,17 @@ class InputError(ValueError):
     The command line prints it as it is and exits with code 2. Nothing else is
     shown to a user, so the text must stand on its own.
     """
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that was most likely meant, if any comes near."""
+    known = {choice.lower(): choice for choice in choices}
+    word = word.lower()
+    longer = [choice for choice in known if choice.startswith(word) and len(word) > 2]
+    close = get_close_matches(word, known, n=1, cutoff=0.55)
+    return next((known[choice] for choice in longer[:1] + close), None)
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    choice = nearest(word, choices)
+    return f"did you mean '{choice}'?" if choice else None

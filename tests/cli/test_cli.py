@@ -21,8 +21,8 @@ import roamcast.bench
 from roamcast import __version__
 from roamcast.cli import build_app, run
 from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
-from roamcast.cli.usage import nearest, new_group
-from roamcast.errors import InputError
+from roamcast.cli.usage import new_group
+from roamcast.errors import InputError, nearest
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
 

@@ -8,13 +8,12 @@ a test.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, did_you_mean
 
 # Typer either brings its own copy of click or uses the installed one, depending on its version. In
 # both, BadParameter is what it exports, and its parents are the errors we have to answer.
@@ -55,19 +54,6 @@ def show_examples(*commands: str) -> str:
     """The epilog that shows commands as they are typed."""
     # Click's mark for a paragraph that must not be wrapped.
     return "\n".join(["\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {c}" for c in commands)])
-
-
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that was most likely meant, if any comes near."""
-    known = list(choices)
-    longer = [choice for choice in known if choice.startswith(word) and len(word) > 2]
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.55)
-    return next(iter(longer[:1] + close), None)
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
-    choice = nearest(word, choices)
-    return f"did you mean '{choice}'?" if choice else None
 
 
 def describe_usage_error(error: Exception) -> str:

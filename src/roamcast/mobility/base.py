@@ -61,15 +61,15 @@ class Settings(msgspec.Struct, frozen=True):
     cache_notifications: int | None = None
     """Room in the cache of one client, in notifications; past it the oldest is overwritten."""
     cache_ttl_s: float | None = None
-    """How old a notification may become before its client has it; None: any age."""
+    """How old a notification may become before its client has it; "none": any age."""
     neighbour_graph: str = ""
-    """Where clients go next, as JSON (see `neighbour_graph.parse_graph`); "" begins with nothing."""
+    """Where clients go next, as JSON: {"brokers": {"a": {"b": {"probability": 0.4}}}}; "": not known yet."""
     neighbours_max: int | None = 8
     """Neighbours of one broker, at most; the one not used for the longest time gives way."""
     neighbours_directed: bool = False
     """Whether a move from here to there says nothing about moves from there to here."""
     neighbour_timeout_s: float | None = 3600.0
-    """A neighbour is forgotten when no client has moved that way for so long; None: never."""
+    """A neighbour is forgotten when no client has moved that way for so long; "none": never."""
     context_timeout_s: float | None = 600.0
     """How long neighbours store for a client that is away; after that only its last broker does."""
 

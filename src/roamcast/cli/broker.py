@@ -1,0 +1,134 @@
+"""`roamcast broker`: a broker for MQTT clients that roam."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError, did_you_mean
+
+QUICK = "roamcast broker --id a --listen 127.0.0.1:1883 --peer b=127.0.0.1:7001 --data site-a"
+KINDS = ("tcp", "tls", "ws", "wss")
+
+
+def register(app: typer.Typer) -> None:
+    examples = show_examples(
+        "roamcast broker --print-config", "roamcast broker --config site.toml --check", QUICK
+    )
+    app.command("broker", epilog=examples)(broker)
+
+
+def broker(
+    config: Annotated[Path | None, typer.Option(help="The configuration, a TOML file.")] = None,
+    id: Annotated[str | None, typer.Option(help="This broker's id.")] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[KIND://]HOST:PORT",
+            help="Where clients connect, kind tcp or ws; replaces configured listeners. Repeatable.",
+        ),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=HOST:PORT", help="A neighbouring broker; replaces configured ones. Repeatable."
+        ),
+    ] = None,
+    peer_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where peers connect.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The folder for what must survive a restart.")] = None,
+    mobility: Annotated[str | None, typer.Option(help="The mobility protocol.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key: mqtt.receive_maximum=64. Repeatable."),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the default configuration, commented, and exit.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration and exit: 0 if it can be used.")
+    ] = False,
+) -> None:
+    """Run a broker. Flags win over environment variables (ROAMCAST_SECTION_KEY), and these over the file."""
+    if print_config:
+        from roamcast.daemon.config import print_config as default_config
+
+        sys.stdout.write(default_config())
+        return
+    flags: dict[str, Any] = dict(map(parse_setting, set_ or []))
+    flags |= {
+        key: value
+        for key, value in {"id": id, "data": data, "mobility.protocol": mobility}.items()
+        if value is not None
+    }
+    if listen:
+        flags["listener"] = [parse_listener(text) for text in listen]
+    if peer:
+        flags["peer"] = [parse_peer(text) for text in peer]
+    if peer_listen:
+        flags |= parse_peer_listener(peer_listen)
+    run(config, flags, only_check=check)
+
+
+def run(path: Path | None, flags: dict[str, Any], *, only_check: bool) -> None:
+    from roamcast.daemon.config import Config, load
+
+    def read() -> Config:
+        return load(path, os.environ, flags, warn)
+
+    config = read()
+    if only_check:
+        print(f"{path or 'the configuration'} can be used")
+        return
+    # Loaded by name and late: it takes a while, and checking a configuration does not need it.
+    import_module("roamcast.daemon.main").serve(config, read)
+
+
+def warn(line: str) -> None:
+    print(f"roamcast: warning: {line}", file=sys.stderr)
+
+
+def parse_setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text}: valid is KEY=VALUE, as in mqtt.receive_maximum=64")
+    return key.strip(), value
+
+
+def parse_listener(text: str) -> dict[str, Any]:
+    kind, scheme, endpoint = text.rpartition("://")
+    if scheme and kind not in KINDS:
+        raise InputError(f"--listen {text}: {did_you_mean(kind, KINDS) or 'valid kinds are tcp and ws'}")
+    if kind in ("tls", "wss"):
+        raise InputError(f"--listen {text}: {kind} needs certificates; write a [[listener]] into a file")
+    host, port = parse_endpoint("--listen", endpoint)
+    return {"address": host, "port": port, "kind": kind or "tcp"}
+
+
+def parse_peer(text: str) -> dict[str, Any]:
+    id, equals, address = text.partition("=")
+    if not equals:
+        raise InputError(f"--peer {text}: valid is ID=HOST:PORT, as in b=127.0.0.1:7001")
+    parse_endpoint("--peer", address)
+    return {"id": id, "address": address}
+
+
+def parse_peer_listener(text: str) -> dict[str, Any]:
+    host, port = parse_endpoint("--peer-listen", text)
+    return {"link.address": host, "link.port": port}
+
+
+def parse_endpoint(option: str, text: str) -> tuple[str, int]:
+    from roamcast.daemon.addresses import split_endpoint
+
+    try:
+        return split_endpoint(text)
+    except InputError as error:
+        raise InputError(f"{option} {error}") from None

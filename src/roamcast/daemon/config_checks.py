@@ -1,0 +1,197 @@
+"""What single keys cannot tell: whether a configuration makes sense, and whether it is safe.
+
+What would open the broker to strangers, or could never work, is refused. What is allowed but unwise is
+told as a warning. Lines name the keys; the caller adds the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from roamcast.daemon.addresses import is_loopback, join_endpoint, split_endpoint
+from roamcast.daemon.private_files import check_private, check_readable
+from roamcast.daemon.sections import Config, Link, Listener
+from roamcast.errors import InputError, did_you_mean
+from roamcast.mobility import PROTOCOLS, check_combination
+from roamcast.mqtt.access import Access as CompiledRules
+
+Warn = Callable[[str], None]
+
+SECRET_CHARACTERS_MIN = 16
+
+
+def check(config: Config, warn: Warn) -> None:
+    """Refuse what cannot work or would not be safe."""
+    check_addresses(config)
+    for number, listener in enumerate(config.listeners):
+        check_listener(f"listener.{number}", listener, config, warn)
+    check_peers(config)
+    check_link(config, warn)
+    check_mobility(config)
+    check_access(config, warn)
+    check_quotas(config)
+    check_events(config, warn)
+    if config.metrics.enabled and not is_loopback(config.metrics.address):
+        warn(f"metrics.address = {config.metrics.address}: whoever reaches it can read the figures")
+    if config.location.movement_graph:
+        check_readable(config.location.movement_graph, "location.movement_graph")
+
+
+def check_addresses(config: Config) -> None:
+    """Refuse two listeners on one address and port."""
+    taken = [(f"listener.{i}", one.address, one.port) for i, one in enumerate(config.listeners)]
+    if config.link.port is not None:
+        taken.append(("link", config.link.address, config.link.port))
+    if config.metrics.enabled:
+        taken.append(("metrics", config.metrics.address, config.metrics.port))
+    seen: dict[tuple[str, int], str] = {}
+    for key, address, port in taken:
+        if port and seen.setdefault((address, port), key) != key:
+            endpoint = join_endpoint(address, port)
+            raise InputError(f"{key} and {seen[address, port]} are both {endpoint}; give one another port")
+
+
+def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> None:
+    where = f"{key} ({listener.kind} {join_endpoint(listener.address, listener.port)})"
+    files = {"certificate": listener.certificate, "key": listener.key, "client_ca": listener.client_ca}
+    if listener.is_secure:
+        check_tls_files(where, key, files, needed=("certificate", "key"))
+    else:
+        given = next((name for name, path in files.items() if path), None)
+        if given or listener.require_certificate:
+            secure = "wss" if listener.is_websocket else "tls"
+            raise InputError(
+                f'{where}: {given or "require_certificate"} is only for tls and wss; set kind = "{secure}"'
+            )
+    if listener.require_certificate and not listener.client_ca:
+        raise InputError(f"{where}: require_certificate needs client_ca, a file of who signs certificates")
+    anonymous = config.allows_anonymous(listener)
+    if not (anonymous or config.access.users or listener.client_ca):
+        raise InputError(
+            f"{where}: nobody could connect; set access.users or {key}.client_ca, "
+            f"or {key}.anonymous = true to let everyone in"
+        )
+    if is_loopback(listener.address):
+        return
+    if anonymous:
+        warn(f"{where}: whoever reaches it is let in without a password ({key}.anonymous = true)")
+    elif config.access.users and not listener.is_secure:
+        warn(f"{where}: passwords travel unencrypted; kinds tls and wss encrypt them")
+
+
+def check_tls_files(where: str, key: str, files: dict[str, str], needed: tuple[str, ...]) -> None:
+    for name in needed:
+        if not files[name]:
+            raise InputError(f"{where}: {name} is missing; name a PEM file in {key}.{name}")
+    for name, path in files.items():
+        if path and name == "key":
+            check_private(path, f"{key}.{name}")
+        elif path:
+            check_readable(path, f"{key}.{name}")
+
+
+def check_peers(config: Config) -> None:
+    ids = Counter(peer.id for peer in config.peers)
+    for number, peer in enumerate(config.peers):
+        key = f"peer.{number}"
+        if peer.id == config.id:
+            raise InputError(f"{key}.id = {peer.id}: that is this broker itself; name a neighbour")
+        if ids[peer.id] > 1:
+            raise InputError(f"{key}.id = {peer.id}: there are {ids[peer.id]} peers of this id; keep one")
+        try:
+            _, port = split_endpoint(peer.address)
+        except InputError as error:
+            raise InputError(f"{key}.address = {error}") from None
+        if port == 0:
+            raise InputError(f"{key}.address = {peer.address}: valid is a port from 1 to 65535")
+
+
+def check_link(config: Config, warn: Warn) -> None:
+    link = config.link
+    if link.secret and len(link.secret) < SECRET_CHARACTERS_MIN:
+        raise InputError(f"link.secret is too short; valid is {SECRET_CHARACTERS_MIN} characters or more")
+    if link.reconnect_min_s > link.reconnect_max_s:
+        raise InputError(
+            f"link.reconnect_min_s = {link.reconnect_min_s}: valid is at most "
+            f"link.reconnect_max_s, {link.reconnect_max_s}"
+        )
+    if link.heartbeat_s >= link.timeout_s:
+        raise InputError(
+            f"link.heartbeat_s = {link.heartbeat_s}: valid is less than link.timeout_s, {link.timeout_s}"
+        )
+    files = {"certificate": link.certificate, "key": link.key, "ca": link.ca}
+    if link.tls:
+        check_tls_files("link.tls", "link", files, needed=("certificate", "key", "ca"))
+    elif any(files.values()):
+        given = next(name for name, path in files.items() if path)
+        raise InputError(f"link.{given} is only for links with TLS; set link.tls = true")
+    check_link_addresses(config, link, warn)
+
+
+def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
+    """Refuse links to other machines over which nobody proves who they are."""
+    ends = [("link.address", link.address)] if link.port is not None else []
+    ends += [(f"peer.{i}.address", split_endpoint(peer.address)[0]) for i, peer in enumerate(config.peers)]
+    for key, host in ends:
+        if is_loopback(host) or link.tls:
+            continue
+        if not link.secret:
+            raise InputError(
+                f"{key} = {host}: a link that is not on loopback needs proof of who is there; "
+                f"set link.secret_file, or link.tls with certificate, key and ca"
+            )
+        warn(f"{key} = {host}: links are authenticated but not encrypted; link.tls = true encrypts them")
+        return
+
+
+def check_mobility(config: Config) -> None:
+    mobility = config.mobility
+    protocol = PROTOCOLS.get(mobility.protocol)
+    if protocol is None:
+        hint = did_you_mean(mobility.protocol, PROTOCOLS) or f"valid are {', '.join(sorted(PROTOCOLS))}"
+        raise InputError(f"mobility.protocol = {mobility.protocol}: there is no such protocol; {hint}")
+    for name, value in msgspec.structs.asdict(mobility.settings).items():
+        if isinstance(value, int | float) and value < 0:
+            raise InputError(f"mobility.settings.{name} = {value}: valid is 0 or more")
+    try:
+        check_combination(protocol, mobility.routing or protocol.strategies[0])
+        protocol.check(mobility.settings)
+    except InputError as error:
+        raise InputError(f"mobility: {error}") from None
+
+
+def check_access(config: Config, warn: Warn) -> None:
+    access = config.access
+    CompiledRules(config.access_rules)
+    if access.users:
+        check_private(access.users, "access.users")
+    if access.backoff_s > access.backoff_max_s:
+        raise InputError(
+            f"access.backoff_s = {access.backoff_s}: valid is at most access.backoff_max_s, "
+            f"{access.backoff_max_s}"
+        )
+    if access.default == "allow" and access.rules and not any(one.verdict == "deny" for one in access.rules):
+        warn('access.default = "allow" and no rule denies anything: the rules have no effect')
+
+
+def check_quotas(config: Config) -> None:
+    quotas, packet = config.quotas, config.mqtt.packet_bytes_max
+    for name in ("queue_bytes_max", "buffered_bytes_max", "retained_bytes_max"):
+        if getattr(quotas, name) < packet:
+            raise InputError(
+                f"quotas.{name} = {getattr(quotas, name)}: valid is at least mqtt.packet_bytes_max, {packet}"
+            )
+    journal = config.journal
+    if journal.size_bytes_max < 2 * journal.snapshot_bytes:
+        raise InputError(
+            f"journal.size_bytes_max = {journal.size_bytes_max}: valid is at least twice "
+            f"journal.snapshot_bytes, {2 * journal.snapshot_bytes}"
+        )
+
+
+def check_events(config: Config, warn: Warn) -> None:
+    if config.events.level != "none" and not config.events.pseudonym_key:
+        warn("the event log names clients as they are; events.pseudonym_key_file replaces their names")

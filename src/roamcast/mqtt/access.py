@@ -1,0 +1,337 @@
+"""Who may publish and subscribe what: rules as plain data, and their evaluation without side effects.
+
+Rules are read in order; the first that fits a notification decides, and a default decides where none
+fits. A publish is one notification, so that is all there is to say. A subscription stands for every
+notification that it may ever match: it is allowed only if the rules would allow each of them, as far as
+that can be decided, and refused otherwise. It is never narrowed, for the client would not know.
+
+What does not depend on content is decided once per topic: the verdict is one look into a dict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.expression import Attributes, conjunction, disjunction, topic_matches
+from roamcast.filters.filter import ALL, Filter
+from roamcast.filters.patterns import TopicPattern
+from roamcast.filters.selector import TOPIC, parse
+
+Default = Literal["allow", "deny"]
+Texts = str | tuple[str, ...]
+
+EVERYONE = "*"
+ANONYMOUS = "anonymous"
+USER = "user:"
+CERTIFICATE = "certificate:"
+
+DECISIONS_KEPT_MAX = 4096
+"""Remembered topics per client (and subscriptions, and clients); past that the memory starts afresh."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule: what it allows or denies, to whom."""
+
+    verdict: Default
+    """What happens where the rule fits."""
+    topic: Texts = "#"
+    """A topic filter, or a list of them. %u stands for the user's name and %c for the client id; a rule
+    that allows never fits for a name that is empty, starts with $ or contains /, + or #."""
+    action: Literal["publish", "subscribe", "both"] = "both"
+    """What the client wants to do."""
+    user: Texts = EVERYONE
+    """A user's name, "certificate:NAME" for the name in a client certificate, "anonymous", or "*" for
+    everyone; or a list of them. A * inside a name stands for anything: "user:*" is whoever has a password."""
+    client: Texts = EVERYONE
+    """A client id, or a list of them; * stands for anything."""
+    where: str = ""
+    """A selector over the attributes of the notification, such as "speed < 200"; empty fits always."""
+
+
+class AccessRules(msgspec.Struct, frozen=True):
+    """All rules of a broker, as they are configured and journalled."""
+
+    rules: tuple[Rule, ...] = ()
+    default: Default = "allow"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a client has proved to be; one that proved nothing has neither user nor certificate."""
+
+    client: str
+    user: str = ""
+    certificate: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.user or self.certificate
+
+    @property
+    def owner(self) -> str:
+        """To whom the client's session belongs: nobody else may take it by giving the same client id."""
+        if self.user:
+            return USER + self.user
+        return CERTIFICATE + self.certificate if self.certificate else ANONYMOUS
+
+
+class Decision(NamedTuple):
+    """May this client publish to a topic."""
+
+    allowed: bool
+    """Where no condition holds."""
+    conditions: tuple[tuple[Callable[[Attributes], bool], bool], ...] = ()
+    """In order: if this holds of the content, then that is the verdict."""
+
+    @property
+    def needs_content(self) -> bool:
+        return bool(self.conditions)
+
+    def of(self, attributes: Attributes) -> bool:
+        """The verdict on a notification with this content, its topic included."""
+        return next((verdict for holds, verdict in self.conditions if holds(attributes)), self.allowed)
+
+
+ALLOWED = Decision(True)
+DENIED = Decision(False)
+
+
+class _Entry(NamedTuple):
+    """A rule as it is for one client."""
+
+    allows: bool
+    patterns: tuple[TopicPattern, ...]
+    where: Filter | None
+    filter: Filter
+    """Topics and condition in one."""
+
+
+class ClientAccess:
+    """What the rules say for one client."""
+
+    def __init__(self, publish: list[_Entry], subscribe: list[_Entry], default: bool) -> None:
+        self._publish = publish
+        self._subscribe = subscribe
+        self._default = default
+        self._decisions: dict[str, Decision] = {}
+        self._subscriptions: dict[Filter, bool] = {}
+
+    def publish(self, topic: str) -> Decision:
+        """The decision on publishing to a topic."""
+        decision = self._decisions.get(topic)
+        if decision is None:
+            decision = _remember(self._decisions, topic, self._decide(topic))
+        return decision
+
+    def needs_content(self, topic: str) -> bool:
+        """Whether a notification's attributes must be known before it can be let through."""
+        return self.publish(topic).needs_content
+
+    def may_publish(self, topic: str, attributes: Attributes) -> bool:
+        """The verdict on one notification; only what it is published to counts as its topic."""
+        decision = self.publish(topic)
+        return decision.of({**attributes, TOPIC: topic}) if decision.conditions else decision.allowed
+
+    def may_subscribe(self, filter: Filter) -> bool:
+        """Whether everything that the filter may match is allowed."""
+        allowed = self._subscriptions.get(filter)
+        if allowed is None:
+            allowed = _remember(self._subscriptions, filter, self._covers(filter))
+        return allowed
+
+    def _decide(self, topic: str) -> Decision:
+        if topic.startswith(("$SYS/", "$share/")):
+            return DENIED  # These are the broker's own.
+        conditions: list[tuple[Callable[[Attributes], bool], bool]] = []
+        # Topics that start with $ have a meaning of their own somewhere: only a rule opens them.
+        verdict = self._default and not topic.startswith("$")
+        for entry in self._publish:
+            if not any(pattern.accepts(topic) for pattern in entry.patterns):
+                continue
+            if entry.where is None:
+                verdict = entry.allows
+                break
+            conditions.append((entry.where.matches, entry.allows))
+        while conditions and conditions[-1][1] == verdict:
+            conditions.pop()  # It would only say what is said without it.
+        return Decision(verdict, tuple(conditions)) if conditions else ALLOWED if verdict else DENIED
+
+    def _covers(self, wanted: Filter) -> bool:
+        """Whether the first rule that fits allows, for every notification that `wanted` matches."""
+        allowed: list[Filter] = []
+        for entry in self._subscribe:
+            if not entry.filter.overlaps(wanted):
+                continue
+            if entry.allows:
+                allowed.append(entry.filter)
+                if _together_cover(allowed, wanted):
+                    return True
+            elif not _together_cover(allowed, _common(entry.filter, wanted)):
+                return False
+        return self._default
+
+
+def _together_cover(filters: list[Filter], wanted: Filter | None) -> bool:
+    """Whether the filters cover another one between them; what cannot be written down they do not."""
+    if wanted is None:
+        return False
+    if any(one.covers(wanted) for one in filters):
+        return True
+    if len(filters) < 2:
+        return False
+    try:
+        return Filter(disjunction(one.expression for one in filters)).covers(wanted)
+    except InputError:
+        return False
+
+
+def _common(one: Filter, other: Filter) -> Filter | None:
+    try:
+        return Filter(conjunction([one.expression, other.expression]))
+    except InputError:
+        return None
+
+
+def _remember(memory: dict[Any, Any], key: Any, value: Any) -> Any:
+    if len(memory) >= DECISIONS_KEPT_MAX:
+        memory.clear()
+    memory[key] = value
+    return value
+
+
+# --- from rules to what they mean for one client ---
+
+
+class _Compiled(NamedTuple):
+    """A rule with everything that does not depend on the client."""
+
+    rule: Rule
+    users: tuple[Callable[[Identity], bool], ...]
+    clients: tuple[Callable[[str], object], ...]
+    topics: tuple[str, ...]
+    where: Filter | None
+
+    def fits(self, identity: Identity) -> bool:
+        return any(fits(identity) for fits in self.users) and any(
+            fits(identity.client) for fits in self.clients
+        )
+
+    def entry(self, identity: Identity) -> _Entry | None:
+        """The rule for this client, or None if it cannot fit any topic."""
+        allows = self.rule.verdict == "allow"
+        filled = (_filled(topic, identity, allows) for topic in self.topics)
+        patterns = tuple(pattern for pattern in filled if pattern is not None)
+        if not patterns:
+            return None
+        topics = disjunction(topic_matches(TOPIC, pattern) for pattern in patterns)
+        try:
+            filter = Filter(conjunction([topics, self.where.expression]) if self.where else topics)
+        except InputError:  # A client id of many thousand characters: what is denied cannot be told exactly.
+            return None if allows else _Entry(False, patterns, self.where, ALL)
+        return _Entry(allows, patterns, self.where, filter)
+
+
+class Access:
+    """Rules, ready to be asked. Reading them refuses what makes no sense."""
+
+    def __init__(self, rules: AccessRules = AccessRules()) -> None:  # noqa: B008
+        self.rules = rules
+        self._compiled = [_compile(number, rule) for number, rule in enumerate(rules.rules)]
+        self._by_client = any(_depends_on_client(rule) for rule in rules.rules)
+        self._known: dict[tuple[str, str, str], ClientAccess] = {}
+
+    def of(self, identity: Identity) -> ClientAccess:
+        """What the rules say for this client; clients for which they say the same share it."""
+        key = (identity.user, identity.certificate, identity.client if self._by_client else "")
+        known = self._known.get(key)
+        return known if known is not None else _remember(self._known, key, self._make(identity))
+
+    def _make(self, identity: Identity) -> ClientAccess:
+        publish: list[_Entry] = []
+        subscribe: list[_Entry] = []
+        for compiled in self._compiled:
+            entry = compiled.entry(identity) if compiled.fits(identity) else None
+            if entry is None:
+                continue
+            if compiled.rule.action != "subscribe":
+                publish.append(entry)
+            if compiled.rule.action != "publish":
+                subscribe.append(entry)
+        return ClientAccess(publish, subscribe, self.rules.default == "allow")
+
+
+def _texts(value: Texts) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+def _depends_on_client(rule: Rule) -> bool:
+    return _texts(rule.client) != (EVERYONE,) or any("%c" in topic for topic in _texts(rule.topic))
+
+
+def _compile(number: int, rule: Rule) -> _Compiled:
+    """Check a rule and prepare it; its number is what an error line names it by."""
+    try:
+        for name, value in (("topic", rule.topic), ("user", rule.user), ("client", rule.client)):
+            if not _texts(value) or "" in _texts(value):
+                raise InputError(f"{name} is empty; leave it out to mean all")
+        for topic in _texts(rule.topic):
+            TopicPattern(_substituted(topic, "x", "x"))
+        where = parse(rule.where) if rule.where else None
+    except InputError as error:
+        raise InputError(f"access.rule.{number}: {error}") from None
+    return _Compiled(
+        rule,
+        tuple(_user_test(text) for text in _texts(rule.user)),
+        tuple(_glob(text) for text in _texts(rule.client)),
+        _texts(rule.topic),
+        where,
+    )
+
+
+def _user_test(text: str) -> Callable[[Identity], bool]:
+    if text == EVERYONE:
+        return lambda identity: True
+    if text == ANONYMOUS:
+        return lambda identity: not identity.name
+    if text.startswith(CERTIFICATE):
+        fits = _glob(text.removeprefix(CERTIFICATE))
+        return lambda identity: bool(identity.certificate and fits(identity.certificate))
+    fits = _glob(text.removeprefix(USER))
+    return lambda identity: bool(identity.user and fits(identity.user))
+
+
+def _glob(text: str) -> Callable[[str], object]:
+    """Whether a name fits, where * stands for anything; atomic, so that no name can make it slow."""
+    first, *parts = map(re.escape, text.split("*"))
+    if not parts:
+        return re.compile(first).fullmatch
+    *middle, last = parts
+    return re.compile(
+        first + "".join(f"(?>.*?{part})" for part in middle) + f".*{last}", re.DOTALL
+    ).fullmatch
+
+
+def _substituted(topic: str, user: str, client: str) -> str:
+    # In one pass: a user named %c must not be filled in again.
+    return re.sub("%[uc]", lambda found: user if found[0] == "%u" else client, topic)
+
+
+def _filled(topic: str, identity: Identity, allows: bool) -> TopicPattern | None:
+    """The topic filter for this client, or None if there is no such topic, or none that is its own.
+
+    A name with a slash could reach into topics that belong to others, and one that starts with $ into
+    those of the broker, so they open nothing; but what is denied under such a name stays denied.
+    """
+    names = [name for mark, name in (("%u", identity.name), ("%c", identity.client)) if mark in topic]
+    if any("+" in name or "#" in name or "\0" in name for name in names):
+        return None
+    if allows and any("/" in name or not name or name.startswith("$") for name in names):
+        return None
+    try:
+        return TopicPattern(_substituted(topic, identity.name, identity.client))
+    except InputError:
+        return None
