@@ -59,6 +59,18 @@ def test_text_reads_back_as_the_same_object(condition: Condition) -> None:
         ("(a OR b) AND c", "(a = TRUE OR b = TRUE) AND c = TRUE"),
         ("$sys.load >= 1", "$sys.load >= 1"),
         ("größe > 2", "größe > 2"),
+        ("location IN my.location", "location IN myloc"),
+        ("x = myloc", "x IN myloc"),
+        ("NOT x <> my.channel", "x IN my.channel"),
+        ("x WITHIN 0 OF myloc", "x IN myloc"),
+        ("x within 2.0 of myloc", "x WITHIN 2 OF myloc"),
+        ("NOT x WITHIN 2 OF myloc", "x NOT WITHIN 2 OF myloc"),
+        ("NOT x NOT IN myloc", "x IN myloc"),
+        ("my.budget > price", "price < my.budget"),
+        ("NOT price <= my.budget", "price > my.budget"),
+        ("x IN myloc('it''s')", "x IN myloc('it''s')"),
+        ('"my.budget" > 1 AND "myloc"', '"my.budget" > 1 AND "myloc" = TRUE'),
+        ('"of" = 1', '"of" = 1'),
         ("x = -9223372036854775808", "x = -9223372036854775808"),
         ("x = 9223372036854775808.0", "x = 9.223372036854776e+18"),
     ],
@@ -78,8 +90,12 @@ def test_constants_and_copies_are_the_same_objects() -> None:
         filter.text = "x > 6"
 
 
-VALUE = "a number or a string in single quotes or FALSE or TRUE"
-CONDITION = "'(' or a number or a string in single quotes or an attribute name or FALSE or NOT or TRUE"
+LITERAL = "a number or a string in single quotes or FALSE or TRUE"
+VALUE = "a number or a string in single quotes or myloc or my.something or FALSE or TRUE"
+CONDITION = (
+    "'(' or a number or a string in single quotes or an attribute name or myloc or my.something"
+    " or FALSE or NOT or TRUE"
+)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +109,12 @@ CONDITION = "'(' or a number or a string in single quotes or an attribute name o
         ("a = 1 b", "selector, position 7: found 'b', expected the end or AND or OR"),
         ("(a = 1", "selector, position 7: the selector ends here, expected ')'"),
         ("a\n~ 1", "selector, position 3: found '~', expected a comparison (= <> < <= > >=) or the end or"
-         " AND or BETWEEN or IN or IS or LIKE or MATCHES or NOT or OR"),
+         " AND or BETWEEN or IN or IS or LIKE or MATCHES or NOT or OR or WITHIN"),
         ("a LIKE 5", "selector, position 8: found '5', expected a string in single quotes"),
-        ("a IN ()", f"selector, position 7: found ')', expected {VALUE}"),
+        ("a IN ()", f"selector, position 7: found ')', expected {LITERAL}"),
+        ("a IN b", "selector, position 6: found 'b', expected '(' or myloc or my.something"),
+        ("a WITHIN -1 OF myloc", "selector, position 10: found '-1', expected 0 or more"),
+        ("a WITHIN 2", "selector, position 11: the selector ends here, expected OF"),
         ("a < TRUE", "selector, position 3: found '<', expected = or <> (booleans have no order)"),
         ("a BETWEEN TRUE AND FALSE", "selector, position 11: found a boolean, expected a number or a string"),
         ("a BETWEEN 1 AND 'x'",
@@ -165,6 +184,11 @@ def test_no_text_exhausts_the_parser(text: str) -> None:
         ("a?x=1&y=two words&z!=true", "topic = 'a' AND x = 1 AND y = 'two words' AND z = FALSE"),
         ("a?x='1'&y='&='", "topic = 'a' AND x = '1' AND y = '&='"),
         ("a?x<=-1.5&x<>0", "topic = 'a' AND x <= -1.5 AND x <> 0"),
+        ("a?location=myloc&cost<3", "cost < 3 AND location IN myloc AND topic = 'a'"),
+        ("a?location=myloc~2", "location WITHIN 2 OF myloc AND topic = 'a'"),
+        ("a?location!=myloc~2", "location NOT WITHIN 2 OF myloc AND topic = 'a'"),
+        ("a?price<=my.budget&x='myloc'", "price <= my.budget AND topic = 'a' AND x = 'myloc'"),
+        ("a?price<my.budget~2", "price < 'my.budget~2' AND topic = 'a'"),
         # A question mark that does not introduce conditions is part of the topic.
         ("a?b", "topic = 'a?b'"),
         ("a?", "topic = 'a?'"),

@@ -13,9 +13,11 @@ past a limit "covers" answers False and "overlaps" answers True, which costs a
 router an entry or a message too many, and never a notification.
 """
 
-from roamcast.filters.expression import And, Constant, Expression, Or
+from roamcast.filters.expression import And, Constant, Expression, Or, Own, own_mark
 from roamcast.filters.values import (
     EVERYTHING,
+    PRESENT,
+    TRUE,
     Effort,
     ValueSet,
     contains,
@@ -45,6 +47,9 @@ def _boxes(expression: Expression, effort: Effort) -> Boxes | None:
             return _product(expression, effort)
         case Or():
             return _sum(expression, effort)
+        case Own():
+            # Only a filter with the very same condition covers it, or one without any such.
+            return ({expression.name: PRESENT, own_mark(expression): ValueSet(TRUE)},)
     name, values = set_of(expression)
     return () if values.is_empty(effort) else ({name: values},)
 

@@ -9,7 +9,7 @@ left can be evaluated with plain two-valued logic, because without a NOT
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roamcast.filters.patterns import LikePattern, TopicPattern
 
@@ -17,9 +17,14 @@ Value = str | int | float | bool
 Attributes = Mapping[str, Value]
 
 KEYWORDS = frozenset(
-    ("AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE", "MATCHES")
+    (
+        *("AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE", "MATCHES"),
+        *("WITHIN", "OF"),
+    )
 )
 PLAIN_NAME = re.compile(r"[^\W\d$.][\w$.]*|\$[\w$.]*")
+OWN_NAME = re.compile(r"myloc|my\.[\w$.]+")
+"""How the client's own variables are written; `myloc` is short for `my.location`."""
 
 NEGATED_OPERATOR = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 MIRRORED_OPERATOR = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -36,8 +41,14 @@ def canonical_value(value: Value) -> Value:
     return value
 
 
+def canonical_number(value: int | float) -> int | float:
+    number = canonical_value(value)
+    assert not isinstance(number, str)
+    return number
+
+
 def name_text(name: str) -> str:
-    if PLAIN_NAME.fullmatch(name) and name.upper() not in KEYWORDS:
+    if PLAIN_NAME.fullmatch(name) and name.upper() not in KEYWORDS and not OWN_NAME.fullmatch(name):
         return name
     return '"' + name.replace('"', '""') + '"'
 
@@ -164,6 +175,36 @@ class IsNull(Expression):
         return IsNull(self.name, not self.negative)
 
 
+@dataclass(frozen=True, slots=True)
+class Own(Expression):
+    """A condition on the client's own state: `location WITHIN 2 OF myloc`, `price <= my.budget`.
+
+    The operator is IN (what is at most `within` away from the variable's value) or
+    an inequality. `owner` says whose variable it is; "" until a broker knows.
+    """
+
+    name: str
+    operator: str
+    variable: str
+    owner: str = ""
+    within: int | float = 0
+    negative: bool = False
+
+    def text(self) -> str:
+        variable = "myloc" if self.variable == "location" else f"my.{self.variable}"
+        if self.owner:
+            variable += f"({string_text(self.owner)})"
+        if self.operator != "IN":
+            return f"{name_text(self.name)} {self.operator} {variable}"
+        relation = f"WITHIN {value_text(self.within)} OF" if self.within else "IN"
+        return f"{name_text(self.name)} {'NOT ' if self.negative else ''}{relation} {variable}"
+
+    def negated(self) -> Expression:
+        if self.operator == "IN":
+            return replace(self, negative=not self.negative)
+        return replace(self, operator=NEGATED_OPERATOR[self.operator])
+
+
 class _Joined(Expression):
     __slots__ = ("children", "depth", "size")
 
@@ -201,8 +242,23 @@ def names_of(expression: Expression) -> frozenset[str]:
         return frozenset[str]().union(*map(names_of, expression.children))
     if isinstance(expression, Constant):
         return frozenset()
+    if isinstance(expression, Own):
+        # It speaks about more than the attribute, and a condition on that alone cannot replace it.
+        return frozenset((expression.name, own_mark(expression)))
     assert isinstance(expression, Compare | Between | In | Like | Matches | IsNull)
     return frozenset((expression.name,))
+
+
+def own_mark(condition: Own) -> str:
+    """A name that no attribute has, under which the covering algebra keeps this very condition."""
+    return "\0" + condition.text()
+
+
+def own_conditions(expression: Expression) -> tuple[Own, ...]:
+    """The conditions on the client's own state."""
+    if isinstance(expression, And | Or):
+        return tuple(one for child in expression.children for one in own_conditions(child))
+    return (expression,) if isinstance(expression, Own) else ()
 
 
 def conjunction(children: Iterable[Expression]) -> Expression:
@@ -251,6 +307,15 @@ def membership(name: str, values: Iterable[Value]) -> Expression:
     if len(unique) == 1:
         return comparison(name, "=", unique[0])
     return In(name, tuple(unique))
+
+
+def own(
+    name: str, operator: str, variable: str, owner: str = "", within: int | float = 0
+) -> Expression:
+    """Being equal to one value is being in the set of it; at first a variable has one."""
+    if operator in ("=", "<>"):
+        return Own(name, "IN", variable, owner, 0, operator == "<>")
+    return Own(name, operator, variable, owner, canonical_number(within))
 
 
 def like(name: str, pattern: LikePattern) -> Expression:

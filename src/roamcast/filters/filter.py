@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from roamcast.errors import InputError
 from roamcast.filters import covering
 from roamcast.filters.compiling import compile_predicate
-from roamcast.filters.expression import Attributes, Constant, Expression, Value
+from roamcast.filters.expression import Attributes, Constant, Expression, Own, Value, own_conditions
 
 __all__ = ["ALL", "MAX_TEXT_LENGTH", "NONE", "Attributes", "Filter", "Value"]
 
@@ -25,14 +25,16 @@ class Filter:
     it), so comparing and hashing by identity is comparing by text, and free.
     `matches` decides with three-valued logic: an attribute that is missing or
     of another type makes a condition unknown, and unknown never matches.
-    Attribute values are exactly str, int, float or bool.
+    Attribute values are exactly str, int, float or bool. A filter with conditions
+    on the client's own state matches nothing as it is: see `own.py`.
     """
 
-    __slots__ = ("__weakref__", "_boxes", "expression", "matches", "text")
+    __slots__ = ("__weakref__", "_boxes", "expression", "matches", "own", "text")
 
     text: str
     expression: Expression
     matches: Callable[[Attributes], bool]
+    own: tuple[Own, ...]
     _boxes: covering.Boxes | bool | None
 
     def __new__(cls, expression: Expression) -> "Filter":
@@ -50,6 +52,7 @@ class Filter:
         fill(self, "text", text)
         fill(self, "expression", expression)
         fill(self, "matches", compile_predicate(expression))
+        fill(self, "own", own_conditions(expression))
         fill(self, "_boxes", False)
         _interned[text] = self
         return self

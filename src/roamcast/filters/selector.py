@@ -1,9 +1,10 @@
 """Text to filter: the selector language, and the short form used in MQTT subscriptions.
 
 The selector language is the one JMS users know (a subset of SQL-92 conditions),
-with three additions: strings can be ordered, attribute names that are not plain
-words can be written in double quotes, and `name MATCHES 'a/+/#'` tests an
-attribute against an MQTT topic filter.
+with four additions: strings can be ordered, attribute names that are not plain
+words can be written in double quotes, `name MATCHES 'a/+/#'` tests an
+attribute against an MQTT topic filter, and `myloc` and `my.something` stand for
+the client's own state (`location WITHIN 2 OF myloc`; see own.py).
 
     speed > 12.5 AND (line IN ('A', 'B') OR NOT tram)
 
@@ -25,6 +26,7 @@ from roamcast.filters.expression import (
     INT_MIN,
     KEYWORDS,
     MIRRORED_OPERATOR,
+    OWN_NAME,
     Constant,
     Expression,
     IsNull,
@@ -35,6 +37,7 @@ from roamcast.filters.expression import (
     disjunction,
     like,
     membership,
+    own,
     topic_matches,
 )
 from roamcast.filters.filter import MAX_TEXT_LENGTH, Filter
@@ -67,7 +70,14 @@ condition: name                                         -> flag
     | name NOT _MATCHES STRING                          -> not_matches
     | name _IS _NULL                                    -> null
     | name _IS NOT _NULL                                -> not_null
+    | name IN own                                       -> own_in
+    | name NOT IN own                                   -> own_not_in
+    | name _WITHIN NUMBER _OF own                       -> within
+    | name NOT _WITHIN NUMBER _OF own                   -> not_within
+    | name OPERATOR own                                 -> compare_own
+    | own OPERATOR name                                 -> compare_own_mirrored
 
+own: OWN (LPAR STRING _RPAR)?
 name: NAME                                              -> plain_name
     | QUOTED_NAME                                       -> quoted_name
 literal: STRING                                         -> string
@@ -84,7 +94,7 @@ OPERATOR: /<>|!=|<=|>=|=|<|>/
 LPAR: "("
 _RPAR: ")"
 _COMMA: ","
-%declare _AND _OR NOT BETWEEN IN _LIKE _ESCAPE _IS _NULL TRUE FALSE _MATCHES
+%declare _AND _OR NOT BETWEEN IN _LIKE _ESCAPE _IS _NULL TRUE FALSE _MATCHES _WITHIN _OF OWN
 %ignore /\s+/
 """
 
@@ -94,6 +104,7 @@ _READABLE = {
     "QUOTED_NAME": "an attribute name",
     "STRING": "a string in single quotes",
     "NUMBER": "a number",
+    "OWN": "myloc or my.something",
     "OPERATOR": "a comparison (= <> < <= > >=)",
     "LPAR": "'('",
     "_RPAR": "')'",
@@ -158,6 +169,8 @@ def _keyword(token: Token) -> Token:
     word = token.upper()
     if word in KEYWORDS:
         token.type = word if word in ("NOT", "BETWEEN", "IN", "TRUE", "FALSE") else "_" + word
+    elif OWN_NAME.fullmatch(token):
+        token.type = "OWN"
     return token
 
 
@@ -313,6 +326,36 @@ class _Builder(Transformer[Token, Any]):
     def not_null(self, name: str, _: Token) -> _Nested:
         return IsNull(name, True), 0
 
+    # The client's own state: a variable, and whose it is if that has been found out.
+
+    def own(self, token: Token, _: Token | None = None, owner: Token | None = None) -> tuple[str, str]:
+        return _variable(token), "" if owner is None else _unquoted(owner)
+
+    def own_in(self, name: str, _: Token, variable: tuple[str, str]) -> _Nested:
+        return own(name, "IN", *variable), 0
+
+    def own_not_in(self, name: str, _: Token, __: Token, variable: tuple[str, str]) -> _Nested:
+        return own(name, "IN", *variable).negated(), 0
+
+    def within(self, name: str, token: Token, variable: tuple[str, str]) -> _Nested:
+        distance = _number(token)
+        if distance < 0:
+            raise InputError(f"{_place(token.start_pos or 0)}: found {str(token)!r}, expected 0 or more")
+        return own(name, "IN", *variable, within=distance), 0
+
+    def not_within(self, name: str, _: Token, token: Token, variable: tuple[str, str]) -> _Nested:
+        return self.within(name, token, variable)[0].negated(), 0
+
+    def compare_own(self, name: str, operator: Token, variable: tuple[str, str]) -> _Nested:
+        return own(name, "<>" if operator == "!=" else str(operator), *variable), 0
+
+    def compare_own_mirrored(self, variable: tuple[str, str], operator: Token, name: str) -> _Nested:
+        return own(name, "<>" if operator == "!=" else MIRRORED_OPERATOR[operator], *variable), 0
+
+
+def _variable(name: str) -> str:
+    return intern("location" if name == "myloc" else name.removeprefix("my."))
+
 
 def _unquoted(token: Token) -> str:
     return token[1:-1].replace("''", "'")
@@ -344,8 +387,9 @@ def parse_subscription(text: str) -> Filter:
     """An MQTT topic filter, with content conditions behind a question mark if there are any.
 
     `sensors/+/temp?value>20&unit=C` holds two conditions. A value is a number
-    if it looks like one, a boolean if it is true or false, and else a string
-    (quote it with ' to insist). MQTT allows question marks in topics, so only
+    if it looks like one, a boolean if it is true or false, the client's own
+    state if it is myloc (or myloc~2: at most 2 away) or begins with my., and else
+    a string (quote it with ' to insist). MQTT allows question marks in topics, so only
     the last one behind which everything reads as conditions counts.
     """
     if len(text) > MAX_TEXT_LENGTH:
@@ -386,11 +430,11 @@ def _conditions(tail: str) -> list[Expression] | None:
             return None
         name, operator, written = part.groups()
         name = intern(name)
-        value = _short_value(written)
         operator = "<>" if operator == "!=" else operator
-        if value is None or (isinstance(value, bool) and operator not in ("=", "<>")):
+        condition = _short_own(name, operator, written) or _short_comparison(name, operator, written)
+        if condition is None:
             return None
-        found.append(comparison(name, operator, value))
+        found.append(condition)
         position = part.end()
         if position == len(tail):
             return found
@@ -400,6 +444,30 @@ def _conditions(tail: str) -> list[Expression] | None:
 
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+
+
+_SHORT_OWN = re.compile(rf"({OWN_NAME.pattern})(?:~(\d+(?:\.\d+)?))?", re.ASCII)
+
+
+def _short_own(name: str, operator: str, written: str) -> Expression | None:
+    """`location=myloc`, `location=myloc~2` (at most 2 away), `price<=my.budget`."""
+    part = _SHORT_OWN.fullmatch(written)
+    if part is None:
+        return None
+    variable, distance = part.groups()
+    if distance is None:
+        return own(name, operator, _variable(variable))
+    if operator not in ("=", "<>"):
+        return None
+    near = own(name, "IN", _variable(variable), within=_number(Token("NUMBER", distance, start_pos=0)))
+    return near if operator == "=" else near.negated()
+
+
+def _short_comparison(name: str, operator: str, written: str) -> Expression | None:
+    value = _short_value(written)
+    if value is None or (isinstance(value, bool) and operator not in ("=", "<>")):
+        return None
+    return comparison(name, operator, value)
 
 
 def _short_value(written: str) -> Value | None:

@@ -1,0 +1,113 @@
+"""Filters over the client's own state: `location WITHIN 2 OF myloc`, `price <= my.budget`.
+
+As it is written, such a filter matches nothing: the client's state is missing.
+A broker binds it to its client, so that whoever gets it knows whose state it is
+about, and makes an instance of it wherever it is to be matched: a plain filter,
+with the values that the variables may have instead of the variables. The more
+values, the more the instance matches; with the one value that a variable has,
+it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from roamcast.filters.expression import (
+    And,
+    Constant,
+    Expression,
+    IsNull,
+    Or,
+    Own,
+    Value,
+    between,
+    comparison,
+    conjunction,
+    disjunction,
+    membership,
+)
+from roamcast.filters.filter import Filter
+
+BINDINGS_KEPT = 65_536
+
+
+class Values(NamedTuple):
+    """A variable, or what is near it, has one of these values; `is_exact` if the variable has but one."""
+
+    values: tuple[Value, ...]
+    is_exact: bool = False
+
+
+class Span(NamedTuple):
+    """It is a number between these two."""
+
+    low: float
+    high: float
+    is_exact: bool = False
+
+
+Possible = Values | Span | None
+"""What a variable may be; None is anything, and no values are nothing at all."""
+
+NOTHING = Values(())
+
+Resolve = Callable[[str, int | float], Possible]
+"""From a variable, and how far away from it is near enough, to what may be near it."""
+
+
+@lru_cache(maxsize=BINDINGS_KEPT)
+def bind(filter: Filter, owner: str) -> Filter:
+    """The filter with this client's state in it; one without any such condition stays as it is."""
+    if not filter.own:
+        return filter
+    return Filter(_mapped(filter.expression, lambda condition: replace(condition, owner=owner)))
+
+
+def owner_of(filter: Filter) -> str:
+    """Whose state a filter is about; "" if it is about nobody's, or not bound yet."""
+    return filter.own[0].owner if filter.own else ""
+
+
+def instance(filter: Filter, resolve: Resolve) -> Filter:
+    """The plain filter that matches what this one may match, as far as is known."""
+    return Filter(_mapped(filter.expression, lambda condition: _resolved(condition, resolve)))
+
+
+@lru_cache(maxsize=BINDINGS_KEPT)
+def widest(filter: Filter) -> Filter:
+    """The instance for a client in any state."""
+    return instance(filter, lambda variable, within: None)
+
+
+def _mapped(expression: Expression, change: Callable[[Own], Expression]) -> Expression:
+    match expression:
+        case And():
+            return conjunction(_mapped(child, change) for child in expression.children)
+        case Or():
+            return disjunction(_mapped(child, change) for child in expression.children)
+        case Own():
+            return change(expression)
+    return expression
+
+
+def _resolved(condition: Own, resolve: Resolve) -> Expression:
+    name, operator = condition.name, condition.operator
+    possible = resolve(condition.variable, condition.within)
+    if possible == NOTHING:
+        return Constant(False)
+    if possible is None or (condition.negative and not possible.is_exact):
+        # Two values rule each other out, so what is "not this one" may be anything.
+        return IsNull(name, negative=True)
+    if operator == "IN":
+        if isinstance(possible, Span):
+            near = between(name, possible.low, possible.high)
+        else:
+            near = membership(name, possible.values)
+        return near.negated() if condition.negative else near
+    bounds = (possible.low, possible.high) if isinstance(possible, Span) else possible.values
+    if isinstance(bounds[0], bool):
+        return Constant(False)  # Booleans have no order.
+    return comparison(name, operator, (max if operator in ("<", "<=") else min)(bounds))
