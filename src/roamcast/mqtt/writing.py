@@ -9,6 +9,7 @@ from typing import Any
 
 from roamcast.errors import InputError
 from roamcast.mqtt import packets, properties
+from roamcast.mqtt.bursts import puback, publish_frames
 from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.fields import (
     write_binary,
@@ -21,7 +22,7 @@ from roamcast.mqtt.fields import (
 from roamcast.mqtt.packets import Connack, Packet, SubscriptionEntry
 from roamcast.mqtt.reasons import Reason, connack_3_1_1
 
-PACKET_ID_MAX = 65_535
+__all__ = ["puback", "publish_frames", "refusal", "write"]
 
 
 def write(packet: Packet, version: int) -> bytes:

@@ -1,0 +1,36 @@
+"""Packet identifiers in the order in which they are given out: 1, 2, …, 65,535, 1, …
+
+Consecutive ids are a slice of one of the rings here, which go round twice so
+that a slice of up to 65,535 ids never has to be put together.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+PACKET_ID_MAX = 65_535
+
+HIGH_BYTES = b"".join(bytes((high,)) * 256 for high in range(256))[1:] * 2
+LOW_BYTES = (bytes(range(256)) * 256)[1:] * 2
+ENCODED: tuple[bytes, ...] = tuple(number.to_bytes(2, "big") for number in range(1, PACKET_ID_MAX + 1)) * 2
+
+
+def following(packet_id: int, count: int = 1) -> int:
+    """The id that is given out `count` ids after this one."""
+    return (packet_id - 1 + count) % PACKET_ID_MAX + 1
+
+
+def consecutive(first: int, count: int) -> Sequence[int]:
+    """`count` ids from `first` on."""
+    end = first + count
+    if end <= PACKET_ID_MAX + 1:
+        return range(first, end)
+    return [*range(first, PACKET_ID_MAX + 1), *range(1, end - PACKET_ID_MAX)]
+
+
+@cache
+def acknowledgements(first_byte: int) -> bytes:
+    """All acknowledgements of one kind without reason and properties, four bytes each, twice round."""
+    each = bytearray(bytes((first_byte, 2, 0, 0)) * (2 * PACKET_ID_MAX))
+    each[2::4] = HIGH_BYTES
+    each[3::4] = LOW_BYTES
+    return bytes(each)
