@@ -107,6 +107,22 @@ def test_sessions_belong_to_who_proved_what() -> None:
 # Placeholders.
 
 
+@pytest.mark.parametrize(
+    ("topic", "fits", "fits_not"),
+    [
+        ("a/#", ["a", "a/", "a/b"], ["ab", "b"]),
+        ("a/+/#", ["a/b", "a/b/c"], ["a", "b/b"]),
+        ("a%c/#", ["aphone", "aphone/x"], ["a", "aphon"]),
+        ("#", ["a", "/"], ["$x"]),
+        ("+/%c", ["/phone", "x/phone"], ["phone", "x/phone/y"]),
+    ],
+)
+def test_which_topics_a_rule_fits(topic: str, fits: list[str], fits_not: list[str]) -> None:
+    access = access_of(allow(topic))
+    assert [one for one in (*fits, *fits_not) if access.publish(one).allowed] == fits
+    assert [one for one in (*fits, *fits_not) if may_subscribe(access, one)] == fits
+
+
 def test_placeholders_stand_for_user_and_client() -> None:
     access = access_of(allow("users/%u/%c/#"))
     assert access.publish("users/alice/phone/x").allowed
@@ -131,6 +147,20 @@ def test_what_is_denied_to_a_name_with_a_slash_stays_denied() -> None:
     assert not access.publish("own/a/b/secret").allowed
     assert access.publish("own/a/secret").allowed
     assert not may_subscribe(access, "own/#")
+
+
+def test_what_is_denied_to_a_name_with_a_dollar_stays_denied() -> None:
+    access = access_of(deny("%c/x"), default="allow", identity=Identity("$mine"))
+    assert not may_subscribe(access, "$mine/x")
+    assert not may_subscribe(access, "$mine/#")
+    assert may_subscribe(access, "mine/x")
+
+
+def test_a_rule_without_any_topic_for_a_client_fits_nothing() -> None:
+    for rule in (allow("own/%c"), deny("own/%c")):
+        access = access_of(rule, allow("a"), identity=Identity("+"))
+        assert may_subscribe(access, "a")
+        assert not may_subscribe(access, "own/#")
 
 
 def test_a_name_that_looks_like_a_placeholder_is_not_filled_in_again() -> None:
@@ -287,6 +317,7 @@ def test_clients_for_which_the_rules_say_the_same_share_what_was_decided() -> No
     ("rule", "line"),
     [
         (allow("a+"), "access.rule.1: topic filter 'a+', position 2: '+' must be a whole level"),
+        (allow("%u#"), "access.rule.1: topic filter 'x#', position 2: '#' must be the whole last level"),
         (allow(("a", "")), "access.rule.1: topic is empty; leave it out to mean all"),
         (allow(client=""), "access.rule.1: client is empty; leave it out to mean all"),
         (allow(where="x ="), "access.rule.1: selector"),

@@ -18,7 +18,7 @@ import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.expression import Attributes, conjunction, disjunction, topic_matches
-from roamcast.filters.filter import ALL, Filter
+from roamcast.filters.filter import ALL, NONE, Filter
 from roamcast.filters.patterns import TopicPattern
 from roamcast.filters.selector import TOPIC, parse
 
@@ -72,6 +72,11 @@ class Identity(msgspec.Struct, frozen=True):
         return self.user or self.certificate
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its names can only be one level of a topic, and none of the broker's own."""
+        return not any("/" in name or name.startswith("$") for name in (self.name, self.client))
+
+    @property
     def owner(self) -> str:
         """To whom the client's session belongs: nobody else may take it by giving the same client id."""
         if self.user:
@@ -100,22 +105,12 @@ ALLOWED = Decision(True)
 DENIED = Decision(False)
 
 
-class _Entry(NamedTuple):
-    """A rule as it is for one client."""
-
-    allows: bool
-    patterns: tuple[TopicPattern, ...]
-    where: Filter | None
-    filter: Filter
-    """Topics and condition in one."""
-
-
 class ClientAccess:
     """What the rules say for one client."""
 
-    def __init__(self, publish: list[_Entry], subscribe: list[_Entry], default: bool) -> None:
-        self._publish = publish
-        self._subscribe = subscribe
+    def __init__(self, entries: list[_Entry], default: bool) -> None:
+        self._publish = [entry for entry in entries if entry.compiled.rule.action != "subscribe"]
+        self._subscribe = [entry for entry in entries if entry.compiled.rule.action != "publish"]
         self._default = default
         self._decisions: dict[str, Decision] = {}
         self._subscriptions: dict[Filter, bool] = {}
@@ -150,12 +145,13 @@ class ClientAccess:
         # Topics that start with $ have a meaning of their own somewhere: only a rule opens them.
         verdict = self._default and not topic.startswith("$")
         for entry in self._publish:
-            if not any(pattern.accepts(topic) for pattern in entry.patterns):
+            if not entry.accepts(topic):
                 continue
-            if entry.where is None:
+            where = entry.compiled.where
+            if where is None:
                 verdict = entry.allows
                 break
-            conditions.append((entry.where.matches, entry.allows))
+            conditions.append((where.matches, entry.allows))
         while conditions and conditions[-1][1] == verdict:
             conditions.pop()  # It would only say what is said without it.
         return Decision(verdict, tuple(conditions)) if conditions else ALLOWED if verdict else DENIED
@@ -164,13 +160,14 @@ class ClientAccess:
         """Whether the first rule that fits allows, for every notification that `wanted` matches."""
         allowed: list[Filter] = []
         for entry in self._subscribe:
-            if not entry.filter.overlaps(wanted):
+            filter = entry.filter_towards(wanted)
+            if filter is None:
                 continue
             if entry.allows:
-                allowed.append(entry.filter)
+                allowed.append(filter)
                 if _together_cover(allowed, wanted):
                     return True
-            elif not _together_cover(allowed, _common(entry.filter, wanted)):
+            elif not _together_cover(allowed, _common(filter, wanted)):
                 return False
         return self._default
 
@@ -206,33 +203,75 @@ def _remember(memory: dict[Any, Any], key: Any, value: Any) -> Any:
 # --- from rules to what they mean for one client ---
 
 
+class _Topic(NamedTuple):
+    """A topic filter of a rule, with its placeholders."""
+
+    text: str
+    prefix: str
+    """How every topic begins that it accepts, whatever the names are."""
+
+
 class _Compiled(NamedTuple):
     """A rule with everything that does not depend on the client."""
 
     rule: Rule
     users: tuple[Callable[[Identity], bool], ...]
     clients: tuple[Callable[[str], object], ...]
-    topics: tuple[str, ...]
+    topics: tuple[_Topic, ...]
     where: Filter | None
+    widest: Filter
+    """What the rule could fit for any client with plain names."""
 
     def fits(self, identity: Identity) -> bool:
         return any(fits(identity) for fits in self.users) and any(
             fits(identity.client) for fits in self.clients
         )
 
-    def entry(self, identity: Identity) -> _Entry | None:
-        """The rule for this client, or None if it cannot fit any topic."""
-        allows = self.rule.verdict == "allow"
-        filled = (_filled(topic, identity, allows) for topic in self.topics)
-        patterns = tuple(pattern for pattern in filled if pattern is not None)
-        if not patterns:
+
+class _Entry:
+    """A rule for one client. Patterns are made when they are asked for: most rules concern other topics."""
+
+    __slots__ = ("_filter", "_patterns", "allows", "compiled", "identity")
+
+    def __init__(self, compiled: _Compiled, identity: Identity) -> None:
+        self.compiled = compiled
+        self.identity = identity
+        self.allows = compiled.rule.verdict == "allow"
+        self._patterns: dict[str, TopicPattern | None] = {}
+        self._filter: Filter | None = None
+
+    def accepts(self, topic: str) -> bool:
+        for text, prefix in self.compiled.topics:
+            if topic.startswith(prefix):
+                pattern = self._pattern(text)
+                if pattern is not None and pattern.accepts(topic):
+                    return True
+        return False
+
+    def filter_towards(self, wanted: Filter) -> Filter | None:
+        """The rule's topics and condition as one filter, if that overlaps what is wanted."""
+        if self.identity.is_plain and not self.compiled.widest.overlaps(wanted):
             return None
-        topics = disjunction(topic_matches(TOPIC, pattern) for pattern in patterns)
+        if self._filter is None:
+            self._filter = self._whole()
+        return self._filter if self._filter.overlaps(wanted) else None
+
+    def _whole(self) -> Filter:
+        patterns = [self._pattern(text) for text, _ in self.compiled.topics]
         try:
-            filter = Filter(conjunction([topics, self.where.expression]) if self.where else topics)
+            return _rule_filter([one for one in patterns if one is not None], self.compiled.where)
         except InputError:  # A client id of many thousand characters: what is denied cannot be told exactly.
-            return None if allows else _Entry(False, patterns, self.where, ALL)
-        return _Entry(allows, patterns, self.where, filter)
+            return NONE if self.allows else ALL
+
+    def _pattern(self, text: str) -> TopicPattern | None:
+        if text not in self._patterns:
+            self._patterns[text] = _filled(text, self.identity, self.allows)
+        return self._patterns[text]
+
+
+def _rule_filter(patterns: list[TopicPattern], where: Filter | None) -> Filter:
+    topics = disjunction(topic_matches(TOPIC, pattern) for pattern in patterns)
+    return Filter(conjunction([topics, where.expression]) if where else topics)
 
 
 class Access:
@@ -251,17 +290,8 @@ class Access:
         return known if known is not None else _remember(self._known, key, self._make(identity))
 
     def _make(self, identity: Identity) -> ClientAccess:
-        publish: list[_Entry] = []
-        subscribe: list[_Entry] = []
-        for compiled in self._compiled:
-            entry = compiled.entry(identity) if compiled.fits(identity) else None
-            if entry is None:
-                continue
-            if compiled.rule.action != "subscribe":
-                publish.append(entry)
-            if compiled.rule.action != "publish":
-                subscribe.append(entry)
-        return ClientAccess(publish, subscribe, self.rules.default == "allow")
+        entries = [_Entry(one, identity) for one in self._compiled if one.fits(identity)]
+        return ClientAccess(entries, self.rules.default == "allow")
 
 
 def _texts(value: Texts) -> tuple[str, ...]:
@@ -278,18 +308,31 @@ def _compile(number: int, rule: Rule) -> _Compiled:
         for name, value in (("topic", rule.topic), ("user", rule.user), ("client", rule.client)):
             if not _texts(value) or "" in _texts(value):
                 raise InputError(f"{name} is empty; leave it out to mean all")
+        where = parse(rule.where) if rule.where else None
         for topic in _texts(rule.topic):
             TopicPattern(_substituted(topic, "x", "x"))
-        where = parse(rule.where) if rule.where else None
+        widest = _rule_filter([TopicPattern(_widened(topic)) for topic in _texts(rule.topic)], where)
     except InputError as error:
         raise InputError(f"access.rule.{number}: {error}") from None
     return _Compiled(
         rule,
         tuple(_user_test(text) for text in _texts(rule.user)),
         tuple(_glob(text) for text in _texts(rule.client)),
-        _texts(rule.topic),
+        tuple(_Topic(topic, _prefix(topic)) for topic in _texts(rule.topic)),
         where,
+        widest,
     )
+
+
+def _widened(topic: str) -> str:
+    """A topic filter for every name: a level with a placeholder in it may be any level."""
+    return re.sub("[^/]*%[uc][^/]*", "+", topic)
+
+
+def _prefix(topic: str) -> str:
+    fixed = re.split("[+#]|%[uc]", topic, maxsplit=1)[0]
+    # a/# accepts a too.
+    return fixed.removesuffix("/") if topic.startswith(f"{fixed}#") else fixed
 
 
 def _user_test(text: str) -> Callable[[Identity], bool]:
