@@ -1,0 +1,117 @@
+"""`roamcast user`: the file of users that a broker checks passwords against."""
+
+from __future__ import annotations
+
+import sys
+from getpass import getpass
+from typing import Annotated
+
+import typer
+
+from roamcast.cli.output import emit_json
+from roamcast.cli.usage import new_group, show_examples
+from roamcast.errors import InputError, did_you_mean
+
+EXIT_WRONG_PASSWORD = 1
+
+ADD = "roamcast user add alice --file site-users"
+
+Name = Annotated[str, typer.Argument(help="The user's name.")]
+File = Annotated[str, typer.Option(envvar="ROAMCAST_ACCESS_USERS", help="The file of users.")]
+FromStdin = Annotated[
+    bool, typer.Option("--password-stdin", help="Read the password from standard input, not from a terminal.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = new_group("Users of a broker and their passwords.", examples=[ADD])
+    app.add_typer(group, name="user")
+    group.command("add", epilog=show_examples(ADD))(add)
+    group.command("remove", epilog=show_examples("roamcast user remove alice --file site-users"))(remove)
+    group.command("list", epilog=show_examples("roamcast user list --file site-users --json"))(list_users)
+    group.command("check", epilog=show_examples("roamcast user check alice --file site-users"))(check)
+
+
+def add(
+    name: Name,
+    file: File = "roamcast-users",
+    password_stdin: FromStdin = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give a user that is there a new password.")
+    ] = False,
+) -> None:
+    """Add a user. The file is made if it is not there; a running broker reads it again on SIGHUP."""
+    from roamcast.daemon.users import changing_users, check_name, hash_password
+
+    def refuse_known(users: dict[str, str]) -> None:
+        if name in users and not replace:
+            raise InputError(f"{file}: user {name!r} is there already; --replace gives it a new password")
+
+    check_name(name)
+    with changing_users(file) as users:
+        refuse_known(users)
+    # Asked for between the two, so that nobody else waits for what is typed here.
+    hashed = hash_password(read_password(password_stdin, name, twice=True))
+    with changing_users(file) as users:
+        refuse_known(users)
+        users[name] = hashed
+    print(f"user {name} can log in with this password; send the broker SIGHUP if it runs", file=sys.stderr)
+
+
+def remove(name: Name, file: File = "roamcast-users") -> None:
+    """Remove a user. A running broker reads the file again on SIGHUP."""
+    from roamcast.daemon.users import changing_users
+
+    with changing_users(file) as users:
+        if name not in users:
+            raise InputError(f"{file}: there is no user {name!r}; {known_users(name, users)}")
+        del users[name]
+    print(f"user {name} is removed; send the broker SIGHUP if it runs", file=sys.stderr)
+
+
+def list_users(
+    file: File = "roamcast-users",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the users by name."""
+    from roamcast.daemon.users import read_users
+
+    users = read_users(file, "--file")
+    if as_json:
+        emit_json({"users": sorted(users)})
+        return
+    for name in sorted(users):
+        print(name)
+
+
+def check(name: Name, file: File = "roamcast-users", password_stdin: FromStdin = False) -> None:
+    """Check a user's password: exit code 0 if it is right, 1 if it is not."""
+    from roamcast.daemon.passwords import is_password
+    from roamcast.daemon.users import read_users
+
+    users = read_users(file, "--file")
+    if name not in users:
+        raise InputError(f"{file}: there is no user {name!r}; {known_users(name, users)}")
+    right = is_password(users[name], read_password(password_stdin, name))
+    print("right" if right else "wrong")
+    if not right:
+        raise typer.Exit(EXIT_WRONG_PASSWORD)
+
+
+def known_users(name: str, users: dict[str, str]) -> str:
+    return did_you_mean(name, users) or f"`roamcast user list` shows the {len(users)} there are"
+
+
+def read_password(from_stdin: bool, name: str, *, twice: bool = False) -> bytes:
+    """The password: the first line of standard input, or what is typed, unseen."""
+    from roamcast.daemon.users import PASSWORD_BYTES_MAX
+
+    if from_stdin:
+        # One more than is valid, so that too long a one is refused and not cut.
+        return sys.stdin.buffer.readline(PASSWORD_BYTES_MAX + 2).removesuffix(b"\n").removesuffix(b"\r")
+    if not sys.stdin.isatty():
+        raise InputError("there is no terminal to ask for the password on; give it with --password-stdin")
+    password = getpass(f"Password of {name}: ", stream=sys.stderr)
+    if twice and getpass("Once more: ", stream=sys.stderr) != password:
+        raise InputError("the two passwords are different; nothing was changed")
+    return password.encode("utf-8", "surrogateescape")
