@@ -1,0 +1,1 @@
+"""Pure: how brokers form one acyclic overlay."""
