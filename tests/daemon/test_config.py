@@ -380,8 +380,8 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
             "quotas.queue_bytes_max = 2048: valid is at least mqtt.packet_bytes_max, 1048576",
         ),
         (
-            "[journal]\nsnapshot_bytes = 8_000_000_000",
-            "valid is at least twice journal.snapshot_bytes, 16000000000",
+            "[journal]\nsnapshot_after_bytes = 8_000_000_000",
+            "journal.bytes_max = 1073741824: valid is at least 8000000000, which is",
         ),
         (
             "[events]\npseudonym_key = 'x'\npseudonym_key_file = 'y'",

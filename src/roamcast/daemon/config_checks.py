@@ -1,7 +1,8 @@
 """What single keys cannot tell: whether a configuration makes sense, and whether it is safe.
 
 What would open the broker to strangers, or could never work, is refused. What is allowed but unwise is
-told as a warning. Lines name the keys; the caller adds the file.
+told as a warning. Lines name the keys; the caller adds the file. Files are opened and read, so that a
+reload that would fail fails here, before anything has changed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Callable
 import msgspec
 
 from roamcast.daemon.addresses import is_loopback, join_endpoint, split_endpoint
-from roamcast.daemon.private_files import check_private, check_readable
+from roamcast.daemon.private_files import check_readable
 from roamcast.daemon.sections import Config, Link, Listener
+from roamcast.daemon.tls import link_contexts, listener_context
+from roamcast.daemon.users import read_users
 from roamcast.errors import InputError, did_you_mean
 from roamcast.mobility import PROTOCOLS, check_combination
 from roamcast.mqtt.access import Access as CompiledRules
@@ -56,18 +59,7 @@ def check_addresses(config: Config) -> None:
 
 def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> None:
     where = f"{key} ({listener.kind} {join_endpoint(listener.address, listener.port)})"
-    files = {"certificate": listener.certificate, "key": listener.key, "client_ca": listener.client_ca}
-    if listener.is_secure:
-        check_tls_files(where, key, files, needed=("certificate", "key"))
-    else:
-        given = next((name for name, path in files.items() if path), None)
-        if given or listener.require_certificate:
-            secure = "wss" if listener.is_websocket else "tls"
-            raise InputError(
-                f'{where}: {given or "require_certificate"} is only for tls and wss; set kind = "{secure}"'
-            )
-    if listener.require_certificate and not listener.client_ca:
-        raise InputError(f"{where}: require_certificate needs client_ca, a file of who signs certificates")
+    check_listener_files(where, key, listener)
     anonymous = config.allows_anonymous(listener)
     if not (anonymous or config.access.users or listener.client_ca):
         raise InputError(
@@ -82,15 +74,26 @@ def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> 
         warn(f"{where}: passwords travel unencrypted; kinds tls and wss encrypt them")
 
 
-def check_tls_files(where: str, key: str, files: dict[str, str], needed: tuple[str, ...]) -> None:
+def check_listener_files(where: str, key: str, listener: Listener) -> None:
+    files = {"certificate": listener.certificate, "key": listener.key, "client_ca": listener.client_ca}
+    if not listener.is_secure:
+        given = next((name for name, path in files.items() if path), None)
+        if given or listener.require_certificate:
+            secure = "wss" if listener.is_websocket else "tls"
+            raise InputError(
+                f'{where}: {given or "require_certificate"} is only for tls and wss; set kind = "{secure}"'
+            )
+        return
+    if listener.require_certificate and not listener.client_ca:
+        raise InputError(f"{where}: require_certificate needs client_ca, a file of who signs certificates")
+    refuse_missing(where, key, files, needed=("certificate", "key"))
+    listener_context(listener, key)
+
+
+def refuse_missing(where: str, key: str, files: dict[str, str], needed: tuple[str, ...]) -> None:
     for name in needed:
         if not files[name]:
             raise InputError(f"{where}: {name} is missing; name a PEM file in {key}.{name}")
-    for name, path in files.items():
-        if path and name == "key":
-            check_private(path, f"{key}.{name}")
-        elif path:
-            check_readable(path, f"{key}.{name}")
 
 
 def check_peers(config: Config) -> None:
@@ -124,7 +127,8 @@ def check_link(config: Config, warn: Warn) -> None:
         )
     files = {"certificate": link.certificate, "key": link.key, "ca": link.ca}
     if link.tls:
-        check_tls_files("link.tls", "link", files, needed=("certificate", "key", "ca"))
+        refuse_missing("link.tls", "link", files, needed=("certificate", "key", "ca"))
+        link_contexts(link)
     elif any(files.values()):
         given = next(name for name, path in files.items() if path)
         raise InputError(f"link.{given} is only for links with TLS; set link.tls = true")
@@ -167,7 +171,7 @@ def check_access(config: Config, warn: Warn) -> None:
     access = config.access
     CompiledRules(config.access_rules)
     if access.users:
-        check_private(access.users, "access.users")
+        read_users(access.users)
     if access.backoff_s > access.backoff_max_s:
         raise InputError(
             f"access.backoff_s = {access.backoff_s}: valid is at most access.backoff_max_s, "
@@ -185,10 +189,11 @@ def check_quotas(config: Config) -> None:
                 f"quotas.{name} = {getattr(quotas, name)}: valid is at least mqtt.packet_bytes_max, {packet}"
             )
     journal = config.journal
-    if journal.size_bytes_max < 2 * journal.snapshot_bytes:
+    least = max(journal.snapshot_after_bytes, 2 * journal.segment_bytes)
+    if journal.bytes_max < least:
         raise InputError(
-            f"journal.size_bytes_max = {journal.size_bytes_max}: valid is at least twice "
-            f"journal.snapshot_bytes, {2 * journal.snapshot_bytes}"
+            f"journal.bytes_max = {journal.bytes_max}: valid is at least {least}, which is "
+            f"journal.snapshot_after_bytes or twice journal.segment_bytes"
         )
 
 

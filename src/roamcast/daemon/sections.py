@@ -134,14 +134,15 @@ class Journal(Section, frozen=True):
     sync: Literal["process", "group"] = "group"
     """"process" survives a crash or kill of the broker; "group" also survives a power failure, and
     syncs the disk once for whatever came in meanwhile."""
-    segment_bytes: Annotated[int, Meta(ge=65_536, le=4_294_967_296)] = 67_108_864
+    segment_bytes: Annotated[int, Meta(ge=65_536, le=1_073_741_824)] = 16_777_216
     """The size of one file of the journal; files are recycled."""
-    snapshot_bytes: Annotated[int, Meta(ge=65_536)] = 268_435_456
+    snapshot_after_bytes: Annotated[int, Meta(ge=65_536)] = 67_108_864
     """After so much journal a snapshot is written and older files are recycled."""
-    size_bytes_max: Annotated[int, Meta(ge=1_048_576)] = 8_589_934_592
-    """How large journal and snapshots may become together; past it nothing more is promised."""
-    free_bytes_min: Annotated[int, Meta(ge=0)] = 67_108_864
-    """With less space than this on the disk nothing more is promised, so that what was can be kept."""
+    bytes_max: Annotated[int, Meta(ge=1_048_576)] = 1_073_741_824
+    """How large the journal may become before a snapshot must be there; past it nothing more is promised
+    until there is one. Snapshots and spare files come on top."""
+    snapshot_retry_s: Seconds = 30.0
+    """How long after a snapshot that could not be written the next one is tried."""
 
 
 class Mqtt(Section, frozen=True):
