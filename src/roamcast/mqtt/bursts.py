@@ -97,12 +97,11 @@ def cut_bursts(data: bytes, start: int, packet_max: int, version: int) -> tuple[
             ):
                 found = _take_apart(data, at, end, topic_end, payload, together, payloads)
                 together = min(together * 4, TOGETHER_MAX) if found == together else TOGETHER_FIRST
-                if found:
-                    at += found * frame_size
-                    following_id = following(packet_id, found) if numbered else 0
-                    continue
+                at += found * frame_size
+                following_id = following(packet_id, found) if numbered else 0
+                continue
             last_size = frame_size
-            following_id = packet_id + 1 if numbered and packet_id < PACKET_ID_MAX else numbered and 1
+            following_id = packet_id % PACKET_ID_MAX + 1 if numbered else 0
             payloads.append(data[payload:end])
             at = end
     except IndexError:

@@ -6,11 +6,11 @@ from roamcast.mqtt.reasons import Reason
 class PacketError(Exception):
     """A packet that the standard forbids, and the reason code to answer it with.
 
-    `version` is set for a refused CONNECT: the protocol level it named, or 0 if
-    it did not come that far, so that the answer can be written in that version.
+    `version` is set for a refused CONNECT: the protocol level it named, so that
+    the answer can be written in that version (see writing.refusal).
     """
 
-    def __init__(self, reason: Reason, text: str, version: int = 0) -> None:
+    def __init__(self, reason: Reason, text: str, version: int | None = None) -> None:
         super().__init__(text)
         self.reason = reason
         self.text = text

@@ -77,10 +77,12 @@ def refusal(error: PacketError) -> bytes:
     MQTT 3.1.1 has return codes for a few causes only, and closes without a word for the others.
     A level above 5 is answered as 5.0 would be, a level below 4 as 3.1.1 would be.
     """
-    if error.version >= 5:
-        return write(Connack(reason=error.reason), 5)
+    if error.version is None:
+        return b""
     told = error.reason in (Reason.UNSUPPORTED_PROTOCOL_VERSION, Reason.CLIENT_IDENTIFIER_NOT_VALID)
-    return write(Connack(reason=error.reason), 4) if error.version and told else b""
+    if error.version < 5 and not told:
+        return b""
+    return write(Connack(reason=error.reason), 5 if error.version >= 5 else 4)
 
 
 def _publish(packet: packets.Publish, version: int) -> tuple[int, bytes]:
