@@ -44,6 +44,8 @@ PARTS_KEPT_MAX = 65_536
 class MatchingTable:
     """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
 
+    __unsaved__ = ("_parts", "_routes")
+
     def __init__(self, outside: frozenset[str] | None = None) -> None:
         """`outside` names the attributes that are not in the bodies; None: none is in the bodies."""
         self._outside = outside
@@ -51,6 +53,9 @@ class MatchingTable:
         self._index: FilterIndex[Filter] = FilterIndex()
         self._groups: dict[Filter, Group] = {}
         self._group_index: FilterIndex[Filter] = FilterIndex()
+        self._restore()
+
+    def _restore(self) -> None:
         self._routes: dict[bytes, Route] = {}
         self._parts: dict[tuple[Filter, ...], tuple[tuple[str, ...], tuple[Owner, ...]]] = {}
 

@@ -187,11 +187,11 @@ class Writer:
         return self._built(Kind.TUPLE, len(value), value)
 
     def _frozenset(self, value: frozenset[object]) -> int:
+        number = self._built(Kind.FROZENSET, len(value), in_order(value))
         for member in value:
-            self._writers.get(type(member)) or self._writer_for(member)
             if type(member) in self._filled_later and type(member).__hash__ is not object.__hash__:
                 raise Unwritable(value, "a frozenset of instances that are hashed by what is in them")
-        return self._built(Kind.FROZENSET, len(value), in_order(value))
+        return number
 
     def _method(self, value: MethodType) -> int:
         owner, name = value.__self__, value.__func__.__name__

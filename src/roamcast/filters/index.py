@@ -34,7 +34,10 @@ MAX_WAITING, MAX_WAITING_ALONE = 4, 32
 class FilterIndex(Generic[K]):
     """Keys with their filters; `match` lists the keys whose filter matches, in the order they were added."""
 
+    __unsaved__ = ("_asked", "_columns", "_entries", "_key_of", "_next_number", "_repeating", "_table")
+
     def __init__(self) -> None:
+        self._filters: dict[K, Filter] = {}
         # Entries are numbered as they come: numbers are what the parts below hold, and give the order.
         self._next_number = 0
         self._key_of: dict[int, K] = {}
@@ -44,6 +47,13 @@ class FilterIndex(Generic[K]):
         self._asked: dict[int, Predicate] = {}
         # Entries of more than one box may be found more than once.
         self._repeating = 0
+
+    def _restore(self) -> None:
+        """Everything follows from the keys and filters, and takes more room than they do."""
+        filters = self._filters
+        self.__init__()  # type: ignore[misc]
+        for key, filter in filters.items():
+            self.add(key, filter)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -65,11 +75,12 @@ class FilterIndex(Generic[K]):
         self._repeating += len(places) > 1
         self._key_of[number] = key
         self._entries[key] = (number, places)
+        self._filters[key] = filter
 
     def remove(self, key: K) -> None:
         """Take a key out; KeyError if it is not there."""
         number, places = self._entries.pop(key)
-        del self._key_of[number]
+        del self._key_of[number], self._filters[key]
         self._repeating -= len(places) > 1
         for take_out in places:
             take_out()

@@ -103,6 +103,8 @@ class Attachment:
 class Broker:
     """One broker. `step` is the only way in, its result the only way out."""
 
+    __unsaved__ = ("_handlers", "_out")
+
     def __init__(
         self,
         id: str,
@@ -129,7 +131,6 @@ class Broker:
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
-        self._out = Effects()
         self._records_all = self.settings.records == "full"
         self._sequence = 0
         self._timers: list[tuple[float, int, Token]] = []
@@ -143,6 +144,10 @@ class Broker:
         self.requests = Requests(self)
         self.endings = Endings(self)
         self._issues = IssueTimes(self.settings.clock_error_s)
+        self._restore()
+
+    def _restore(self) -> None:
+        self._out = Effects()
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,

@@ -70,6 +70,8 @@ class Gathering:
 
 
 class Locator:
+    __unsaved__ = ("handlers",)
+
     def __init__(self, host: LocatorHost) -> None:
         self.host = host
         self.pending: dict[str, AttachRequest] = {}
@@ -85,6 +87,9 @@ class Locator:
         """How often this broker has asked everyone."""
         self.rivals: dict[str, str] = {}
         """While this broker asks everyone: the lowest other broker that does so too, or ""."""
+        self._restore()
+
+    def _restore(self) -> None:
         self.handlers: dict[type[Message], Callable[[str, Message], None]] = {
             AttachRequest: self.on_request,  # type: ignore[dict-item]
             HolderUnknown: self.on_holder_unknown,  # type: ignore[dict-item]

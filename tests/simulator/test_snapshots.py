@@ -1,0 +1,79 @@
+"""A broker that is frozen and thawed in the middle of a run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from roamcast.core.records import Row
+from roamcast.core.snapshot import freeze, thaw
+from roamcast.mobility import PROTOCOLS
+from roamcast.simulator.fuzz import draw_story
+from roamcast.simulator.network import Network
+from roamcast.simulator.run import Run, run_checked
+from roamcast.simulator.story import Story
+
+SWAPS_PER_RUN = 10
+
+
+class Swapper:
+    """Puts thawed copies in place of all brokers of a network, at moments that a seed decides."""
+
+    def __init__(self, seed: int, observed: int) -> None:
+        self._moments = set(random.Random(seed).sample(range(observed), min(SWAPS_PER_RUN, observed)))
+        self._seen = 0
+        self._network: Network | None = None
+        self.swaps = 0
+
+    def prepare(self, network: Network) -> None:
+        self._network = network
+
+    def observe(self, rows: list[Row]) -> None:
+        self._seen += 1
+        if self._seen in self._moments and self._network is not None:
+            brokers = self._network.brokers
+            for id, broker in brokers.items():
+                brokers[id] = thaw(freeze(broker))
+            self.swaps += 1
+
+
+def run_story(
+    story: Story, observe: Callable[[list[Row]], None], prepare: Callable[[Network], None] | None = None
+) -> tuple[list[Row], Run]:
+    rows: list[Row] = []
+
+    def both(new: list[Row]) -> None:
+        rows.extend(new)
+        observe(new)
+
+    settings = replace(story.settings, records="full")
+    return rows, run_checked(story.topology, settings, story.actions, observe=both, prepare=prepare)
+
+
+def compare(protocol: str, seeds: range) -> None:
+    swaps = 0
+    for seed in seeds:
+        story = draw_story(protocol, seed)
+        observed: list[int] = []
+        expected, plain = run_story(story, lambda rows: observed.append(len(rows)))  # noqa: B023
+        swapper = Swapper(seed, len(observed))
+        found, swapped = run_story(story, swapper.observe, swapper.prepare)
+        assert found == expected, f"seed {seed}"
+        assert swapped.traffic == plain.traffic
+        assert swapped.result == plain.result
+        swaps += swapper.swaps
+    assert swaps > len(seeds) * SWAPS_PER_RUN // 2
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_thawed_brokers_go_on_as_if_nothing_had_been(protocol: str) -> None:
+    compare(protocol, range(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_thawed_brokers_go_on_over_many_seeds(protocol: str) -> None:
+    compare(protocol, range(3, 60))
