@@ -16,7 +16,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "roamcast"
 
 BELOW_NODE = {"filters", "core", "mobility", "overlay", "location"}
-BELOW_DRIVERS = BELOW_NODE | {"node", "mqtt"}
+BELOW_DRIVERS = BELOW_NODE | {"node", "mqtt", "site"}
 BELOW_TOOLS = BELOW_DRIVERS | {"simulator", "daemon", "proxy", "models"}
 
 # Room to what it may import of roamcast: a room, or one module of a room. Every room may also import
@@ -32,6 +32,7 @@ SEES: dict[str, set[str]] = {
     "location": {"filters", "core"},
     "node": BELOW_NODE,
     "mqtt": BELOW_NODE,
+    "site": BELOW_NODE | {"node", "mqtt"},
     "records": {"core.records"},
     "pipeline": {"filters", "core.records"},
     "simulator": BELOW_DRIVERS | {"records"},
@@ -42,7 +43,7 @@ SEES: dict[str, set[str]] = {
     "cli": BELOW_TOOLS | {"records", "config", "pipeline", "bench", "lab"},
 }
 
-PURE = {"filters", "core", "mobility", "overlay", "location", "node", "mqtt", "models"}
+PURE = {"filters", "core", "mobility", "overlay", "location", "node", "mqtt", "site", "models"}
 
 # Clocks, entropy, files, sockets, threads and processes: what would let two runs of the same inputs differ.
 BANNED_IN_PURE = {

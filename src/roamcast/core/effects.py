@@ -65,6 +65,12 @@ class Received(Input, frozen=True):
     message: Message
 
 
+class Told(Input, frozen=True):
+    """A message of this broker to itself, from whoever drives it."""
+
+    message: Message
+
+
 class LinkChanged(Input, frozen=True):
     peer: str
     up: bool

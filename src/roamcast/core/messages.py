@@ -222,7 +222,7 @@ class Publish(Message, frozen=True):
     request: int
     attributes: bytes
     bodies: tuple[bytes, ...] = (b"",)
-    marks: int = 0
+    marks: bytes = b""
     cause: ClassVar[Cause] = "publish"
 
     @property

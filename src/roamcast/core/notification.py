@@ -51,7 +51,7 @@ class Burst(Message, frozen=True, gc=False):
     published_at: float = 0.0
     bodies: tuple[bytes, ...] = (b"",)
     count: int = 1
-    marks: int = 0
+    marks: bytes = b""
     """What the access side noted of these notifications; the core carries it along and never looks."""
 
     cause = "publish"

@@ -25,6 +25,7 @@ from roamcast.core.effects import (
     SendFailed,
     SessionOver,
     Submitted,
+    Told,
 )
 from roamcast.core.messages import (
     Acknowledge,
@@ -127,6 +128,8 @@ class Broker:
             front.outside if front is not None else None,
         )
         self.sessions: dict[str, Session] = {}
+        self._own = Session(f"$broker/{id}")
+        """For what the broker publishes itself."""
         self.attachments: dict[str, Attachment] = {}
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
@@ -214,6 +217,8 @@ class Broker:
                     self.endings.waiting[client] = None
                 elif attachment is not None and attachment.connection == connection:
                     self._detach(client, "silent")
+            case Told(message):
+                self._on_message(self.id, message)
             case SessionOver(client):
                 is_idle = client not in self.attachments and client not in self._departing
                 if client in self.sessions and is_idle:
@@ -292,7 +297,9 @@ class Broker:
                 if attachment is not None and attachment.queue is not None and attachment.connection:
                     out.to_clients.append((client, attachment.connection, deliver))
 
-    def publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: int = 0) -> None:
+    def publish(
+        self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes = b""
+    ) -> None:
         """Give the notifications their identity and send them on their way."""
         first = session.published + 1
         session.published += len(bodies)
@@ -430,6 +437,23 @@ class Broker:
         self._detach(client, "proclaimed")
         if message.destination in self._next_hops and client in self.sessions:
             self.session_requested(AttachRequest(client, message.destination, 0, -1, message.received))
+
+    # --- for those who share this broker's messages and routes ---
+
+    def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
+        """Messages of this type are not the core's: they go to this handler."""
+        self._handlers[kind] = handler
+
+    def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """Publish in the broker's own name."""
+        self.publish(self._own, attributes, (body,), marks)
+
+    def enqueue(self, client: str, burst: Burst) -> None:
+        """One more notification for a client whose session is here, in order with all others."""
+        session = self.sessions.get(client)
+        owner = self.protocol.owner_of(session) if session is not None else None
+        if owner is not None:
+            self.protocol.on_notification(owner, "", burst)
 
     # --- sessions come and go (called by the locator) ---
 

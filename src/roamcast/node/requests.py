@@ -34,7 +34,7 @@ class Requests:
         """Requests taken from clients whose session is still on its way."""
         self._settling: dict[str, dict[str, int]] = {}
         """Client to the filters (as text) whose change is not yet settled, and how many."""
-        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...], int]]] = {}
+        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...], bytes]]] = {}
         """What waits to be published until the client's advertisements have settled."""
         self._carrying_on: set[str] = set()
 
@@ -83,7 +83,7 @@ class Requests:
 
     # --- publishing ---
 
-    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: int) -> None:
+    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes) -> None:
         """Where advertisements guide subscriptions, only what is advertised, and not before all know."""
         if not self._broker.router.uses_advertisements:
             self._broker.publish(session, attributes, bodies, marks)

@@ -1,0 +1,147 @@
+"""MQTT connections of the daemon: sockets on one side, inputs of the site on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol, cast
+
+from roamcast.mqtt.access import Identity
+from roamcast.mqtt.errors import PacketError, protocol_error
+from roamcast.mqtt.packets import Connack, Connect
+from roamcast.mqtt.reading import CONNECT, cut, parse_connect
+from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.writing import refusal, write
+from roamcast.site.inputs import Connected, Frames, Gone, SiteInput
+
+log = logging.getLogger("roamcast.clients")
+
+
+class Refused(Exception):
+    """A client may not come in."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Door(Protocol):
+    """What a connection needs of the server."""
+
+    connect_packet_max: int
+    output_bytes_max: int
+
+    def push(self, item: SiteInput) -> None: ...
+    def opened(self, client: ClientConnection) -> int:
+        """A number for the connection; Refused if there are too many."""
+
+    def lost(self, client: ClientConnection) -> None: ...
+    async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
+        """Who this is; Refused if it may not come in."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection, from its first byte to its end."""
+
+    __slots__ = (
+        "_admission", "_door", "_first", "id", "is_slow", "keep_alive_s", "last_heard_s", "listener",
+        "transport",
+    )  # fmt: skip
+
+    def __init__(self, door: Door, listener: object) -> None:
+        self._door = door
+        self.listener = listener
+        self.id = 0
+        self.transport: asyncio.Transport | None = None
+        self.keep_alive_s = 0.0
+        self.last_heard_s = 0.0
+        self.is_slow = False
+        self._first: bytes | None = b""
+        """What came before the CONNECT was whole; None once it has been accepted."""
+        self._admission: asyncio.Task[None] | None = None
+
+    # --- called by asyncio ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not every loop's transports are of asyncio's classes.
+        self.transport = cast(asyncio.Transport, transport)
+        try:
+            self.id = self._door.opened(self)
+        except Refused as error:
+            log.warning("%s: %s", self.address, error)
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._first is None:
+            self._door.push(Frames(self.id, data))
+        elif self.id:
+            self._first += data
+            if self._admission is None:
+                self._read_connect()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._admission is not None:
+            self._admission.cancel()
+        if self._first is None:
+            self._door.push(Gone(self.id))
+        if self.id:
+            self._door.lost(self)
+
+    def pause_writing(self) -> None:
+        self.is_slow = True
+
+    def resume_writing(self) -> None:
+        self.is_slow = False
+
+    # --- coming in ---
+
+    @property
+    def address(self) -> str:
+        found = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return f"{found[0]}:{found[1]}" if found else "a client"
+
+    def _read_connect(self) -> None:
+        first = self._first or b""
+        try:
+            whole = cut(first, 0, self._door.connect_packet_max)
+            if first and first[0] >> 4 != CONNECT:
+                raise protocol_error("the first packet is not a CONNECT")
+            if whole is None:
+                return
+            if whole[0] & 0x0F:
+                raise PacketError(Reason.MALFORMED_PACKET, "reserved flags of the CONNECT are set")
+            connect = parse_connect(first[whole[1] : whole[2]])
+        except PacketError as error:
+            log.info("%s: %s", self.address, error)
+            self.finish(refusal(error))
+            return
+        self._first = first[whole[2] :]
+        self._admission = asyncio.get_running_loop().create_task(self._admit(connect))
+
+    async def _admit(self, connect: Connect) -> None:
+        try:
+            identity = await self._door.admit(self, connect)
+        except Refused as error:
+            log.info("%s: %s", self.address, error)
+            self.finish(write(Connack(reason=error.reason, reason_string=str(error)), connect.version))
+            return
+        finally:
+            self._admission = None
+        rest, self._first = self._first, None
+        self._door.push(Connected(self.id, connect, identity))
+        if rest:
+            self._door.push(Frames(self.id, rest))
+
+    # --- going out ---
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def finish(self, data: bytes = b"") -> None:
+        """Write the last bytes and close."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            if data:
+                transport.write(data)
+            transport.close()

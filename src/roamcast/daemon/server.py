@@ -1,0 +1,149 @@
+"""The broker daemon: listeners in front, links behind, one site between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from roamcast.daemon.addresses import is_loopback
+from roamcast.daemon.clients import ClientConnection, Refused
+from roamcast.daemon.engine import Engine
+from roamcast.daemon.journal import Journal
+from roamcast.daemon.sections import Config, Listener
+from roamcast.daemon.settings import site_settings
+from roamcast.errors import InputError
+from roamcast.mqtt.access import Identity
+from roamcast.mqtt.packets import Connect
+from roamcast.mqtt.reasons import Reason
+from roamcast.site.inputs import Ruled, SiteInput, Started
+from roamcast.site.site import Site
+
+log = logging.getLogger("roamcast")
+
+SWEEP_S = 1.0
+KEEP_ALIVE_GRACE = 1.5
+
+
+class Server:
+    """Implements `Door` for connections and `Output` for the engine."""
+
+    def __init__(
+        self, config: Config, site: Site, journal: Journal | None, reread: Callable[[], Config]
+    ) -> None:
+        self.config = config
+        self._reread = reread
+        self.site = site
+        self.engine = Engine(site, journal, self)
+        self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
+        self.output_bytes_max = config.quotas.output_bytes_max
+        self.ports: list[int] = []
+        self._clients: dict[int, ClientConnection] = {}
+        self._addresses: Counter[str] = Counter()
+        self._opened = 0
+        self._servers: list[asyncio.Server] = []
+        self._stopping = asyncio.Event()
+
+    # --- running ---
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self._stopping.set)
+        self.engine.push(Started(site_settings(self.config)))
+        self.engine.push(Ruled(self.config.access_rules))
+        self.engine.turn()
+        for listener in self.config.listeners:
+            await self._listen(listener)
+        sweep = loop.create_task(self._sweep())
+        log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
+        try:
+            await self._stopping.wait()
+        finally:
+            sweep.cancel()
+            await self._stop()
+
+    async def _listen(self, listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: ClientConnection(self, listener), listener.address, listener.port, backlog=1024
+            )
+        except OSError as error:
+            where = f"{listener.address}:{listener.port}"
+            raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
+        self._servers.append(server)
+        self.ports += [socket.getsockname()[1] for socket in server.sockets]
+
+    async def _stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        for client in list(self._clients.values()):
+            client.finish()
+        self.engine.turn()
+
+    async def _sweep(self) -> None:
+        """Close connections that have been silent for too long."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            for client in list(self._clients.values()):
+                if client.keep_alive_s and now - client.last_heard_s > client.keep_alive_s * KEEP_ALIVE_GRACE:
+                    log.info("%s: nothing heard for %.0f s", client.address, now - client.last_heard_s)
+                    client.finish()
+
+    # --- connections (see clients.Door) ---
+
+    def push(self, item: SiteInput) -> None:
+        self.engine.push(item)
+
+    def opened(self, client: ClientConnection) -> int:
+        quotas = self.config.quotas
+        host = client.address.rpartition(":")[0]
+        limit = quotas.connections_per_address_max
+        if len(self._clients) >= quotas.connections_max:
+            raise Refused(Reason.SERVER_BUSY, f"there are {quotas.connections_max} connections already")
+        if limit is not None and self._addresses[host] >= limit and not is_loopback(host):
+            raise Refused(Reason.SERVER_BUSY, f"there are {limit} connections from {host} already")
+        self._opened += 1
+        self._addresses[host] += 1
+        id = (self.site.starts << 32) + self._opened
+        self._clients[id] = client
+        return id
+
+    def lost(self, client: ClientConnection) -> None:
+        del self._clients[client.id]
+        host = client.address.rpartition(":")[0]
+        self._addresses[host] -= 1
+        if not self._addresses[host]:
+            del self._addresses[host]
+
+    async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
+        client_id = connect.client_id
+        if not client_id:
+            if connect.version == 4 and not connect.clean_start:
+                raise Refused(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id")
+            client_id = f"auto-{secrets.token_hex(12)}"
+        return Identity(client_id)
+
+    # --- effects (see engine.Output) ---
+
+    def write(self, connection: int, data: bytes) -> None:
+        client = self._clients.get(connection)
+        if client is not None:
+            client.write(data)
+
+    def close(self, connection: int) -> None:
+        client = self._clients.get(connection)
+        if client is not None:
+            client.finish()
+
+    def write_link(self, peer: str) -> None:
+        pass
+
+    def close_link(self, peer: str, why: str) -> None:
+        log.warning("link to %s: %s", peer, why)

@@ -1,0 +1,37 @@
+"""From the configuration to what the site is told."""
+
+from __future__ import annotations
+
+from roamcast.daemon.sections import Config
+from roamcast.mqtt.endpoint import EndpointSettings
+from roamcast.node.broker import BrokerSettings
+from roamcast.site.settings import SiteSettings
+
+
+def site_settings(config: Config) -> SiteSettings:
+    mqtt, quotas, mobility = config.mqtt, config.quotas, config.mobility
+    return SiteSettings(
+        id=config.id,
+        protocol=mobility.protocol,
+        broker=BrokerSettings(
+            routing=mobility.routing,
+            window=mqtt.inflight_max,
+            records="full" if config.events.level == "full" else "counters",
+            clock_error_s=None,
+            protocol=mobility.settings,
+        ),
+        endpoint=EndpointSettings(
+            packet_max=mqtt.packet_bytes_max,
+            receive_maximum=mqtt.receive_maximum,
+            topic_alias_maximum=mqtt.topic_alias_maximum,
+            window=mqtt.inflight_max,
+            session_expiry_max_s=mqtt.session_expiry_max_s,
+            keep_alive_max_s=mqtt.keep_alive_max_s,
+            settle_timeout_s=mqtt.settle_timeout_s,
+            locate_timeout_s=mobility.locate_timeout_s,
+            subscriptions_max=quotas.subscriptions_per_client_max,
+            retain=mqtt.retained,
+        ),
+        retained_messages_max=quotas.retained_messages_max,
+        retained_bytes_max=quotas.retained_bytes_max,
+    )

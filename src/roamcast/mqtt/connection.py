@@ -1,0 +1,266 @@
+"""One MQTT connection: from the bytes a client sent to what it asks of the broker.
+
+Consecutive PUBLISH packets with the same topic, flags and properties become one
+request with many bodies, and runs of acknowledgements one acknowledgement.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from roamcast.core.effects import Input, Submitted
+from roamcast.core.messages import Acknowledge, Publish
+from roamcast.mqtt.access import ClientAccess, Identity
+from roamcast.mqtt.bursts import acknowledged, cut_bursts, written_acknowledgements
+from roamcast.mqtt.errors import PacketError
+from roamcast.mqtt.marks import PLAIN, RETAIN
+from roamcast.mqtt.packet_ids import consecutive
+from roamcast.mqtt.packets import Connect, Packet, Puback, Pubrec
+from roamcast.mqtt.properties import split_publish
+from roamcast.mqtt.publishing import Described, resolve
+from roamcast.mqtt.reading import PINGREQ, cut, parse
+from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.sessions import MqttSession
+from roamcast.mqtt.writing import write
+
+PUBACK, PUBREC = 0x40, 0x50
+TOPICS_KEPT_MAX = 2048
+
+
+class Reader(Protocol):
+    """What a connection needs of the endpoint it belongs to."""
+
+    inputs: list[Input]
+    packet_max: int
+    received_max: int
+    waiting_max: int
+    alias_max: int
+
+    def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
+        """The attributes of what is published under this topic; None if the client may not do that."""
+
+    def described(self, block: bytes) -> Described:
+        """The properties of a PUBLISH, checked."""
+
+    def permitted(
+        self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
+    ) -> list[bytes]:
+        """Those of the bodies that access rules for the content let through."""
+
+    def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
+        """A PUBLISH that is to be retained."""
+
+    def on_packet(self, connection: Connection, packet: Packet) -> None:
+        """Any packet but PUBLISH and PUBACK."""
+
+
+class Connection:
+    __slots__ = (
+        "_chunks", "_have", "_need", "access", "aliases", "client", "connect", "guarded", "id",
+        "identity", "is_durable", "is_open", "out", "request", "session", "topics", "version", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, id: int, connect: Connect, identity: Identity, access: ClientAccess) -> None:
+        self.id = id
+        self.connect = connect
+        self.identity = identity
+        self.client = identity.client
+        self.access = access
+        self.version = connect.version
+        self.session: MqttSession | None = None
+        """Set when the session is here and CONNACK has been sent."""
+        self.out: list[bytes] = []
+        """What is to be written in this turn."""
+        self.request = 0
+        """The last request submitted to the core."""
+        self.is_open = True
+        self.is_durable = False
+        """Whether what was read in this turn must be in the journal before anything is answered."""
+        self.topics: dict[bytes, bytes | None] = {}
+        """Topic as it came to the attributes of what is published under it; None is forbidden."""
+        self.guarded: dict[bytes, None] = {}
+        """Topics under which access depends on the content."""
+        self.aliases: dict[int, bytes] = {}
+        self.waiting: list[bytes] = []
+        """Whole packets that came before the session did."""
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = 0
+
+    # --- bytes ---
+
+    def read(self, endpoint: Reader, data: bytes) -> bytes:
+        """Take what arrived; gives the whole packets that it completed. PacketError ends the connection."""
+        if self._have:
+            # The beginning of a long packet waits in pieces: joining them each time would be quadratic.
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return b""
+            data = b"".join(self._chunks)
+            self._chunks, self._have, self._need = [], 0, 0
+        position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
+        if position == len(data):
+            return data
+        rest = data[position:]
+        self._chunks, self._have, self._need = [rest], len(rest), _needed(rest)
+        return data[:position]
+
+    def read_waiting(self, endpoint: Reader) -> None:
+        """The session has come: take what the client sent before."""
+        waiting, self.waiting = b"".join(self.waiting), []
+        self._take(endpoint, waiting)
+
+    def _hold(self, endpoint: Reader, data: bytes) -> int:
+        """Keep whole packets until the session is there."""
+        position = 0
+        while (whole := cut(data, position, endpoint.packet_max)) is not None:
+            position = whole[2]
+        if position:
+            self.is_durable = True
+            self.waiting.append(data[:position])
+        if sum(map(len, self.waiting)) > endpoint.waiting_max:
+            raise PacketError(Reason.QUOTA_EXCEEDED, "too much was sent before the session was there")
+        return position
+
+    def _take(self, endpoint: Reader, data: bytes) -> int:
+        position, size, packet_max, version = 0, len(data), endpoint.packet_max, self.version
+        while position < size and self.is_open:
+            kind = data[position] >> 4
+            if kind == 3:
+                bursts, end = cut_bursts(data, position, packet_max, version)
+                for first, topic, block, packet_id, payloads in bursts:
+                    self._publish(endpoint, first, topic, block, packet_id, payloads)
+                if bursts:
+                    position = end
+                    continue
+            elif kind == 4:
+                end = self._pubacks(endpoint, data, position)
+                if end > position:
+                    position = end
+                    continue
+            whole = cut(data, position, packet_max)
+            if whole is None:
+                break
+            first, start, position = whole
+            body = data[start:position]
+            packet = parse(first, body, version)
+            if kind == 3:
+                # Too large, or with too many properties, to be cut by the burst.
+                topic, packet_id, start, stop, at = split_publish(body, first >> 1 & 3, version)
+                self._publish(endpoint, first, topic, body[start:stop], packet_id, [body[at:]])
+            else:
+                self.is_durable = self.is_durable or kind != PINGREQ
+                endpoint.on_packet(self, packet)
+        return position
+
+    # --- PUBLISH ---
+
+    def _publish(
+        self, endpoint: Reader, first: int, topic: bytes, block: bytes, packet_id: int, payloads: list[bytes]
+    ) -> None:
+        """PUBLISH packets of one kind, with consecutive packet ids."""
+        qos = first >> 1 & 3
+        flags = qos | RETAIN if first & 1 else qos
+        marks = PLAIN[flags]
+        if block:
+            more, block, alias = endpoint.described(block)
+            marks = bytes((flags | more,)) + block
+            if alias:
+                self.is_durable = True
+                topic = resolve(alias, topic, endpoint.alias_max, self.aliases)
+        if not topic:
+            raise PacketError(Reason.PROTOCOL_ERROR, "a topic name is empty")
+        if qos:
+            self.is_durable = True
+        if qos == 2:
+            self._take_twice(endpoint, topic, marks, packet_id, payloads)
+            return
+        allowed = self._submit(endpoint, topic, payloads, marks, qos)
+        if qos:
+            self._answer(PUBACK, packet_id, len(payloads), allowed)
+
+    def _take_twice(
+        self, endpoint: Reader, topic: bytes, marks: bytes, packet_id: int, payloads: list[bytes]
+    ) -> None:
+        """QoS 2: what is here already is only answered."""
+        session = self.session
+        assert session is not None
+        received, ids = session.received, consecutive(packet_id, len(payloads))
+        fresh = [(one, payload) for one, payload in zip(ids, payloads, strict=True) if one not in received]
+        if len(received) + len(fresh) > endpoint.received_max:
+            raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more QoS 2 publishes than were agreed")
+        allowed = not fresh or self._submit(endpoint, topic, [payload for _, payload in fresh], marks, 2)
+        if allowed or self.version == 4:
+            received.update(dict.fromkeys(one for one, _ in fresh))
+        self._answer(PUBREC, packet_id, len(payloads), allowed)
+
+    def _answer(self, first: int, packet_id: int, count: int, allowed: bool) -> None:
+        """PUBACK or PUBREC; only MQTT 5 can say that it was not allowed."""
+        if allowed or self.version == 4:
+            self.out.append(written_acknowledgements(first, packet_id, count))
+            return
+        kind = Puback if first == PUBACK else Pubrec
+        self.out += [write(kind(one, Reason.NOT_AUTHORIZED), 5) for one in consecutive(packet_id, count)]
+
+    def _submit(
+        self, endpoint: Reader, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
+    ) -> bool:
+        """Hand notifications to the core; whether the client may publish them."""
+        try:
+            attributes = self.topics[topic]
+        except KeyError:
+            attributes = endpoint.attributes_of(self, topic)
+            if len(self.topics) >= TOPICS_KEPT_MAX:
+                self.topics.clear()
+                self.guarded.clear()
+            self.topics[topic] = attributes
+        if attributes is None:
+            return False
+        if self.guarded and topic in self.guarded:
+            payloads = endpoint.permitted(self, topic, payloads, marks)
+            if not payloads:
+                return False
+        request = 0
+        if qos:
+            request = self.request + 1
+            self.request += len(payloads)
+        publish = Publish(request, attributes, tuple(payloads), marks)
+        endpoint.inputs.append(Submitted(self.client, self.id, publish))
+        if marks[0] & RETAIN:
+            self.is_durable = True
+            endpoint.on_retain(self, topic, marks, payloads[-1])
+        return True
+
+    # --- PUBACK ---
+
+    def _pubacks(self, endpoint: Reader, data: bytes, position: int) -> int:
+        """The PUBACKs here that come in the order of sending; where they end."""
+        session = self.session
+        assert session is not None
+        in_flight = session.in_flight
+        expected = in_flight.expected
+        if not expected:
+            return position
+        run = in_flight.expected_run((len(data) - position) // 4)
+        count = acknowledged(data, position, PUBACK, expected, run)
+        if count:
+            self.is_durable = True
+            self.acknowledged(endpoint, in_flight.acknowledge_in_order(count))
+        return position + 4 * count
+
+    def acknowledged(self, endpoint: Reader, sequence: int) -> None:
+        """Everything up to this sequence is acknowledged; nothing if it is 0."""
+        if sequence and self.session is not None:
+            acknowledge = Acknowledge(self.session.stream, sequence)
+            endpoint.inputs.append(Submitted(self.client, self.id, acknowledge))
+
+
+def _needed(rest: bytes) -> int:
+    """How many bytes there must be before the packet that begins here is whole."""
+    length = 0
+    for place, byte in enumerate(rest[1:5]):
+        length |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return 2 + place + length
+    return len(rest) + 1

@@ -1,0 +1,433 @@
+"""The MQTT side of a broker: connections and sessions here, the inputs and effects of the core there.
+
+Bytes in, bytes out. It is the broker's `Front` (see node/front.py): what it keeps
+for a client travels as the capsule of the client's session. It decides nothing
+about routing or mobility.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from roamcast.core.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
+from roamcast.core.messages import Deliver, Hello, Leave, SubscriptionSettled, Welcome
+from roamcast.core.notification import Burst, encode_attributes
+from roamcast.filters.filter import Attributes
+from roamcast.mqtt import packets
+from roamcast.mqtt.access import Access, AccessRules, Identity
+from roamcast.mqtt.attributes import content_attributes
+from roamcast.mqtt.connection import Connection
+from roamcast.mqtt.delivering import PUBREL, deliver
+from roamcast.mqtt.errors import PacketError, protocol_error
+from roamcast.mqtt.marks import RETAIN, TOPIC
+from roamcast.mqtt.outgoing import Encoder
+from roamcast.mqtt.packets import Packet
+from roamcast.mqtt.publishing import Described, PropertyReader, described
+from roamcast.mqtt.reasons import IN_CONNACK, Reason
+from roamcast.mqtt.sessions import NEVER, MqttSession, Subscription
+from roamcast.mqtt.subscribing import Subscribing
+from roamcast.mqtt.timers import Timers
+from roamcast.mqtt.topics import decode_topic
+from roamcast.mqtt.writing import write
+
+DESTINATION = "roamcast-destination"
+"""The user property of a DISCONNECT that says which broker the client goes to."""
+
+PUBCOMP = b"\x70\x02"
+TOPICS_KEPT_MAX = 4096
+
+
+class EndpointSettings(msgspec.Struct, frozen=True):
+    packet_max: int = 1 << 20
+    receive_maximum: int = 1024
+    """QoS 2 publishes that a client may have begun and not released."""
+    topic_alias_maximum: int = 64
+    window: int = 4096
+    """QoS 1 and 2 messages sent to one client and not acknowledged, at most."""
+    session_expiry_max_s: int = 7 * 24 * 3600
+    keep_alive_max_s: int = 0
+    """The longest keep-alive a client may ask for; 0: any."""
+    settle_timeout_s: float = 5.0
+    """SUBACK waits at most so long for the subscription to be known everywhere."""
+    locate_timeout_s: float = 10.0
+    """CONNACK waits at most so long for the session."""
+    subscriptions_max: int = 1000
+    """Of one client."""
+    waiting_bytes_max: int = 1 << 20
+    """What a client may send before its session is there."""
+    retain: bool = True
+
+
+class Keeper(Protocol):
+    """What the endpoint asks of the site around it."""
+
+    def publish(self, topic: str, marks: bytes, body: bytes) -> None:
+        """Publish for somebody who is not there any more: a will."""
+
+    def retain(self, topic: str, marks: bytes, body: bytes) -> None:
+        """Keep this as the retained message of the topic; an empty payload removes it."""
+
+    def recall(self, client: str, subscription: Subscription) -> None:
+        """Send the retained messages that a new subscription wants."""
+
+    def join(self, client: str, subscription: Subscription) -> None:
+        """A client takes part in a shared subscription, or has come here with it."""
+
+    def leave(self, client: str, subscription: Subscription) -> None: ...
+
+
+class Endpoint:
+    outside = frozenset({TOPIC})
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.access = Access()
+        self.keeper = keeper
+        self.configure(EndpointSettings())
+        self.now = 0.0
+        self.inputs: list[Input] = []
+        """For the core, not yet taken."""
+        self.touched: dict[int, Connection] = {}
+        """Connections that may have something to write."""
+        self.closes: dict[int, None] = {}
+        """Connections to be closed when everything has been written."""
+        self.timers = Timers()
+        self.encoder = Encoder()
+        self.connections: dict[int, Connection] = {}
+        self.sessions: dict[str, MqttSession] = {}
+        self.left_out = 0
+        """Notifications that were too old or too large for their client."""
+        self._attaching: dict[str, Connection] = {}
+        self._present: dict[str, bool] = {}
+        """Whether the session that has just arrived existed before."""
+        self._wills: dict[str, packets.Will] = {}
+        """Of clients that are away, until their delay is over."""
+        self._subscribing = Subscribing(self)
+        self._properties = PropertyReader()
+        self._attributes: dict[bytes, tuple[str, bytes]] = {}
+
+    def configure(self, settings: EndpointSettings) -> None:
+        self.settings = settings
+        self.packet_max = settings.packet_max
+        self.received_max = settings.receive_maximum
+        self.waiting_max = settings.waiting_bytes_max
+        self.alias_max = settings.topic_alias_maximum
+
+    # --- the broker's front ---
+
+    def contents(self, burst: Burst) -> Sequence[Attributes]:
+        return self._contents(self.encoder.topic_of(burst.attributes), burst.marks, burst.bodies)
+
+    def _contents(self, topic: str, marks: bytes, bodies: Sequence[bytes]) -> list[Attributes]:
+        block = marks[1:]
+        return [{**content_attributes(block, body), TOPIC: topic} for body in bodies]
+
+    def pack(self, client: str) -> bytes:
+        self._wills.pop(client, None)
+        return self.sessions.pop(client).pack()
+
+    def arrived(self, client: str, capsule: bytes) -> None:
+        self._present[client] = bool(capsule)
+        session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
+        self.sessions[client] = session
+        for subscription in session.subscriptions.values():
+            if subscription.group:
+                self.keeper.join(client, subscription)
+        if client not in self._attaching:
+            self._begin_expiry(session)
+
+    def ended(self, client: str) -> None:
+        self._publish_will(client)
+        session = self.sessions.pop(client, None)
+        for subscription in session.subscriptions.values() if session is not None else ():
+            if subscription.group:
+                self.keeper.leave(client, subscription)
+
+    # --- connecting ---
+
+    def set_access(self, rules: AccessRules) -> None:
+        self.access = Access(rules)
+        for connection in self.connections.values():
+            connection.access = self.access.of(connection.identity)
+            connection.topics.clear()
+            connection.guarded.clear()
+
+    def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
+        """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
+        client = identity.client
+        for other in (self._attaching.get(client), self._connection_of(client)):
+            if other is not None:
+                self._end(other, Reason.SESSION_TAKEN_OVER)
+        connection = Connection(id, connect, identity, self.access.of(identity))
+        self.connections[id] = self._attaching[client] = connection
+        window = min(connect.receive_maximum, self.settings.window)
+        hello = Hello(client, fresh=not connect.client_id, clean=connect.clean_start, window=window)
+        self.inputs.append(Attached(client, id, hello))
+        self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
+
+    def _connection_of(self, client: str) -> Connection | None:
+        session = self.sessions.get(client)
+        return self.connections.get(session.connection) if session is not None else None
+
+    def _on_welcome(self, connection: Connection, message: Welcome) -> None:
+        client = connection.client
+        self._attaching.pop(client, None)
+        self._wills.pop(client, None)
+        session = self.sessions[client]
+        session.connection, session.timer = connection.id, 0
+        session.expiry_s = self._expiry_of(connection.connect)
+        connection.session, connection.request = session, message.accepted
+        self._write(connection, self._connack(connection, self._present.pop(client, True)))
+
+    def _expiry_of(self, connect: packets.Connect) -> int:
+        asked = connect.session_expiry or 0
+        if connect.version == 4:
+            asked = 0 if connect.clean_start else NEVER
+        return min(asked, self.settings.session_expiry_max_s)
+
+    def _connack(self, connection: Connection, present: bool) -> packets.Connack:
+        settings, connect = self.settings, connection.connect
+        expiry_s = self._expiry_of(connect)
+        longest = settings.keep_alive_max_s
+        too_long = longest and (connect.keep_alive == 0 or connect.keep_alive > longest)
+        return packets.Connack(
+            session_present=present,
+            session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
+            receive_maximum=settings.receive_maximum,
+            retain_available=settings.retain,
+            maximum_packet_size=settings.packet_max,
+            assigned_client_id=None if connect.client_id else connection.client,
+            topic_alias_maximum=settings.topic_alias_maximum,
+            server_keep_alive=longest if too_long else None,
+        )
+
+    # --- reading ---
+
+    def read(self, id: int, data: bytes) -> bytes:
+        """Bytes of a connection; gives what of them must be in the journal, whole packets."""
+        connection = self.connections.get(id)
+        if connection is None:
+            return b""
+        connection.is_durable = False
+        self.touched[id] = connection
+        try:
+            whole = connection.read(self, data)
+        except PacketError as error:
+            self._end(connection, error.reason, str(error))
+            return data
+        return whole if connection.is_durable else b""
+
+    def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
+        known = self._attributes.get(topic)
+        if known is None:
+            name = decode_topic(topic)
+            if len(self._attributes) >= TOPICS_KEPT_MAX:
+                self._attributes.clear()
+            known = self._attributes[topic] = (name, encode_attributes({TOPIC: name}))
+        name, attributes = known
+        decision = connection.access.publish(name)
+        if decision.needs_content:
+            connection.guarded[topic] = None
+            return attributes
+        return attributes if decision.allowed else None
+
+    def permitted(
+        self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
+    ) -> list[bytes]:
+        name = self._attributes[topic][0]
+        contents = self._contents(name, marks, bodies)
+        return [
+            body
+            for body, attributes in zip(bodies, contents, strict=True)
+            if connection.access.may_publish(name, attributes)
+        ]
+
+    def described(self, block: bytes) -> Described:
+        return self._properties.read(block)
+
+    def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
+        if not self.settings.retain:
+            raise PacketError(Reason.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
+        self.keeper.retain(self._attributes[topic][0], marks, body)
+
+    def on_packet(self, connection: Connection, packet: Packet) -> None:
+        session = connection.session
+        assert session is not None
+        match packet:
+            case packets.Pingreq():
+                connection.out.append(b"\xd0\x00")
+            case packets.Puback() | packets.Pubcomp():
+                connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id))
+            case packets.Pubrec():
+                self._on_pubrec(connection, session, packet)
+            case packets.Pubrel():
+                known = packet.packet_id in session.received
+                session.received.pop(packet.packet_id, None)
+                self._answer(connection, packets.Pubcomp(packet.packet_id), PUBCOMP, known)
+            case packets.Subscribe():
+                self._subscribing.on_subscribe(connection, session, packet)
+            case packets.Unsubscribe():
+                self._subscribing.on_unsubscribe(connection, session, packet)
+            case packets.Disconnect():
+                self._on_disconnect(connection, session, packet)
+            case _:
+                raise protocol_error(f"a {type(packet).__name__.upper()} is not expected here")
+
+    def _on_pubrec(self, connection: Connection, session: MqttSession, packet: packets.Pubrec) -> None:
+        if packet.reason >= Reason.UNSPECIFIED_ERROR:
+            connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id))
+        else:
+            known = session.in_flight.release(packet.packet_id)
+            self._answer(connection, packets.Pubrel(packet.packet_id), PUBREL, known)
+
+    def _answer(self, connection: Connection, packet: Packet, start: bytes, known: bool) -> None:
+        """PUBREL or PUBCOMP; in MQTT 5 it says if the packet id was not known."""
+        if known or connection.version == 4:
+            connection.out.append(start + packet.packet_id.to_bytes(2, "big"))  # type: ignore[union-attr]
+        else:
+            unknown = Reason.PACKET_IDENTIFIER_NOT_FOUND
+            self._write(connection, msgspec.structs.replace(packet, reason=unknown))
+
+    def _write(self, connection: Connection, packet: Packet) -> None:
+        connection.out.append(write(packet, connection.version))
+
+    # --- ending a connection ---
+
+    def _on_disconnect(
+        self, connection: Connection, session: MqttSession, packet: packets.Disconnect
+    ) -> None:
+        if packet.session_expiry is not None:
+            if packet.session_expiry and not session.expiry_s:
+                raise protocol_error("a session that ends with its connection cannot get an expiry now")
+            session.expiry_s = min(packet.session_expiry, self.settings.session_expiry_max_s)
+        destination = dict(packet.user_properties).get(DESTINATION, "")
+        if destination:
+            self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
+        keeps_will = packet.reason == Reason.DISCONNECT_WITH_WILL_MESSAGE
+        self._drop(connection, keeps_will)
+
+    def closed(self, id: int) -> None:
+        """The connection is gone, and the client said nothing."""
+        connection = self.connections.get(id)
+        if connection is not None:
+            self._drop(connection, with_will=True)
+
+    def _end(self, connection: Connection, reason: Reason, text: str = "") -> None:
+        """Close a connection from this side, and say why where the client can understand it."""
+        told = text if connection.connect.request_problem_information and text else None
+        if connection.session is None:
+            # A CONNACK cannot say that another connection of the same client came first.
+            reason = reason if reason in IN_CONNACK else Reason.SERVER_BUSY
+            self._write(connection, packets.Connack(reason=reason, reason_string=told))
+        elif connection.version == 5:
+            self._write(connection, packets.Disconnect(reason=reason, reason_string=told))
+        self._drop(connection, with_will=True)
+
+    def _drop(self, connection: Connection, with_will: bool) -> None:
+        id, client, session = connection.id, connection.client, connection.session
+        connection.is_open = False
+        self.touched[id] = connection
+        del self.connections[id]
+        self.closes[id] = None
+        self._subscribing.forget(id)
+        if self._attaching.get(client) is connection:
+            del self._attaching[client]
+        self.inputs.append(Detached(client, id))
+        if session is None or session.connection != id:
+            return
+        connection.session = None
+        session.connection = 0
+        session.in_flight.rewind()
+        self._begin_expiry(session)
+        will = connection.connect.will
+        if with_will and will is not None:
+            self._wills[client] = will
+            delay_s = min(will.delay, session.expiry_s)
+            if delay_s:
+                session.will_timer = self.timers.set(self.now + delay_s, ("will", client))
+            else:
+                self._publish_will(client)
+
+    def _begin_expiry(self, session: MqttSession) -> None:
+        if not session.expiry_s:
+            self.inputs.append(SessionOver(session.client))
+        elif session.expiry_s != NEVER:
+            session.timer = self.timers.set(self.now + session.expiry_s, ("expiry", session.client))
+
+    def _publish_will(self, client: str) -> None:
+        will = self._wills.pop(client, None)
+        if will is None:
+            return
+        found = described(will.properties)
+        flags = will.qos | found.flags | (RETAIN if will.retain else 0)
+        marks = bytes((flags,)) + found.block
+        self.keeper.publish(will.topic, marks, will.payload)
+        if will.retain:
+            self.keeper.retain(will.topic, marks, will.payload)
+
+    # --- time ---
+
+    def on_deadline(self) -> None:
+        for number, key in self.timers.due(self.now):
+            match key:
+                case ("locate", id):
+                    connection = self.connections.get(id)
+                    if connection is not None and connection.session is None:
+                        self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+                case ("suback", id, request):
+                    self._subscribing.give_up(id, request)
+                case ("expiry", client):
+                    session = self.sessions.get(client)
+                    if session is not None and session.timer == number and not session.connection:
+                        self.inputs.append(SessionOver(client))
+                case ("will", client):
+                    session = self.sessions.get(client)
+                    if session is not None and session.will_timer == number:
+                        self._publish_will(client)
+
+    # --- what the core wants done ---
+
+    def perform(self, effects: Effects) -> None:
+        welcomed = []
+        for _, id, message in effects.to_clients:
+            connection = self.connections.get(id)
+            if connection is None:
+                continue
+            self.touched[id] = connection
+            if type(message) is Deliver:
+                if connection.session is not None:
+                    self.left_out += deliver(self, connection, message)
+            elif type(message) is Welcome:
+                # The session may have been called away again within the same step.
+                if connection.client in self.sessions:
+                    self._on_welcome(connection, message)
+                    welcomed.append(connection)
+            elif type(message) is SubscriptionSettled:
+                self._subscribing.on_settled(id, message.request)
+        for _, id, _reason in effects.closes:
+            connection = self.connections.get(id)
+            if connection is not None:
+                # Whatever it sent in this turn came too late: no answer may say otherwise.
+                connection.out.clear()
+                self._end(connection, Reason.SESSION_TAKEN_OVER)
+        for connection in welcomed:
+            if connection.is_open and connection.waiting:
+                self._read_waiting(connection)
+
+    def _read_waiting(self, connection: Connection) -> None:
+        try:
+            connection.read_waiting(self)
+        except PacketError as error:
+            self._end(connection, error.reason, str(error))
+
+    def take_writes(self) -> dict[int, list[bytes]]:
+        """What is to be written; the turn is over."""
+        self.encoder.forget()
+        writes = {}
+        for id, connection in self.touched.items():
+            if connection.out:
+                writes[id], connection.out = connection.out, []
+        self.touched.clear()
+        return writes

@@ -1,0 +1,103 @@
+"""From bursts to the bytes of PUBLISH packets, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from roamcast.core.notification import Burst, decode_attributes
+from roamcast.mqtt import properties
+from roamcast.mqtt.bursts import FrameWriter
+from roamcast.mqtt.fields import write_variable
+from roamcast.mqtt.marks import EXPIRY, RETAIN, RETAINED, TOPIC
+from roamcast.mqtt.sessions import Options
+
+TOPICS_KEPT_MAX = 4096
+WRITERS_KEPT_MAX = 4096
+
+
+class Encoder:
+    """Writes bursts; the same burst for several clients is written once, where it can be."""
+
+    def __init__(self) -> None:
+        self._topics: dict[bytes, str] = {}
+        self._writers: dict[tuple[bytes, bytes, int, int, Options], FrameWriter] = {}
+        self._written: dict[tuple[object, ...], bytes] = {}
+        self._bursts: list[Burst] = []
+        """Keeps them alive while their ids are keys."""
+
+    def forget(self) -> None:
+        """The turn is over: what was written in it is not asked for again."""
+        if self._written:
+            self._written.clear()
+            self._bursts.clear()
+
+    def topic_of(self, attributes: bytes) -> str:
+        topic = self._topics.get(attributes)
+        if topic is None:
+            if len(self._topics) >= TOPICS_KEPT_MAX:
+                self._topics.clear()
+            topic = self._topics[attributes] = str(decode_attributes(attributes)[TOPIC])
+        return topic
+
+    def publishes(
+        self, burst: Burst, version: int, qos: int, options: Options, packet_id: int, now: float
+    ) -> bytes:
+        """The PUBLISH packets of a burst, with consecutive packet ids."""
+        key = (id(burst), version, qos, options, packet_id)
+        frames = self._written.get(key)
+        if frames is None:
+            frames = self._written[key] = self._writer(burst, version, qos, options, now).write(
+                burst.bodies, packet_id or 1
+            )
+            self._bursts.append(burst)
+        return frames
+
+    def again(
+        self, burst: Burst, version: int, qos: int, options: Options, packet_id: int, now: float
+    ) -> bytes:
+        """As it was sent before, with the same packet id, marked as sent again."""
+        frames = self._writer(burst, version, qos, options, now).write(burst.bodies, packet_id)
+        return bytes((frames[0] | 0x08,)) + frames[1:]
+
+    def _writer(self, burst: Burst, version: int, qos: int, options: Options, now: float) -> FrameWriter:
+        marks = burst.marks
+        if marks[0] & EXPIRY:
+            return self._new_writer(burst, version, qos, options, int(now - burst.published_at))
+        key = (burst.attributes, marks, version, qos, options)
+        writer = self._writers.get(key)
+        if writer is None:
+            if len(self._writers) >= WRITERS_KEPT_MAX:
+                self._writers.clear()
+            writer = self._writers[key] = self._new_writer(burst, version, qos, options, 0)
+        return writer
+
+    def _new_writer(self, burst: Burst, version: int, qos: int, options: Options, age_s: int) -> FrameWriter:
+        flags = burst.marks[0]
+        retain = bool(flags & RETAINED) or (options.retain_as_published and bool(flags & RETAIN))
+        block = _amended(burst.marks[1:], options, age_s) if version == 5 else b""
+        described = write_variable(len(block)) + block if version == 5 else b""
+        return FrameWriter(self.topic_of(burst.attributes).encode(), qos, retain, described)
+
+
+def _amended(block: bytes, options: Options, age_s: int) -> bytes:
+    """Properties with the subscription identifiers, and with what is left of the expiry."""
+    if age_s > 0:
+        found = properties.publish_properties(block)
+        if found is not None and found.message_expiry is not None:
+            left_s = max(0, found.message_expiry - age_s)
+            found = msgspec.structs.replace(found, message_expiry=left_s)
+            block = properties.encode(found, properties.PUBLISH)
+    return block + b"".join(b"\x0b" + write_variable(one) for one in options.identifiers)
+
+
+def runs_of(burst: Burst, runs: Sequence[tuple[int, int]]) -> list[tuple[int, Burst]]:
+    """The burst cut where its packet ids are: (packet id, part)."""
+    if len(runs) == 1:
+        return [(runs[0][0], burst)]
+    parts, start = [], 0
+    for packet_id, count in runs:
+        parts.append((packet_id, burst.part(start, start + count)))
+        start += count
+    return parts

@@ -1,0 +1,161 @@
+"""What the MQTT side keeps for a client: subscriptions with their options, packet ids, expiry.
+
+It lives where the session lives, and travels as the session's capsule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from roamcast.core.notification import decode_attributes
+from roamcast.errors import InputError
+from roamcast.filters.expression import names_of
+from roamcast.filters.filter import Attributes, Filter
+from roamcast.filters.selector import parse
+from roamcast.mqtt.in_flight import InFlight, PackedInFlight
+from roamcast.mqtt.marks import TOPIC
+
+NEVER = 0xFFFF_FFFF
+"""The session expiry that means: keep it for ever."""
+
+OPTIONS_KEPT_MAX = 1024
+
+
+class Subscription(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a SUBSCRIBE."""
+
+    name: str
+    """The topic filter as the client wrote it: its key."""
+    filter: str
+    """The filter of the core, as text."""
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    identifier: int | None
+    group: str = ""
+    """Of a shared subscription."""
+
+
+class Options(NamedTuple):
+    """How a notification is to be sent to one client."""
+
+    qos: int
+    retain_as_published: bool
+    identifiers: tuple[int, ...]
+
+
+class Capsule(msgspec.Struct, frozen=True, array_like=True):
+    expiry_s: int
+    subscriptions: list[Subscription]
+    in_flight: PackedInFlight
+    received: list[int]
+    """Packet ids of QoS 2 publishes that the client has not released."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Capsule).decode
+
+
+class MqttSession:
+    __slots__ = (
+        "_options", "client", "connection", "expiry_s", "in_flight", "received", "stream", "subscriptions",
+        "timer", "will_timer",
+    )  # fmt: skip
+
+    def __init__(self, client: str, capsule: Capsule | None = None) -> None:
+        self.client = client
+        self.connection = 0
+        """The connection on which the client is; 0 while it is away."""
+        self.timer = 0
+        """Which timer ends the session; an older one has no effect."""
+        self.will_timer = 0
+        self.expiry_s = 0
+        self.subscriptions: dict[str, Subscription] = {}
+        self.in_flight = InFlight()
+        self.received: dict[int, None] = {}
+        self.stream = ""
+        """The stream of the core's access link that is being delivered."""
+        self._options: dict[tuple[bytes, bool], Options | None] = {}
+        if capsule is not None:
+            self.expiry_s = capsule.expiry_s
+            self.subscriptions = {one.name: one for one in capsule.subscriptions}
+            self.in_flight = InFlight(capsule.in_flight)
+            self.received = dict.fromkeys(capsule.received)
+
+    def pack(self) -> bytes:
+        return _encode(
+            Capsule(
+                self.expiry_s, list(self.subscriptions.values()), self.in_flight.pack(), list(self.received)
+            )
+        )
+
+    @classmethod
+    def unpack(cls, client: str, capsule: bytes) -> MqttSession:
+        try:
+            return cls(client, _decode(capsule))
+        except msgspec.MsgspecError as error:
+            raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
+
+    # --- subscriptions ---
+
+    def subscribe(self, subscription: Subscription) -> bool:
+        """Add or replace; whether the core must hear of a new filter."""
+        known = any(one.filter == subscription.filter for one in self._of_core())
+        self.subscriptions[subscription.name] = subscription
+        self._options.clear()
+        return not known and not subscription.group
+
+    def unsubscribe(self, name: str) -> Subscription | None:
+        """Remove; what was removed."""
+        subscription = self.subscriptions.pop(name, None)
+        self._options.clear()
+        return subscription
+
+    def holds(self, filter: str) -> bool:
+        """Whether some subscription still needs this filter of the core."""
+        return any(one.filter == filter for one in self._of_core())
+
+    def _of_core(self) -> Iterable[Subscription]:
+        return (one for one in self.subscriptions.values() if not one.group)
+
+    # --- how to send ---
+
+    def options(self, attributes: bytes, own: bool) -> Options | None:
+        """For a burst with these attributes; None if it depends on what is in the bodies."""
+        key = (attributes, own)
+        try:
+            return self._options[key]
+        except KeyError:
+            decoded = decode_attributes(attributes)
+            options = None if self._needs_contents(decoded) else self.options_of(decoded, own)
+            if len(self._options) >= OPTIONS_KEPT_MAX:
+                self._options.clear()
+            self._options[key] = options
+            return options
+
+    def options_of(self, attributes: Attributes, own: bool) -> Options:
+        """For one notification whose attributes are all known."""
+        wanting = [
+            one
+            for one in self.subscriptions.values()
+            if not (own and one.no_local) and parse(one.filter).matches(attributes)
+        ]
+        if not wanting:
+            # Its subscription has gone since; or it is one's own and not wanted: then QoS is -1.
+            unwanted = own and any(one.no_local for one in self.subscriptions.values())
+            return Options(-1 if unwanted else 2, False, ())
+        return Options(
+            max(one.qos for one in wanting),
+            any(one.retain_as_published for one in wanting),
+            tuple(one.identifier for one in wanting if one.identifier is not None),
+        )
+
+    def _needs_contents(self, attributes: Attributes) -> bool:
+        return any(_asks_more(parse(one.filter)) for one in self.subscriptions.values())
+
+
+def _asks_more(filter: Filter) -> bool:
+    return not names_of(filter.expression) <= {TOPIC}

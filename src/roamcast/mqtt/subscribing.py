@@ -1,0 +1,176 @@
+"""SUBSCRIBE and UNSUBSCRIBE: what they ask of the core, and when they are answered.
+
+A subscription is acknowledged when every broker that must know it does, or when
+that has taken too long. Then retained messages follow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from roamcast.core.effects import Submitted
+from roamcast.core.messages import Request, Subscribe, Unsubscribe
+from roamcast.errors import InputError
+from roamcast.filters.selector import parse
+from roamcast.mqtt import packets
+from roamcast.mqtt.connection import Connection
+from roamcast.mqtt.errors import PacketError
+from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.sessions import MqttSession, Subscription
+from roamcast.mqtt.topics import split_shared, subscription_filter
+from roamcast.mqtt.writing import write
+
+if TYPE_CHECKING:
+    from roamcast.mqtt.endpoint import Endpoint
+
+WHERE = "where"
+"""The user property of a SUBSCRIBE that carries a selector."""
+
+GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
+
+
+class Pending(msgspec.Struct):
+    """An answer that waits for the core."""
+
+    connection: int
+    answer: packets.Suback | packets.Unsuback
+    open: int = 0
+    """Requests that have not settled."""
+    recall: list[Subscription] = []
+
+
+class Subscribing:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._pending: dict[tuple[int, int], Pending] = {}
+        """By connection and request."""
+
+    # --- requests ---
+
+    def on_subscribe(self, connection: Connection, session: MqttSession, packet: packets.Subscribe) -> None:
+        where = dict(packet.user_properties).get(WHERE)
+        requests: list[int] = []
+        reasons: list[Reason] = []
+        recall: list[Subscription] = []
+        for entry in packet.entries:
+            try:
+                subscription = self._read(connection, session, entry, packet.subscription_identifier, where)
+            except PacketError as error:
+                reasons.append(error.reason)
+                continue
+            is_new = entry.filter not in session.subscriptions
+            requests += self._enter(connection, session, subscription)
+            reasons.append(GRANTED[entry.qos])
+            if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
+                recall.append(subscription)
+        answer = packets.Suback(packet.packet_id, tuple(reasons))
+        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
+
+    def _read(
+        self,
+        connection: Connection,
+        session: MqttSession,
+        entry: packets.SubscriptionEntry,
+        identifier: int | None,
+        where: str | None,
+    ) -> Subscription:
+        """The subscription that an entry asks for, if it may have it."""
+        endpoint = self._endpoint
+        shared = split_shared(entry.filter) if connection.version == 5 else None
+        group, text = shared if shared is not None else ("", entry.filter)
+        try:
+            filter = subscription_filter(text, where)
+        except InputError as error:
+            raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
+        subscription = Subscription(
+            entry.filter, filter.text, entry.qos, entry.no_local, entry.retain_as_published, identifier, group
+        )
+        is_full = len(session.subscriptions) >= endpoint.settings.subscriptions_max
+        if is_full and entry.filter not in session.subscriptions:
+            raise PacketError(Reason.QUOTA_EXCEEDED, "a client may not have more subscriptions")
+        if not connection.access.may_subscribe(filter):
+            raise PacketError(Reason.NOT_AUTHORIZED, f"{entry.filter} may not be subscribed to")
+        return subscription
+
+    def _enter(self, connection: Connection, session: MqttSession, subscription: Subscription) -> list[int]:
+        """Note the subscription; the requests to the core that this takes."""
+        former = session.subscriptions.get(subscription.name)
+        requests = []
+        if session.subscribe(subscription):
+            requests.append(self._ask(connection, Subscribe, subscription.filter))
+        if subscription.group:
+            self._endpoint.keeper.join(connection.client, subscription)
+        if former is not None and former.filter != subscription.filter:
+            requests += self._withdraw(connection, session, former)
+        return requests
+
+    def on_unsubscribe(
+        self, connection: Connection, session: MqttSession, packet: packets.Unsubscribe
+    ) -> None:
+        requests: list[int] = []
+        reasons: list[Reason] = []
+        for name in packet.filters:
+            former = session.unsubscribe(name)
+            reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
+            if former is not None:
+                requests += self._withdraw(connection, session, former)
+        answer = packets.Unsuback(packet.packet_id, tuple(reasons))
+        self._wait(connection, requests, Pending(connection.id, answer, len(requests)))
+
+    def _withdraw(self, connection: Connection, session: MqttSession, former: Subscription) -> list[int]:
+        if former.group:
+            self._endpoint.keeper.leave(connection.client, former)
+        elif not session.holds(former.filter):
+            return [self._ask(connection, Unsubscribe, former.filter)]
+        return []
+
+    def _ask(self, connection: Connection, kind: type[Subscribe | Unsubscribe], filter: str) -> int:
+        connection.request += 1
+        request: Request = kind(connection.request, parse(filter))
+        self._endpoint.inputs.append(Submitted(connection.client, connection.id, request))
+        return connection.request
+
+    # --- answers ---
+
+    def _wait(self, connection: Connection, requests: list[int], pending: Pending) -> None:
+        if not requests:
+            self._answer(pending)
+            return
+        for request in requests:
+            self._pending[connection.id, request] = pending
+        endpoint = self._endpoint
+        at = endpoint.now + endpoint.settings.settle_timeout_s
+        endpoint.timers.set(at, ("suback", connection.id, requests[-1]))
+
+    def on_settled(self, connection: int, request: int) -> None:
+        pending = self._pending.pop((connection, request), None)
+        if pending is not None:
+            pending.open -= 1
+            if not pending.open:
+                self._answer(pending)
+
+    def give_up(self, connection: int, request: int) -> None:
+        """It took too long: answer all the same."""
+        pending = self._pending.get((connection, request))
+        if pending is not None:
+            for key in [key for key, one in self._pending.items() if one is pending]:
+                del self._pending[key]
+            self._answer(pending)
+
+    def _answer(self, pending: Pending) -> None:
+        endpoint = self._endpoint
+        connection = endpoint.connections.get(pending.connection)
+        if connection is None:
+            return
+        endpoint.touched[connection.id] = connection
+        connection.out.append(write(pending.answer, connection.version))
+        for subscription in pending.recall:
+            if not subscription.group:
+                endpoint.keeper.recall(connection.client, subscription)
+
+    def forget(self, connection: int) -> None:
+        """The connection is gone: nobody waits for its answers."""
+        for key in [key for key in self._pending if key[0] == connection]:
+            del self._pending[key]

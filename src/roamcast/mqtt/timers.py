@@ -1,0 +1,29 @@
+"""Timers as data: a heap of (time, order, what), where what is a tuple of plain values."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+Key = tuple[Any, ...]
+
+
+class Timers:
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Key]] = []
+        self._set = 0
+
+    def set(self, at: float, key: Key) -> int:
+        """Returns the number of the timer, so that a later one can make it void."""
+        self._set += 1
+        heapq.heappush(self._heap, (at, self._set, key))
+        return self._set
+
+    def next(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> Iterator[tuple[int, Key]]:
+        while self._heap and self._heap[0][0] <= now:
+            _, number, key = heapq.heappop(self._heap)
+            yield number, key

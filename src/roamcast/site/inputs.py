@@ -1,0 +1,134 @@
+"""What happens to a site, and what it wants done. Inputs are what the journal holds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from roamcast.core.records import Row
+from roamcast.mqtt.access import AccessRules, Identity
+from roamcast.mqtt.packets import Connect
+from roamcast.node.link import Resume
+from roamcast.site.settings import SiteSettings
+
+
+class SiteInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """One thing that happened."""
+
+
+class Started(SiteInput, frozen=True):
+    """The process has begun, with a state that may be older: no connection of before exists any more."""
+
+    settings: SiteSettings
+
+
+class Ruled(SiteInput, frozen=True):
+    """Who may do what, from now on."""
+
+    rules: AccessRules
+
+
+class Connected(SiteInput, frozen=True):
+    """A client said CONNECT and has proved who it is. Secrets are not in it."""
+
+    connection: int
+    """A number that is never used again, not even after a restart."""
+    connect: Connect
+    identity: Identity
+    """Who it is; its client id is one that was assigned if it came without."""
+
+
+class Frames(SiteInput, frozen=True):
+    """Bytes of a connection. In the journal these are whole packets."""
+
+    connection: int
+    data: bytes
+
+
+class Gone(SiteInput, frozen=True):
+    """A connection has ended, without a word."""
+
+    connection: int
+
+
+class LinkUp(SiteInput, frozen=True):
+    """A peer is connected, and both ends have agreed to go on."""
+
+    peer: str
+    resume: Resume
+    offered: tuple[str, ...]
+    """Whom the peer reaches."""
+    incarnation: int
+    """A random number for this end, if it is new."""
+
+
+class LinkDown(SiteInput, frozen=True):
+    peer: str
+
+
+class LinkFrames(SiteInput, frozen=True):
+    """Whole frames of a link."""
+
+    peer: str
+    data: bytes
+
+
+class Announced(SiteInput, frozen=True):
+    """Something the daemon itself publishes, for whoever is attached here ($SYS)."""
+
+    topic: str
+    payload: bytes
+
+
+class Forgotten(SiteInput, frozen=True):
+    """A broker is gone for good."""
+
+    broker: str
+
+
+class Tick(SiteInput, frozen=True):
+    """The time that `deadline()` named has come."""
+
+
+AnyInput = (
+    Started
+    | Ruled
+    | Connected
+    | Frames
+    | Gone
+    | LinkUp
+    | LinkDown
+    | LinkFrames
+    | Announced
+    | Forgotten
+    | Tick
+)
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One turn, as the journal holds it."""
+
+    now: float
+    inputs: list[AnyInput]
+
+
+class SiteEffects(msgspec.Struct):
+    writes: dict[int, list[bytes]] = {}
+    closes: list[int] = []
+    """To be closed when everything has been written."""
+    link_closes: list[tuple[str, str]] = []
+    """Links to be closed, and why."""
+    records: list[Row] = []
+    durable: list[SiteInput] = []
+    """What must be in the journal before any of the rest goes out."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_entry(now: float, inputs: list[SiteInput]) -> bytes:
+    return _encoder.encode((now, inputs))
+
+
+def decode_entry(data: bytes) -> Entry:
+    return _decoder.decode(data)

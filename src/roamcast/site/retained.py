@@ -1,0 +1,152 @@
+"""Retained messages: known at every broker, the last writer wins.
+
+Writers are ordered by a hybrid of clock and counter, then by the id of their
+broker, so all brokers come to the same choice. A deletion stays as a tombstone,
+for long enough that nothing older can still be on its way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from roamcast.core.messages import Cause
+from roamcast.core.notification import Burst, Message, encode_attributes
+from roamcast.filters.selector import parse
+from roamcast.mqtt.delivering import is_expired
+from roamcast.mqtt.marks import RETAIN, RETAINED, TOPIC
+
+if TYPE_CHECKING:
+    from roamcast.node.broker import Broker
+
+TOMBSTONE_S = 24 * 3600.0
+TIDY_EVERY = 1024
+
+
+class Retain(Message, frozen=True):
+    """The retained message of a topic; without a body there is none any more."""
+
+    topic: str
+    time: float
+    count: int
+    """Tells writers at the same time apart, and keeps later ones later when a clock steps back."""
+    broker: str
+    published_at: float
+    marks: bytes
+    body: bytes | None
+    cause: ClassVar[Cause] = "publish"
+
+    @property
+    def stamp(self) -> tuple[float, int, str]:
+        return self.time, self.count, self.broker
+
+
+class KeepThis(Message, frozen=True):
+    """A client of this broker publishes something that is to be retained."""
+
+    topic: str
+    marks: bytes
+    body: bytes
+    cause: ClassVar[Cause] = "publish"
+
+
+class Recall(Message, frozen=True):
+    """A client of this broker has a new subscription: it gets what is retained."""
+
+    client: str
+    filter: str
+    cause: ClassVar[Cause] = "publish"
+
+
+class TellRetained(Message, frozen=True):
+    """A link is new: everything that is retained here goes over it."""
+
+    peer: str
+    cause: ClassVar[Cause] = "publish"
+
+
+class RetainedMessages:
+    def __init__(self, broker: Broker) -> None:
+        self.refused = 0
+        """Messages that found no room."""
+        self._broker = broker
+        self._messages_max = 0
+        self._bytes_max = 0
+        self._kept: dict[str, Retain] = {}
+        self._bytes = 0
+        self._clock = (0.0, 0)
+        self._recalled = 0
+        self._changes = 0
+        for kind, handler in (
+            (Retain, self.on_retain),
+            (KeepThis, self.on_keep_this),
+            (Recall, self.on_recall),
+            (TellRetained, self.on_tell),
+        ):
+            broker.serve(kind, handler)
+
+    def configure(self, messages_max: int, bytes_max: int) -> None:
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+
+    def __len__(self) -> int:
+        return sum(one.body is not None for one in self._kept.values())
+
+    def on_keep_this(self, sender: str, message: KeepThis) -> None:
+        broker = self._broker
+        time, count = self._clock
+        self._clock = (broker.now, 0) if broker.now > time else (time, count + 1)
+        body = message.body or None
+        self.on_retain(
+            broker.id, Retain(message.topic, *self._clock, broker.id, broker.now, message.marks, body)
+        )
+
+    def on_retain(self, sender: str, message: Retain) -> None:
+        """Keep it if it is newer, and tell everyone who has not heard of it."""
+        known = self._kept.get(message.topic)
+        if known is not None and known.stamp >= message.stamp:
+            return
+        self._clock = max(self._clock, (message.time, message.count))
+        size = len(message.body or b"") + len(message.topic)
+        if message.body is not None and known is None and not self._has_room(size):
+            self.refused += 1
+        else:
+            self._bytes += size - (len(known.body or b"") + len(known.topic) if known is not None else 0)
+            self._kept[message.topic] = message
+        self._tidy()
+        for peer in self._broker.peers:
+            if peer != sender:
+                self._broker.send(peer, message)
+
+    def _has_room(self, size: int) -> bool:
+        return len(self._kept) < self._messages_max and self._bytes + size <= self._bytes_max
+
+    def _tidy(self) -> None:
+        """Forget tombstones that have done their work."""
+        self._changes += 1
+        if self._changes % TIDY_EVERY:
+            return
+        old = self._broker.now - TOMBSTONE_S
+        for topic in [topic for topic, one in self._kept.items() if one.body is None and one.time < old]:
+            self._bytes -= len(topic)
+            del self._kept[topic]
+
+    def on_tell(self, sender: str, message: TellRetained) -> None:
+        for one in self._kept.values():
+            self._broker.send(message.peer, one)
+
+    def on_recall(self, sender: str, message: Recall) -> None:
+        broker, filter = self._broker, parse(message.filter)
+        for one in self._kept.values():
+            if one.body is None:
+                continue
+            attributes = encode_attributes({TOPIC: one.topic})
+            self._recalled += 1
+            burst = Burst(
+                f"$retained/{broker.id}", 0, self._recalled, attributes, one.published_at, (one.body,), 1,
+                bytes((one.marks[0] & ~RETAIN | RETAINED,)) + one.marks[1:],
+            )  # fmt: skip
+            wanted = {TOPIC: one.topic}
+            if broker.front is not None:
+                wanted = dict(broker.front.contents(burst)[0])  # type: ignore[arg-type]
+            if filter.matches(wanted) and not is_expired(burst, broker.now):
+                broker.enqueue(message.client, burst)
