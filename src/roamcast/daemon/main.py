@@ -34,8 +34,8 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         sync=config.journal.sync,
         version=__version__,
         segment_bytes=config.journal.segment_bytes,
-        snapshot_after_bytes=config.journal.snapshot_bytes,
-        journal_bytes_max=config.journal.size_bytes_max,
+        snapshot_after_bytes=config.journal.snapshot_after_bytes,
+        journal_bytes_max=config.journal.bytes_max,
     )
     try:
         site: Site | None = None
