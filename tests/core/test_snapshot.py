@@ -18,12 +18,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.test_rooms import PURE
 
 from roamcast.core.messages import AttachRequest
 from roamcast.core.notification import Burst
 from roamcast.core.queues import Buffer, DeliveryQueue
 from roamcast.core.session import Session
-from roamcast.core.snapshot import CannotFreeze, freeze, known_class, path_to, thaw
+from roamcast.core.snapshot import PURE_ROOMS, CannotFreeze, freeze, known_class, path_to, thaw
 from roamcast.core.snapshot_form import FORMAT, Shape, State
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse
@@ -482,6 +483,10 @@ CLASS, ENUM, NAMED_TUPLE, FROZEN_STRUCT, OBJECT = 6, 7, 10, 12, 14
 def test_nothing_but_our_own_classes_can_be_had(shape: Shape, kind: int, said: str) -> None:
     with pytest.raises(InputError, match=said):
         thaw(state_with(shape, kind, [0]))
+
+
+def test_the_rooms_are_those_that_are_kept_pure() -> None:
+    assert set(PURE_ROOMS) == PURE
 
 
 def test_another_format_is_refused() -> None:

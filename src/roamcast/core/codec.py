@@ -45,9 +45,14 @@ def message_types() -> list[type[Message]]:
 class Codec:
     """Knows every message type that exists when it is made."""
 
+    __unsaved__ = ("_batch_decoder", "_decoder", "_encoder")
+
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        known: Any = Union[(*(one for one in message_types() if one is not Relayed), _RelayedFrame)]
         self.frame_bytes_max = frame_bytes_max
+        self._restore()
+
+    def _restore(self) -> None:
+        known: Any = Union[(*(one for one in message_types() if one is not Relayed), _RelayedFrame)]
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
         self._decoder = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
         self._batch_decoder = msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)

@@ -37,7 +37,9 @@ from roamcast.errors import InputError
 
 CHECKSUM_BYTES = 4
 
-_PURE_MODULE = re.compile(r"roamcast\.(filters|core|mobility|overlay|location|node|mqtt|models)(\.\w+)*")
+PURE_ROOMS = ("filters", "core", "mobility", "overlay", "location", "node", "mqtt", "site", "models")
+
+_PURE_MODULE = re.compile(rf"roamcast\.({'|'.join(PURE_ROOMS)})(\.\w+)*")
 _decode = msgspec.msgpack.Decoder(State).decode
 
 

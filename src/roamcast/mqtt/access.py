@@ -277,10 +277,16 @@ def _rule_filter(patterns: list[TopicPattern], where: Filter | None) -> Filter:
 class Access:
     """Rules, ready to be asked. Reading them refuses what makes no sense."""
 
+    __unsaved__ = ("_by_client", "_compiled", "_known")
+
     def __init__(self, rules: AccessRules = AccessRules()) -> None:  # noqa: B008
         self.rules = rules
-        self._compiled = [_compile(number, rule) for number, rule in enumerate(rules.rules)]
-        self._by_client = any(_depends_on_client(rule) for rule in rules.rules)
+        self._restore()
+
+    def _restore(self) -> None:
+        rules = self.rules.rules
+        self._compiled = [_compile(number, rule) for number, rule in enumerate(rules)]
+        self._by_client = any(_depends_on_client(rule) for rule in rules)
         self._known: dict[tuple[str, str, str], ClientAccess] = {}
 
     def of(self, identity: Identity) -> ClientAccess:

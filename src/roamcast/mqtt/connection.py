@@ -60,6 +60,9 @@ class Connection:
         "identity", "is_durable", "is_open", "out", "request", "session", "topics", "version", "waiting",
     )  # fmt: skip
 
+    __unsaved__ = ("_chunks", "_have", "_need", "access", "guarded", "is_durable", "out", "topics")
+    """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
+
     def __init__(self, id: int, connect: Connect, identity: Identity, access: ClientAccess) -> None:
         self.id = id
         self.connect = connect
@@ -69,20 +72,23 @@ class Connection:
         self.version = connect.version
         self.session: MqttSession | None = None
         """Set when the session is here and CONNACK has been sent."""
-        self.out: list[bytes] = []
-        """What is to be written in this turn."""
         self.request = 0
         """The last request submitted to the core."""
         self.is_open = True
+        self.aliases: dict[int, bytes] = {}
+        self.waiting: list[bytes] = []
+        """Whole packets that came before the session did."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self.out: list[bytes] = []
+        """What is to be written in this turn."""
         self.is_durable = False
         """Whether what was read in this turn must be in the journal before anything is answered."""
         self.topics: dict[bytes, bytes | None] = {}
         """Topic as it came to the attributes of what is published under it; None is forbidden."""
         self.guarded: dict[bytes, None] = {}
         """Topics under which access depends on the content."""
-        self.aliases: dict[int, bytes] = {}
-        self.waiting: list[bytes] = []
-        """Whole packets that came before the session did."""
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 0

@@ -82,6 +82,8 @@ class Keeper(Protocol):
 class Endpoint:
     outside = frozenset({TOPIC})
 
+    __unsaved__ = ("_attributes",)
+
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
         self.keeper = keeper
@@ -106,7 +108,12 @@ class Endpoint:
         """Of clients that are away, until their delay is over."""
         self._subscribing = Subscribing(self)
         self._properties = PropertyReader()
+        self._restore()
+
+    def _restore(self) -> None:
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        for connection in (*self.connections.values(), *self._attaching.values()):
+            connection.access = self.access.of(connection.identity)
 
     def configure(self, settings: EndpointSettings) -> None:
         self.settings = settings

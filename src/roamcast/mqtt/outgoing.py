@@ -20,7 +20,12 @@ WRITERS_KEPT_MAX = 4096
 class Encoder:
     """Writes bursts; the same burst for several clients is written once, where it can be."""
 
+    __unsaved__ = ("_bursts", "_topics", "_writers", "_written")
+
     def __init__(self) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         self._topics: dict[bytes, str] = {}
         self._writers: dict[tuple[bytes, bytes, int, int, Options], FrameWriter] = {}
         self._written: dict[tuple[object, ...], bytes] = {}

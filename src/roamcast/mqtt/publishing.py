@@ -36,7 +36,12 @@ def described(found: PublishProperties | None) -> Described:
 class PropertyReader:
     """Checks property blocks; those that come again and again are read once."""
 
+    __unsaved__ = ("_known",)
+
     def __init__(self) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         self._known: dict[bytes, Described] = {}
 
     def read(self, block: bytes) -> Described:

@@ -104,7 +104,7 @@ class Attachment:
 class Broker:
     """One broker. `step` is the only way in, its result the only way out."""
 
-    __unsaved__ = ("_handlers", "_out")
+    __unsaved__ = ("_out",)
 
     def __init__(
         self,
@@ -147,11 +147,12 @@ class Broker:
         self.requests = Requests(self)
         self.endings = Endings(self)
         self._issues = IssueTimes(self.settings.clock_error_s)
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
         self._restore()
 
     def _restore(self) -> None:
         self._out = Effects()
-        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
+        own: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
             Drain: self.endings.on_drain,
@@ -160,6 +161,7 @@ class Broker:
             Relayed: self._on_relayed,
             **self.locator.handlers,
         }
+        self._handlers |= own
 
     # --- the contract ---
 

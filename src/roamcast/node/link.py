@@ -101,6 +101,9 @@ class LinkEnd:
     sends as one, is not resumed with.
     """
 
+    __unsaved__ = ("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts")
+    """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
+
     def __init__(
         self,
         peer: str,
@@ -133,13 +136,16 @@ class LinkEnd:
         self._open: list[bytes] = []
         """Messages for the next frame."""
         self._open_bytes = 0
-        self._fleeting: list[bytes] = []
-        self._fleeting_bytes = 0
         self._acknowledged = 0
         """We have journalled everything up to this number."""
         self._told = 0
         """The peer has been told that we have journalled up to this number."""
         self._untold_bytes = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        self._fleeting: list[bytes] = []
+        self._fleeting_bytes = 0
         self._parts: list[bytes] = []
         """Frames of a large message that is not complete yet."""
         self._fleeting_parts: list[bytes] = []

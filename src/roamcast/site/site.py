@@ -44,6 +44,8 @@ from roamcast.site.wills import PublishThat, Wills
 
 
 class Site:
+    __unsaved__ = ("_out",)
+
     def __init__(self, settings: SiteSettings) -> None:
         self.settings = settings
         self.id = settings.id
@@ -59,6 +61,9 @@ class Site:
         self.wills = Wills(self.broker)
         self._codec = Codec()
         self._now = 0.0
+        self._restore()
+
+    def _restore(self) -> None:
         self._out = SiteEffects()
 
     # --- the contract ---
