@@ -279,6 +279,15 @@ def test_a_subscription_must_stay_within_the_condition() -> None:
     assert not may_subscribe(access, "cars/+")
 
 
+def test_a_condition_on_the_clients_own_state_opens_nothing() -> None:
+    access = access_of(allow("a/#"))
+    assert access.may_subscribe(parse("topic MATCHES 'a/b' AND place IN myloc"))
+    assert not access.may_subscribe(parse("topic MATCHES 'b' AND place IN myloc"))
+    assert not access.may_subscribe(parse("topic MATCHES 'a/b' OR place IN myloc"))
+    limited = access_of(allow("a", where="x < 5"))
+    assert not limited.may_subscribe(parse("topic = 'a' AND x < my.limit"))
+
+
 def test_with_default_allow_only_what_is_denied_is_refused() -> None:
     access = access_of(deny("secret/#"), default="allow")
     assert may_subscribe(access, "open/#")
@@ -321,6 +330,7 @@ def test_clients_for_which_the_rules_say_the_same_share_what_was_decided() -> No
         (allow(("a", "")), "access.rule.1: topic is empty; leave it out to mean all"),
         (allow(client=""), "access.rule.1: client is empty; leave it out to mean all"),
         (allow(where="x ="), "access.rule.1: selector"),
+        (deny(where="x IN myloc"), "access.rule.1: where = x IN myloc: a rule knows no client's state"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_named(rule: Rule, line: str) -> None:

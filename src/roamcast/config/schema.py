@@ -84,6 +84,10 @@ class Field(NamedTuple):
             return self.valid.item_type.cls
         return None
 
+    @property
+    def is_value(self) -> bool:
+        return self.table is None and self.entry is None
+
     def is_a(self, mark: str) -> bool:
         """Whether the type is marked as a "path" or a "secret"."""
         return isinstance(self.valid, Metadata) and mark in (self.valid.extra or {})
@@ -129,13 +133,14 @@ def _default_of(info: Any) -> Any:
 
 def keys_of(kind: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[Key]:
     """Every key below a table, in the order in which they are written down."""
-    for name, field in fields_of(kind).items():
+    fields = fields_of(kind).values()
+    # A table's own keys come first: in TOML, whatever follows the head of another table belongs to that.
+    yield from (Key((*path, field.name), field, kind) for field in fields if field.is_value)
+    for field in fields:
         if field.table is not None:
-            yield from keys_of(field.table, (*path, name))
+            yield from keys_of(field.table, (*path, field.name))
         elif field.entry is not None:
-            yield from keys_of(field.entry, (*path, name, ENTRY))
-        else:
-            yield Key((*path, name), field, kind)
+            yield from keys_of(field.entry, (*path, field.name, ENTRY))
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from roamcast.config.schema import NONE_WORD, Field, describe, fields_of, keys_of
+from roamcast.config.schema import ENTRY, NONE_WORD, Field, describe, fields_of, keys_of
 
 WIDTH = 100
 
@@ -27,7 +27,7 @@ def _table(
 ) -> Iterator[str]:
     fields = fields_of(kind).values()
     for field in fields:
-        if field.table is None and field.entry is None:
+        if field.is_value:
             yield from _key(field, getattr(value, field.attribute))
     for field in fields:
         inner, below = getattr(value, field.attribute), (*path, field.name)
@@ -79,7 +79,8 @@ def reference_table(kind: type[msgspec.Struct]) -> str:
     for key in keys_of(kind):
         if key.path[:-1] != section:
             section = key.path[:-1]
-            heading = ".".join(section) or "top level"
+            name = ".".join(part for part in section if part != ENTRY)
+            heading = f"`[[{name}]]`" if section[-1:] == (ENTRY,) else f"`[{name}]`" if name else "Top level"
             summary = " ".join(cleandoc(key.owner.__doc__ or "").split())
             lines += ["", f"### {heading}", "", summary, "", "| key | valid | default | what it does |"]
             lines += ["| --- | --- | --- | --- |"]

@@ -19,6 +19,7 @@ import msgspec
 from roamcast.errors import InputError
 from roamcast.filters.expression import Attributes, conjunction, disjunction, topic_matches
 from roamcast.filters.filter import ALL, NONE, Filter
+from roamcast.filters.own import widest
 from roamcast.filters.patterns import TopicPattern
 from roamcast.filters.selector import TOPIC, parse
 
@@ -135,7 +136,8 @@ class ClientAccess:
         """Whether everything that the filter may match is allowed."""
         allowed = self._subscriptions.get(filter)
         if allowed is None:
-            allowed = _remember(self._subscriptions, filter, self._covers(filter))
+            # Conditions on the client's own state count for nothing: the state is its own to change.
+            allowed = _remember(self._subscriptions, filter, self._covers(widest(filter)))
         return allowed
 
     def _decide(self, topic: str) -> Decision:
@@ -219,7 +221,7 @@ class _Compiled(NamedTuple):
     clients: tuple[Callable[[str], object], ...]
     topics: tuple[_Topic, ...]
     where: Filter | None
-    widest: Filter
+    reach: Filter
     """What the rule could fit for any client with plain names."""
 
     def fits(self, identity: Identity) -> bool:
@@ -250,7 +252,7 @@ class _Entry:
 
     def filter_towards(self, wanted: Filter) -> Filter | None:
         """The rule's topics and condition as one filter, if that overlaps what is wanted."""
-        if self.identity.is_plain and not self.compiled.widest.overlaps(wanted):
+        if self.identity.is_plain and not self.compiled.reach.overlaps(wanted):
             return None
         if self._filter is None:
             self._filter = self._whole()
@@ -315,9 +317,11 @@ def _compile(number: int, rule: Rule) -> _Compiled:
             if not _texts(value) or "" in _texts(value):
                 raise InputError(f"{name} is empty; leave it out to mean all")
         where = parse(rule.where) if rule.where else None
+        if where is not None and where.own:
+            raise InputError(f"where = {rule.where}: a rule knows no client's state; leave out myloc and my")
         for topic in _texts(rule.topic):
             TopicPattern(_substituted(topic, "x", "x"))
-        widest = _rule_filter([TopicPattern(_widened(topic)) for topic in _texts(rule.topic)], where)
+        reach = _rule_filter([TopicPattern(_widened(topic)) for topic in _texts(rule.topic)], where)
     except InputError as error:
         raise InputError(f"access.rule.{number}: {error}") from None
     return _Compiled(
@@ -326,7 +330,7 @@ def _compile(number: int, rule: Rule) -> _Compiled:
         tuple(_glob(text) for text in _texts(rule.client)),
         tuple(_Topic(topic, _prefix(topic)) for topic in _texts(rule.topic)),
         where,
-        widest,
+        reach,
     )
 
 
