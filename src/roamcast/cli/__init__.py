@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from roamcast import __version__
-from roamcast.cli import bench, broker, demo, fuzz, lab, model, sim, user
+from roamcast.cli import bench, broker, demo, fuzz, journal, lab, model, sim, user
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group
 from roamcast.errors import InputError
 
@@ -42,6 +42,7 @@ def build_app() -> typer.Typer:
     demo.register(app)
     broker.register(app)
     user.register(app)
+    journal.register(app)
     sim.register(app)
     fuzz.register(app)
     lab.register(app)

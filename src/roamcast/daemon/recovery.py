@@ -23,7 +23,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from roamcast.daemon.segments import (
-    HEADER_BYTES,
     SEGMENT_SUFFIX,
     SNAPSHOT_SUFFIX,
     JournalDamaged,
@@ -77,7 +76,7 @@ class Found:
 
     @property
     def journal_bytes(self) -> int:
-        return sum(scan.end - HEADER_BYTES for scan in self.scans)
+        return sum(scan.record_bytes for scan in self.scans)
 
     def entries(self) -> Iterator[bytes]:
         for scan in self.scans:

@@ -73,6 +73,10 @@ class SegmentScan(NamedTuple):
     torn_bytes: int
     """What is behind that and is no record, as far as it can be told from what was there before."""
 
+    @property
+    def record_bytes(self) -> int:
+        return self.end - HEADER_BYTES
+
 
 class SnapshotHead(NamedTuple):
     sequence: int
@@ -203,6 +207,24 @@ def scan_segment(path: Path, before: int | None = None) -> SegmentScan:
     and whatever it holds behind that was not promised and is told again in the next one.
     """
     data = path.read_bytes()
+    scan = _whole_part(path, data, before)
+    broken = f"{path}: damaged at offset {scan.end}: entry {scan.next} is broken or missing, but"
+    if before is not None:
+        if scan.next != before:
+            raise JournalDamaged(f"{broken} entries from {before} on follow in the next segment")
+        return scan
+    behind = _whole_record_behind(data, scan.end, scan.head.marker, scan.next)
+    if behind is not None:
+        raise JournalDamaged(f"{broken} a whole record follows at offset {behind}")
+    return scan._replace(torn_bytes=_torn_bytes(data, scan.end, scan.head.marker))
+
+
+def read_whole_part(path: Path, before: int | None = None) -> SegmentScan:
+    """As `scan_segment`, but what comes after a break is left out, whatever it is."""
+    return _whole_part(path, path.read_bytes(), before)
+
+
+def _whole_part(path: Path, data: bytes, before: int | None) -> SegmentScan:
     head = _parse_segment_head(path, data)
     end, next, records = HEADER_BYTES, head.first, 0
     while before is None or next < before:
@@ -210,20 +232,7 @@ def scan_segment(path: Path, before: int | None = None) -> SegmentScan:
         if following is None or following[0] != next:
             break
         end, next, records = following[2], next + following[1], records + 1
-    if before is not None:
-        if next != before:
-            raise JournalDamaged(
-                f"{path}: damaged at offset {end}: entry {next} is broken or missing, but entries from"
-                f" {before} on follow in the next segment"
-            )
-        return SegmentScan(path, head, next, records, end, 0)
-    behind = _whole_record_behind(data, end, head.marker, next)
-    if behind is not None:
-        raise JournalDamaged(
-            f"{path}: damaged at offset {end}: entry {next} is broken or missing, but a whole record"
-            f" follows at offset {behind}"
-        )
-    return SegmentScan(path, head, next, records, end, _torn_bytes(data, end, head.marker))
+    return SegmentScan(path, head, next, records, end, 0)
 
 
 def _record_at(data: bytes, offset: int, marker: int) -> tuple[int, int, int] | None:

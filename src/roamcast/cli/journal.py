@@ -1,0 +1,134 @@
+"""`roamcast journal`: what is in a broker's journal, and whether it is whole."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from roamcast.cli.output import emit_json
+from roamcast.cli.usage import new_group, show_examples
+from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    from roamcast.daemon.inspection import FileReport, JournalReport
+
+EXIT_DAMAGED = 1
+
+VERIFY = "roamcast journal verify site-a/journal"
+SHOW = "roamcast journal show site-a/journal --from 1000 --limit 20"
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The journal's folder, or a broker's data folder.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = new_group("Look into a broker's journal; nothing is changed.", examples=[VERIFY, SHOW])
+    app.add_typer(group, name="journal")
+    group.command("verify", epilog=show_examples(VERIFY, f"{VERIFY} --json"))(verify)
+    group.command("show", epilog=show_examples(SHOW, "roamcast journal show site-a --json"))(show)
+
+
+def verify(folder: Folder, as_json: AsJson = False) -> None:
+    """Check every file: exit code 0 if all is whole (a torn last commit is no damage), 1 if not."""
+    from roamcast.daemon import inspection
+
+    with reading(folder):
+        report = inspection.verify(folder)
+    if as_json:
+        emit_json(
+            {
+                **report._asdict(),
+                "files": [one._asdict() for one in report.files],
+                "sound": report.is_sound,
+            }
+        )
+    else:
+        print_report(report)
+    if not report.is_sound:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def print_report(report: JournalReport) -> None:
+    for one in report.files:
+        print(line_of(one))
+    if report.problem is not None:
+        print(f"a broker refuses this journal: {report.problem}")
+        return
+    begin = f"the snapshot after entry {report.snapshot}" if report.snapshot is not None else "the beginning"
+    cut = f", cuts {report.cut_bytes} torn bytes" if report.cut_bytes else ""
+    print(f"recovery starts from {begin}, replays {count(report.entries, 'entry', 'entries')}{cut}")
+    if report.in_use_by is not None:
+        print(f"in use by process {report.in_use_by}: it may have gone on since", file=sys.stderr)
+
+
+def line_of(one: FileReport) -> str:
+    if one.kind == "snapshot":
+        held = f"state after entry {one.last}"
+    elif one.entries:
+        held = f"entries {one.first} to {one.last} in {count(one.commits, 'commit', 'commits')}"
+    else:
+        held = "no entries"
+    size = f"{held}, {one.size_bytes:,} bytes, version {one.version}"
+    if one.damage is not None:
+        # What was read up to the damage, if its head could be read.
+        return f"{one.file}: DAMAGED{f' after {size}' if one.version else ''}: {one.damage}"
+    return f"{one.file}: whole, {size}" + (f" ({one.note})" if one.note else "")
+
+
+def count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def show(
+    folder: Folder,
+    first: Annotated[int, typer.Option("--from", min=1, help="The number of the first entry.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="How many entries, at most.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show entries: the inputs of one turn of the broker each, with the time of that turn."""
+    from json import dumps
+
+    from roamcast.daemon.inspection import show_entries
+    from roamcast.site.inputs import decode_entry
+
+    with reading(folder):
+        entries = show_entries(folder, first, decode_entry)
+        shown = list(islice(entries, limit))
+        more = next(entries, None) is not None
+    missing = [
+        (one.sequence + 1, other.sequence - 1)
+        for one, other in pairwise(shown)
+        if other.sequence != one.sequence + 1
+    ]
+    if as_json:
+        emit_json({"entries": [one._asdict() for one in shown], "missing": missing, "more": more})
+        return
+    for one in shown:
+        content = dumps(one.content, ensure_ascii=False)
+        print(f"{one.sequence} (segment {one.segment}, {one.size_bytes:,} bytes): {content}")
+    for start, end in missing:
+        print(f"entries {start} to {end} cannot be read; 'roamcast journal verify' says why", file=sys.stderr)
+    if more:
+        print(f"there are more: --from {shown[-1].sequence + 1}", file=sys.stderr)
+    elif not shown:
+        print("no entries", file=sys.stderr)
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Say in one line what keeps the folder from being read."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; name that of a journal")
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{error.filename or folder}: cannot be read ({reason})") from None
