@@ -78,6 +78,17 @@ class FrameCutter:
     def feed(self, data: bytes) -> None:
         self._bytes = self._bytes + data if self._bytes else data
 
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._bytes)
+
+    def take_bytes(self, size: int) -> bytes:
+        """So many bytes that are not in a frame, or nothing while there are fewer."""
+        if len(self._bytes) < size:
+            return b""
+        taken, self._bytes = self._bytes[:size], self._bytes[size:]
+        return taken
+
     def take_one(self) -> bytes:
         """The next frame without its length, or nothing while it is not complete."""
         end = self._end_of_frame(0)

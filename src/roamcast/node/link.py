@@ -301,7 +301,9 @@ class LinkEnd:
     def up(self, peer: Resume) -> None:
         """The peer is connected: what it has not received is written again."""
         self.down()
-        self._check(peer)
+        objection = self.objection(peer)
+        if objection:
+            raise LinkError(objection)
         kept = [*self._written, *self._unwritten]
         self._written = deque(one for one in kept if one.last <= peer.received)
         self._unwritten = deque(one for one in kept if one.last > peer.received)
@@ -309,23 +311,24 @@ class LinkEnd:
         # The peer may have been told before, but not heard it.
         self._told = 0
 
-    def _check(self, peer: Resume) -> None:
-        """Whether the two ends can go on where they were; a gap must never pass in silence."""
+    def objection(self, peer: Resume) -> str:
+        """Why the two ends cannot go on where they were, or "": a gap must never pass in silence."""
         if self.peer_incarnation and peer.incarnation != self.peer_incarnation:
-            raise LinkError(
+            return (
                 f"{self.peer} has begun this link anew (it lost its journal, or gave the link up): what it "
                 f"held is gone; forget {self.peer} here, then it can join again"
             )
         if peer.received and peer.peer_incarnation != self.incarnation:
-            raise LinkError(
+            return (
                 f"{self.peer} goes on with an earlier link (the journal here was lost, or the link was "
                 f"given up here): this broker must be forgotten there, then it can join again"
             )
         if not self.settled <= peer.received <= self.sent:
-            raise LinkError(
+            return (
                 f"{self.peer} says that it has {peer.received} messages: here {self.sent} were sent, and it "
                 f"has confirmed {self.settled}; one of the two journals is older than it was"
             )
+        return ""
 
     def down(self) -> None:
         """The connection is gone; what was sent is kept."""
