@@ -2,7 +2,8 @@
 
 This is what a busy broker does most, so nothing here makes an object per
 frame but its payload. Frames of one size are taken apart and put together by
-a few operations on the whole burst; the figures are in benchmarks/README.md.
+a few operations on the whole burst, which takes a fraction of the time that
+going from frame to frame takes.
 """
 
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def cut_bursts(data: bytes, start: int, packet_max: int, version: int) -> tuple[
     is raised here. Topics and properties are yet to be checked, once for each burst: see
     topics.decode_topic and properties.publish_properties.
     """
+    # One long function, because a call per frame would cost as much as a third of this.
     bursts: list[Frames] = []
     size, at, last_size, together = len(data), start, 0, TOGETHER_FIRST
     last_first = numbered = packet_id = following_id = 0
@@ -58,19 +60,19 @@ def cut_bursts(data: bytes, start: int, packet_max: int, version: int) -> tuple[
             if first != last_first:
                 if first not in _PUBLISH:
                     break
-                last_first, numbered, last_topic = first, first & 0x06, None
+                last_first, numbered, last_topic = first, 1 if first & 0x06 else 0, None
                 packet_id = following_id = 0
             length, body = data[at + 1], at + 2
             if length >= 0x80:
+                if not 0 < data[body] < 0x80:
+                    break
                 length += (data[body] << 7) - 0x80
                 body += 1
-                if not 0x80 <= length < 0x4000:
-                    break
             end = body + length
-            frame_size = end - at
-            if end > size or frame_size > packet_max:
+            if end > size or end - at > packet_max:
                 break
-            topic_end = payload = body + 2 + (data[body] << 8 | data[body + 1])
+            body += 2
+            topic_end = payload = body + (data[body - 2] << 8 | data[body - 1])
             if numbered:
                 packet_id = data[topic_end] << 8 | data[topic_end + 1]
                 if not packet_id:
@@ -86,22 +88,22 @@ def cut_bursts(data: bytes, start: int, packet_max: int, version: int) -> tuple[
                 block = data[payload - block_size : payload]
             if payload > end:
                 break  # Something was read past the end; nothing of it has been kept.
-            topic = data[body + 2 : topic_end]
+            topic = data[body:topic_end]
             if topic != last_topic or packet_id != following_id or block != last_block:
                 last_topic, last_block, payloads = topic, block, []
                 bursts.append((first, topic, block, packet_id, payloads))
             elif (
-                frame_size == last_size
-                and end + TOGETHER_MIN * frame_size <= size
+                end - at == last_size
+                and end + TOGETHER_MIN * last_size <= size
                 and data.startswith(data[at:topic_end], end)
             ):
                 found = _take_apart(data, at, end, topic_end, payload, together, payloads)
                 together = min(together * 4, TOGETHER_MAX) if found == together else TOGETHER_FIRST
-                at += found * frame_size
+                at += found * last_size
                 following_id = following(packet_id, found) if numbered else 0
                 continue
-            last_size = frame_size
-            following_id = packet_id % PACKET_ID_MAX + 1 if numbered else 0
+            last_size = end - at
+            following_id = packet_id + numbered
             payloads.append(data[payload:end])
             at = end
     except IndexError:
