@@ -20,6 +20,7 @@ from select import select
 import pytest
 from tests.daemon.journals import commit_entries, entry, open_journal, recovered_numbers, segments, snapshots
 
+import roamcast.daemon.snapshots
 from roamcast.daemon.journal import Journal, JournalFailed, Sync
 from roamcast.daemon.snapshots import SnapshotOutcome
 
@@ -130,6 +131,15 @@ def test_a_child_that_fails_is_told_of_and_harms_nothing(tmp_path: Path) -> None
     journal.close()
     journal, recovered = open_journal(tmp_path)
     assert (recovered.snapshot, recovered.entry_count) == (None, 11)
+    journal.close()
+
+
+def test_a_child_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roamcast.daemon.snapshots, "CHILD_S_MAX", 0.05)
+    journal, _ = open_journal(tmp_path)
+    commit_entries(journal, [[10]])
+    journal.begin_snapshot().write_in_child(lambda: state_once(tmp_path / "never"))
+    assert outcome_of(journal).error == "it took longer than 0.05 s"
     journal.close()
 
 

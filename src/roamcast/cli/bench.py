@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from roamcast.cli.output import emit_json, progress, table
 from roamcast.cli.usage import new_group, show_examples
+from roamcast.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="bench")
     group.command("match", epilog=show_examples("roamcast bench match --subscriptions 100000 --json"))(match)
     group.command("sim", epilog=show_examples("roamcast bench sim --repeat 5 --json"))(sim)
+    group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
 
 def match(
@@ -73,6 +76,23 @@ def sim(
     rows = [[case[name] for name in columns] for case in cases]
     table([name.replace("_", " ") for name in columns], rows, title="bench sim")
     table(["what", "value"], flat(result))
+
+
+def journal(
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="A folder on the disk to measure. [default: a temporary one]")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each case is measured.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Commit to a journal on this disk: per second, with and without a sync, small and large entries."""
+    from roamcast.bench import journal as benchmark
+
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"--dir {folder}: there is no such folder")
+    with progress("committing") as report:
+        result = benchmark.run(folder, seconds, progress=report)
+    show(result, title="bench journal", as_json=as_json)
 
 
 def show(result: dict[str, Any], *, title: str, as_json: bool) -> None:

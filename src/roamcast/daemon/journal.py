@@ -46,6 +46,7 @@ from roamcast.daemon.segments import (
     pack_length,
     seal_record,
     segment_path,
+    sync_folder,
     write_all,
 )
 from roamcast.daemon.snapshots import SnapshotChild, SnapshotFile, SnapshotOutcome
@@ -467,7 +468,9 @@ def _check_settings(
 
 def _lock_folder(folder: Path) -> int:
     """Make the folder if need be, for its owner alone, and lock it until the file is closed."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, parents=True)
+        sync_folder(folder.parent)
     folder.chmod(0o700)
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

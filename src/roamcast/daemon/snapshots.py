@@ -23,6 +23,9 @@ from roamcast.daemon.segments import (
     write_all,
 )
 
+CHILD_S_MAX = 600.0
+"""A child that takes longer hangs; the journal could not go on without an end."""
+
 _DONE = b"done"
 _TOLD_BYTES_MAX = 4096
 
@@ -73,7 +76,6 @@ class SnapshotChild:
     def __init__(self, file: SnapshotFile, freeze: Callable[[], bytes]) -> None:
         self._file = file
         self._started_s = time.monotonic()
-        self._told = b""
         self._pipe, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         parent = os.getpid()
         self.pid = os.fork()
@@ -88,16 +90,17 @@ class SnapshotChild:
     def poll(self) -> SnapshotOutcome | None:
         """How it ended, or None while it works."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return self._outcome(status) if pid else None
+        if pid:
+            return self._outcome(status)
+        if time.monotonic() - self._started_s > CHILD_S_MAX:
+            outcome = self.kill()
+            return outcome._replace(error=outcome.error and f"it took longer than {CHILD_S_MAX:g} s")
+        return None
 
-    def wait(self) -> SnapshotOutcome:
-        return self._outcome(os.waitpid(self.pid, 0)[1])
-
-    def kill(self) -> None:
+    def kill(self) -> SnapshotOutcome:
         """End it before it is done."""
         os.kill(self.pid, signal.SIGKILL)
-        self.wait()
-        self._file.forget()
+        return self._outcome(os.waitpid(self.pid, 0)[1])
 
     def _outcome(self, status: int) -> SnapshotOutcome:
         try:
