@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,8 +86,9 @@ def run(path: Path | None, flags: dict[str, Any], *, only_check: bool) -> None:
     if only_check:
         print(f"{path or 'the configuration'} can be used")
         return
-    # Loaded by name and late: it takes a while, and checking a configuration does not need it.
-    import_module("roamcast.daemon.main").serve(config, read)
+    from roamcast.daemon.main import serve
+
+    serve(config, read)
 
 
 def warn(line: str) -> None:

@@ -6,6 +6,10 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
+import msgspec
+
+from roamcast.daemon.sections import Listener
+from roamcast.daemon.tls import PeerCertificate
 from roamcast.mqtt.access import Identity
 from roamcast.mqtt.errors import PacketError, protocol_error
 from roamcast.mqtt.packets import Connack, Connect
@@ -23,6 +27,11 @@ class Refused(Exception):
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
         self.reason = reason
+
+
+def without_secrets(connect: Connect) -> Connect:
+    """What of a CONNECT may be written down, once it has been accepted."""
+    return msgspec.structs.replace(connect, password=None, authentication_data=None)
 
 
 class Door(Protocol):
@@ -48,7 +57,7 @@ class ClientConnection(asyncio.Protocol):
         "transport",
     )  # fmt: skip
 
-    def __init__(self, door: Door, listener: object) -> None:
+    def __init__(self, door: Door, listener: Listener) -> None:
         self._door = door
         self.listener = listener
         self.id = 0
@@ -100,6 +109,11 @@ class ClientConnection(asyncio.Protocol):
         found = self.transport.get_extra_info("peername") if self.transport is not None else None
         return f"{found[0]}:{found[1]}" if found else "a client"
 
+    @property
+    def certificate(self) -> PeerCertificate | None:
+        """What the client showed and TLS has verified, if anything."""
+        return self.transport.get_extra_info("peercert") if self.transport is not None else None
+
     def _read_connect(self) -> None:
         first = self._first or b""
         try:
@@ -128,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._admission = None
         rest, self._first = self._first, None
-        self._door.push(Connected(self.id, connect, identity))
+        self._door.push(Connected(self.id, without_secrets(connect), identity))
         if rest:
             self._door.push(Frames(self.id, rest))
 

@@ -6,16 +6,22 @@ import asyncio
 import logging
 import secrets
 import signal
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+
+import msgspec
 
 from roamcast.daemon.addresses import is_loopback
+from roamcast.daemon.admission import Admission
 from roamcast.daemon.clients import ClientConnection, Refused
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.journal import Journal
 from roamcast.daemon.sections import Config, Listener
 from roamcast.daemon.settings import site_settings
+from roamcast.daemon.tls import ServerContext, listener_context
 from roamcast.errors import InputError
 from roamcast.mqtt.access import Identity
 from roamcast.mqtt.packets import Connect
@@ -46,6 +52,9 @@ class Server:
         self._addresses: Counter[str] = Counter()
         self._opened = 0
         self._servers: list[asyncio.Server] = []
+        self._admission = Admission(config)
+        self._contexts: dict[int, ServerContext] = {}
+        """TLS of the listeners that have it, by their number."""
         self._stopping = asyncio.Event()
 
     # --- running ---
@@ -54,11 +63,12 @@ class Server:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         self.engine.push(Started(site_settings(self.config)))
         self.engine.push(Ruled(self.config.access_rules))
         self.engine.turn()
-        for listener in self.config.listeners:
-            await self._listen(listener)
+        for number, listener in enumerate(self.config.listeners):
+            await self._listen(number, listener)
         sweep = loop.create_task(self._sweep())
         log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
@@ -67,11 +77,19 @@ class Server:
             sweep.cancel()
             await self._stop()
 
-    async def _listen(self, listener: Listener) -> None:
+    async def _listen(self, number: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
+        if listener.is_secure:
+            self._contexts[number] = ServerContext(_tls_of(number, listener))
+        context = self._contexts[number].context if listener.is_secure else None
         try:
             server = await loop.create_server(
-                lambda: ClientConnection(self, listener), listener.address, listener.port, backlog=1024
+                lambda: ClientConnection(self, self.config.listeners[number]),
+                listener.address,
+                listener.port,
+                backlog=1024,
+                ssl=context,
+                ssl_handshake_timeout=self.config.mqtt.connect_timeout_s if context else None,
             )
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
@@ -79,7 +97,25 @@ class Server:
         self._servers.append(server)
         self.ports += [socket.getsockname()[1] for socket in server.sockets]
 
+    def _reload(self) -> None:
+        """Read users, access rules and certificates again; the rest of the configuration needs a restart."""
+        try:
+            config = self._reread()
+            listeners = config.listeners
+            if [_place(one) for one in listeners] != [_place(one) for one in self.config.listeners]:
+                raise InputError("other listeners need a restart")
+            for number, context in self._contexts.items():
+                context.reload(_tls_of(number, listeners[number]))
+            self._admission.reconfigure(config)
+        except InputError as error:
+            log.error("the configuration stays as it was: %s", error)
+            return
+        self.config = msgspec.structs.replace(self.config, listeners=listeners, access=config.access)
+        self.engine.push(Ruled(config.access_rules))
+        log.info("users, access rules and certificates have been read again")
+
     async def _stop(self) -> None:
+        self._admission.close()
         for server in self._servers:
             server.close()
         for client in list(self._clients.values()):
@@ -128,7 +164,8 @@ class Server:
             if connect.version == 4 and not connect.clean_start:
                 raise Refused(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id")
             client_id = f"auto-{secrets.token_hex(12)}"
-        return Identity(client_id)
+        host = client.address.rpartition(":")[0]
+        return await self._admission.identify(client.listener, connect, client_id, host, client.certificate)
 
     # --- effects (see engine.Output) ---
 
@@ -147,3 +184,11 @@ class Server:
 
     def close_link(self, peer: str, why: str) -> None:
         log.warning("link to %s: %s", peer, why)
+
+
+def _place(listener: Listener) -> tuple[str, int, str]:
+    return listener.address, listener.port, listener.kind
+
+
+def _tls_of(number: int, listener: Listener) -> Callable[[], ssl.SSLContext]:
+    return partial(listener_context, listener, f"listener.{number}")
