@@ -28,6 +28,11 @@ from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 
+ASSUMPTIONS = {
+    "bounded_delay": "a bound on the overlay's delay",
+}
+"""What a protocol may rely on beyond what every driver provides; some faults break it."""
+
 
 class Promise(msgspec.Struct, frozen=True):
     """What a protocol may do wrong, and with which excuse; without one it is a violation.
@@ -190,6 +195,8 @@ class MobilityProtocol:
     """Routing strategies it works with; the first is its default."""
     advertisements: ClassVar[bool] = True
     """Whether it works where subscriptions travel only towards advertisements."""
+    assumes: ClassVar[frozenset[str]] = frozenset()
+    """Which of `ASSUMPTIONS` its promise rests on."""
 
     def __init__(self, host: Host, settings: Settings) -> None:
         self.host = host
@@ -329,6 +336,7 @@ def check_combination(protocol: type[MobilityProtocol], strategy: str, advertise
 
 
 __all__ = [
+    "ASSUMPTIONS",
     "PROTOCOLS",
     "Host",
     "MobilityProtocol",

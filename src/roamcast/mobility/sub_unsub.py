@@ -83,6 +83,7 @@ class SubUnsub(MobilityProtocol):
     name = "sub_unsub"
     summary = "exactly once and in order, given a true bound on the overlay's delay"
     promise = Promise(lost=frozenset({"overflow"}))
+    assumes = frozenset({"bounded_delay"})
     waits_bounds: ClassVar[int] = 2
 
     def __init__(self, host: Host, settings: Settings) -> None:

@@ -189,6 +189,11 @@ class Broker:
         """When `step` wants to be called with a `Deadline`, or None."""
         return self._timers[0][0] if self._timers else None
 
+    def connections(self) -> list[tuple[str, int]]:
+        """Clients and the connections they have here. After a restart a driver says that they are gone."""
+        held = [*self.attachments.items(), *self.endings.waiting.items()]
+        return [(client, one.connection) for client, one in held if one is not None and one.connection]
+
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""
         under_way: dict[str, object] = {

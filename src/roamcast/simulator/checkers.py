@@ -7,13 +7,16 @@ settled and before its unsubscription was issued, it must be delivered; between
 issued and settled it may be; otherwise it must not. What came is what the
 clients' own rows say. Each anomaly must have an excuse that the protocol's
 promise names; without one it is a violation.
+
+Some excuses are a matter of propagation delays. While a broker or a link is down
+messages wait, and so does the clock by which these are measured.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from roamcast.core.notification import decode_attributes
@@ -61,6 +64,7 @@ class Receiver:
         """Since when it is attached anew without having got what waits for it."""
         self.left_at: float | None = None
         self.absences: list[tuple[float, float]] = []
+        """From when to when it was away; in the end by the clock that stands still during outages."""
         self.at = ""
         """The broker that it is attached to, by its own word."""
         self.noticed_at: dict[str, float] = {}
@@ -118,6 +122,9 @@ class Result:
     handoffs_interrupted: int = 0
     """Ended before a waiting notification arrived."""
     handoffs_nothing_waiting: int = 0
+    crashes: int = 0
+    links_down: int = 0
+    """How often an end of a link learnt that it was down."""
     excused: dict[str, int] = field(default_factory=dict)
     violations_total: int = 0
     violations: list[Violation] = field(default_factory=list)
@@ -132,6 +139,8 @@ class Edges:
     """What was published so shortly before the client left may have been on its way to it."""
     after_attach_s: float
     """What was published so shortly after it attached may have missed its subscription."""
+    after_outage_s: float = 0.0
+    """What was on a link when it went down is sent again, and takes so long at most."""
 
 
 class Checker:
@@ -147,7 +156,15 @@ class Checker:
         self._matching: dict[bytes, list[Subscription]] = {}
         """Attributes to the subscriptions they match, remembered while these last."""
         self._notifications: dict[tuple[str, int], list[Notification]] = {}
+        self._newest: list[Notification] = []
+        """Published last, all at the same time."""
         self._receivers: dict[str, Receiver] = defaultdict(Receiver)
+        self._not_advertised: Counter[str] = Counter()
+        """Publisher to how much of it was refused."""
+        self._outages: list[tuple[float, float]] = []
+        """From when to when some broker or link was down."""
+        self._down: dict[tuple[str, str | None], None] = {}
+        """Those that are down: (broker, None), or (broker, peer) by the word of the broker."""
         self._handlers: dict[str, Callable[[Row], None]] = {
             "published": self._on_published,
             "delivered": self._on_delivered,
@@ -157,6 +174,10 @@ class Checker:
             "attached": self._on_attached,
             "detached": self._on_detached,
             "dropped": self._on_dropped,
+            "crashed": self._on_down,
+            "started": self._on_up,
+            "link_down": self._on_down,
+            "link_up": self._on_up,
         }
 
     def observe(self, rows: list[Row]) -> None:
@@ -180,6 +201,14 @@ class Checker:
         for attributes, matching in self._matching.items():
             if subscription.filter.matches(decode_attributes(attributes)):
                 matching.append(subscription)
+        for notification in self._newest:
+            self._consider(notification, subscription, row.time)
+
+    def _consider(self, notification: Notification, subscription: Subscription, issued_at: float) -> None:
+        """What another broker published at the very time of issuing was not published before it."""
+        if notification.published_at == issued_at and notification.status is not None:
+            if subscription.filter.matches(decode_attributes(notification.attributes)):
+                notification.status.setdefault(subscription.client, MAY)
 
     def _on_unsubscribed(self, row: Row) -> None:
         key = _client(row), row.filter or ""
@@ -221,6 +250,9 @@ class Checker:
                 status.setdefault(client, MAY)
         self.result.expected += notification.owed
         numbered.append(notification)
+        if self._newest and self._newest[0].published_at != row.time:
+            self._newest.clear()
+        self._newest.append(notification)
         if number != len(numbered):
             self._violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
 
@@ -272,9 +304,9 @@ class Checker:
         self.result.out_of_order += 1
         excuse = "another_broker" if last.broker_of.get(row.client or "") != row.broker else None
         if "replayed" in self._promise.reordered:
-            moved_in_at = self._receivers[row.client or ""].move_ins[-1]
+            moved_in = self._tick(self._receivers[row.client or ""].move_ins[-1])
             delay_s = self._edges.after_attach_s + ROUNDING_S
-            excuse = "replayed" if notification.published_at <= moved_in_at + delay_s else excuse
+            excuse = "replayed" if self._tick(notification.published_at) <= moved_in + delay_s else excuse
         self._judge(
             "out of order", excuse, self._promise.reordered,
             lambda: f"{row.client} got {row.publisher}/{number} at {row.time:.6f} from {row.broker} "
@@ -340,6 +372,8 @@ class Checker:
 
     def _on_dropped(self, row: Row) -> None:
         count = row.notifications or 0
+        if row.reason == "not advertised":
+            self._not_advertised[row.publisher or ""] += count
         self.result.dropped += count
         receiver = self._receivers[_client(row)]
         if row.reason in ("in transit", "away") and not self._may_be_in_transit(receiver, row):
@@ -352,21 +386,61 @@ class Checker:
         """Not for a client that is there, nor later than a round trip after it was known to be gone."""
         noticed_at = receiver.noticed_at.get(row.node, float("-inf"))
         round_trip_s = 2 * self._edges.after_attach_s + ROUNDING_S
-        return receiver.at != row.node and row.time <= noticed_at + round_trip_s
+        return receiver.at != row.node and self._tick(row.time) <= self._tick(noticed_at) + round_trip_s
+
+    # --- outages ---
+
+    def _on_down(self, row: Row) -> None:
+        """A broker has crashed, as the one who runs it says; or a link is down, as a broker says."""
+        if not self._down:
+            last_s = self._outages[-1][1] if self._outages else row.time
+            self._outages.append((max(row.time, last_s), float("inf")))
+        if row.peer is None:
+            self.result.crashes += 1
+        else:
+            self.result.links_down += 1
+        self._down[_outage(row)] = None
+
+    def _on_up(self, row: Row) -> None:
+        self._down.pop(_outage(row), None)
+        if not self._down and self._outages[-1][1] == float("inf"):
+            self._outages[-1] = (self._outages[-1][0], row.time + self._edges.after_outage_s)
+
+    def _tick(self, time: float) -> float:
+        """A time by the clock that stands still during outages, because what is under way waits."""
+        if not self._outages:
+            return time
+        return time - sum(min(end, time) - start for start, end in self._outages if start < time)
 
     # --- the end ---
 
-    def finish(self, stored: set[tuple[str, Identity]]) -> Result:
-        """Judge what never came; `stored` is what brokers still hold, for whom."""
+    def finish(self, stored: set[tuple[str, Identity]], asked: Mapping[str, int] | None = None) -> Result:
+        """Judge what never came.
+
+        `stored` is what brokers still hold, for whom; `asked`, of clients of which that is
+        known, how many notifications their applications wanted published.
+        """
         for receiver in self._receivers.values():
             if receiver.left_at is not None:
                 receiver.absences.append((receiver.left_at, float("inf")))
+            receiver.absences = [(self._tick(left), self._tick(back)) for left, back in receiver.absences]
         for (publisher, incarnation), numbered in self._notifications.items():
             for index, notification in enumerate(numbered):
                 for client, standing in (notification.status or {}).items():
                     if standing == MUST:
                         self._on_lost(client, (publisher, incarnation, index + 1), notification, stored)
+        self._compare_published(asked or {})
         return self.result
+
+    def _compare_published(self, asked: Mapping[str, int]) -> None:
+        """A client sends again what was not accepted. It must be taken, and once."""
+        published = Counter(self._not_advertised)
+        for (publisher, _), numbered in self._notifications.items():
+            published[publisher] += len(numbered)
+        for publisher, count in asked.items():
+            if published[publisher] != count:
+                kind = "published twice" if published[publisher] > count else "never published"
+                self._violate(kind, f"{published[publisher]} notifications of {publisher} instead of {count}")
 
     def _on_lost(
         self,
@@ -381,7 +455,7 @@ class Checker:
         excuse = next((one for one in sorted(allowed) if identity in receiver.given_up.get(one, ())), None)
         if excuse is None and "remainder" in allowed and (client, identity) in stored:
             excuse = "remainder"
-        elif excuse is None and "away" in allowed and self._was_away(client, notification.published_at):
+        elif excuse is None and "away" in allowed and self._was_away(client, notification):
             excuse = "away"
         elif excuse is None and "move_in" in allowed and self._was_moving_in(client, notification):
             excuse = "move_in"
@@ -391,18 +465,19 @@ class Checker:
             f"published at {notification.published_at:.6f}",
         )  # fmt: skip
 
-    def _was_away(self, client: str, published_at: float) -> bool:
+    def _was_away(self, client: str, notification: Notification) -> bool:
+        edges, published = self._edges, self._tick(notification.published_at)
         return any(
-            left_at - self._edges.before_leave_s <= published_at <= attached_at + self._edges.after_attach_s
-            for left_at, attached_at in self._receivers[client].absences
+            left - edges.before_leave_s <= published <= back + edges.after_attach_s
+            for left, back in self._receivers[client].absences
         )
 
     def _was_moving_in(self, client: str, notification: Notification) -> bool:
         """Whether it was published within one propagation delay of a move-in, before or after."""
         delay_s = self._edges.after_attach_s + ROUNDING_S
-        move_ins = self._receivers[client].move_ins
-        first = bisect_left(move_ins, notification.published_at - delay_s)
-        return first < len(move_ins) and move_ins[first] <= notification.published_at + delay_s
+        published, move_ins = self._tick(notification.published_at), self._receivers[client].move_ins
+        first = bisect_left(move_ins, published - delay_s, key=self._tick)
+        return first < len(move_ins) and self._tick(move_ins[first]) <= published + delay_s
 
     def _judge(self, kind: str, excuse: str | None, allowed: frozenset[str], text: Callable[[], str]) -> None:
         if excuse is not None and excuse in allowed:
@@ -423,3 +498,8 @@ class Checker:
 
 def _client(row: Row) -> str:
     return row.client or ""
+
+
+def _outage(row: Row) -> tuple[str, str | None]:
+    """What is down, or up again."""
+    return (row.broker or "", None) if row.peer is None else (row.node, row.peer)

@@ -2,14 +2,15 @@
 
 A seed decides everything: the brokers, the links, who subscribes to what, who
 publishes, and when everyone moves. Moves are drawn on the scale of the delays,
-so that clients often leave again in the middle of a handoff.
+so that clients often leave again in the middle of a handoff. Faults that are
+asked for are drawn on top: the rest of the story is the same without them.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from roamcast.core.effects import (
     AdvertiseThat,
@@ -24,6 +25,7 @@ from roamcast.core.notification import encode_attributes
 from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse
 from roamcast.mobility import find_protocol
+from roamcast.simulator.faults import Crash, Cut, Heal, Restart
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import (
@@ -46,16 +48,20 @@ FILTERS = (
     "kind = 'a' AND x > 1", "kind = 'b' OR x = 0", "kind LIKE 'a%'", "x <> 2", "missing IS NULL AND x = 3",
 )  # fmt: skip
 
+START_S = 10.0
+"""When everyone has attached and subscribed, and the story begins."""
+
 LONG_S = 60.0
 """A leave that the broker does not notice before the client is elsewhere."""
 
 
-def draw_story(protocol: str, seed: int) -> Story:
-    """The story of a seed."""
+def draw_story(protocol: str, seed: int, faults: Sequence[str] = ()) -> Story:
+    """The story of a seed, with faults of these kinds."""
     rng = random.Random(f"fuzz/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
     settings = _draw_settings(protocol, seed, rng)
-    return Story(topology, settings, tuple(_draw_actions(topology, settings, rng)))
+    story = Story(topology, settings, tuple(_draw_actions(topology, settings, rng)))
+    return with_faults(story, faults, random.Random(f"fuzz/{seed}/faults")) if faults else story
 
 
 def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:
@@ -86,7 +92,7 @@ def _draw_actions(topology: Topology, settings: NetworkSettings, rng: random.Ran
     # From far below one link's delay to far above the whole network's.
     scale_s = max(settings.link_delay.high_s, 0.005) * rng.choice((0.5, 2.0, 10.0, 40.0))
     duration_s = scale_s * rng.choice((10, 20, 40))
-    start_s = 10.0
+    start_s = START_S
     actions: list[Action] = []
     for client in clients:
         actions += _opening(client, topology, settings, rng)
@@ -156,6 +162,83 @@ def _changes(client: str, start_s: float, duration_s: float, rng: random.Random)
     return actions
 
 
+# --- faults -----------------------------------------------------------------------------------------
+
+LOSSES = (0.05, 0.2, 0.5)
+
+
+def with_faults(story: Story, faults: Sequence[str], rng: random.Random) -> Story:
+    """The same story with faults of these kinds; of several kinds not always all."""
+    chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
+    for kind in chosen or faults:
+        story = _DRAW_FAULT[kind](story, rng)
+    return story
+
+
+def _with_crashes(story: Story, rng: random.Random) -> Story:
+    """Brokers that are down for a while; some of their clients go elsewhere, the others wait."""
+    faults: list[Action] = []
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        broker = rng.choice(story.topology.brokers)
+        start_s, end_s = _draw_outage(story, rng)
+        faults.append((start_s, broker, Crash(unsent=rng.random() < 0.5)))
+        for client in _attached_at(story, broker, start_s):
+            if rng.random() < 0.4:
+                elsewhere = AttachTo(rng.choice(story.topology.brokers), 0)
+                faults.append((rng.uniform(start_s, end_s), client, elsewhere))
+        faults.append((end_s, broker, Restart()))
+    return _with_actions(story, faults)
+
+
+def _with_partitions(story: Story, rng: random.Random) -> Story:
+    """Links that are down for a while, by ones and twos."""
+    faults: list[Action] = []
+    for _ in range(rng.choice((1, 2, 3))):
+        start_s, end_s = _draw_outage(story, rng)
+        several = min(rng.choice((1, 1, 2)), len(story.topology.overlay))
+        for broker, peer in rng.sample(story.topology.overlay, several):
+            faults += [(start_s, broker, Cut(peer)), (end_s, broker, Heal(peer))]
+    return _with_actions(story, faults)
+
+
+def _with_loss(story: Story, rng: random.Random) -> Story:
+    return replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
+
+
+_DRAW_FAULT: dict[str, Callable[[Story, random.Random], Story]] = {
+    "crash": _with_crashes,
+    "partition": _with_partitions,
+    "loss": _with_loss,
+}
+
+
+def _draw_outage(story: Story, rng: random.Random) -> tuple[float, float]:
+    """From when to when: from far below one link's delay up to the whole length of the story."""
+    duration_s = story.actions[-1][0] - START_S
+    start_s = START_S + duration_s * rng.random()
+    length_s = rng.choice((story.settings.link_delay.high_s, duration_s / 20, duration_s / 4))
+    return start_s, start_s + rng.expovariate(1 / max(length_s, 0.005))
+
+
+def _attached_at(story: Story, broker: str, time_s: float) -> list[str]:
+    """The clients that the story has at a broker at this time."""
+    at: dict[str, str] = {}
+    for _, client, item in [action for action in story.actions if action[0] <= time_s]:
+        if isinstance(item, AttachTo):
+            at[client] = item.broker
+        elif isinstance(item, LeaveFor):
+            at.pop(client, None)
+    return [client for client, place in at.items() if place == broker]
+
+
+def _with_actions(story: Story, more: list[Action]) -> Story:
+    # Sorted by time alone: equal times keep their order.
+    return replace(story, actions=tuple(sorted([*story.actions, *more], key=lambda action: action[0])))
+
+
+# --- running seeds ----------------------------------------------------------------------------------
+
+
 @dataclass
 class Failure:
     seed: int
@@ -175,6 +258,8 @@ class FuzzReport:
     lost: int = 0
     duplicates: int = 0
     out_of_order: int = 0
+    crashes: int = 0
+    links_down: int = 0
     excused: dict[str, int] = field(default_factory=dict)
     violations: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -185,11 +270,12 @@ def fuzz(
     seeds: Iterable[int],
     progress: Callable[[int], None] | None = None,
     failures_max: int = 5,
+    faults: Sequence[str] = (),
 ) -> FuzzReport:
     """Run the seeds; stop after so many failures, each shrunk to a short story."""
     report = FuzzReport(protocol)
     for seed in seeds:
-        story = draw_story(protocol, seed)
+        story = draw_story(protocol, seed, faults)
         result = verdict(story)
         report.seeds += 1
         report.handoffs += result.handoffs
@@ -198,6 +284,8 @@ def fuzz(
         report.lost += result.lost
         report.duplicates += result.duplicates
         report.out_of_order += result.out_of_order
+        report.crashes += result.crashes
+        report.links_down += result.links_down
         for name, count in result.excused.items():
             report.excused[name] = report.excused.get(name, 0) + count
         if result.violations:

@@ -35,6 +35,18 @@ class Delay:
         return f"{self.low_s:g}" if self.is_fixed else f"{self.low_s:g}..{self.high_s:g}"
 
 
+LOSSES_MAX = 4
+"""So many transmissions of one message are lost in a row, at most: the delay stays bounded."""
+
+RETRANSMIT_DELAYS = 2
+"""Sent again after so many of the longest delays: when the acknowledgement should have come."""
+
+
+def longest_s(delay: Delay, loss: float) -> float:
+    """How long one message takes over a link at most."""
+    return delay.high_s * (1 + (LOSSES_MAX * RETRANSMIT_DELAYS if loss else 0))
+
+
 class Link:
     """One direction of a link: FIFO, loses nothing while it is up."""
 
@@ -60,3 +72,22 @@ class Link:
         arrival_s = start_s + delay.low_s + (delay.high_s - delay.low_s) * self._random()
         self._last_s = max(arrival_s, self._last_s)
         return self._last_s
+
+
+class LossyLink(Link):
+    """A link that loses transmissions and makes them again: what arrives is late, but in order."""
+
+    __slots__ = ("_loss", "_retransmit_s", "retransmissions")
+
+    def __init__(self, delay: Delay, rng: random.Random, loss: float) -> None:
+        super().__init__(delay, rng)
+        self._loss = loss
+        self._retransmit_s = RETRANSMIT_DELAYS * delay.high_s
+        self.retransmissions = 0
+
+    def arrival_s(self, now_s: float, size_bytes: int) -> float:
+        lost = 0
+        while lost < LOSSES_MAX and self._random() < self._loss:
+            lost += 1
+        self.retransmissions += lost
+        return super().arrival_s(now_s + lost * self._retransmit_s, size_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
@@ -34,7 +34,7 @@ from roamcast.core.records import Level, Row
 from roamcast.mobility import Settings, find_protocol
 from roamcast.node.broker import Broker, BrokerSettings
 from roamcast.node.client import Client
-from roamcast.simulator.links import Delay, Link
+from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.topology import Topology
 
 Action = tuple[float, str, Input]
@@ -68,6 +68,8 @@ class NetworkSettings:
     buffer_bytes: int | None = None
     window: int = 256
     names_last_broker: bool = True
+    loss: float = 0.0
+    """Share of the transmissions over links that are lost. They are sent again: loss shows as delay."""
     records: Level = "counters"
     mobility: Settings = field(default_factory=Settings)
     """What can be set for the protocol; the bound on the delay is filled in."""
@@ -77,8 +79,9 @@ class NetworkSettings:
         return msgspec.structs.replace(self.mobility, delay_bound_s=self.delay_bound_s(topology))
 
     def delay_bound_s(self, topology: Topology) -> float:
-        """No message takes longer between any two brokers (brokers that do not queue)."""
-        return topology.diameter * (self.link_delay.high_s + self.service_s) + self.service_s
+        """No message takes longer between any two brokers that do not queue, while none is down."""
+        link_s = longest_s(self.link_delay, self.loss)
+        return topology.diameter * (link_s + self.service_s) + self.service_s
 
 
 @dataclass
@@ -147,7 +150,7 @@ class Network:
         self._heap: list[Event] = []
         self._pushed = 0
         self._rng = random.Random(f"{settings.seed}/network")
-        self._link_lane = _lane(settings.link_delay)
+        self._link_lane = _lane(settings.link_delay) if not settings.loss else None
         self._access_link = Link(settings.access_delay, self._rng)
         self._access_lane = _lane(settings.access_delay, settings.access_bits_per_s)
         self._arrive = self._wait_for_service if settings.service_s else self._step_broker
@@ -158,8 +161,7 @@ class Network:
         self._deadlines: dict[str, float] = {}
         self.brokers = {id: self._make_broker(id) for id in topology.brokers}
         self._links = {
-            id: {peer: Link(settings.link_delay, self._rng_for(id, peer)) for peer in topology.peers(id)}
-            for id in topology.brokers
+            id: {peer: self._make_link(id, peer) for peer in topology.peers(id)} for id in topology.brokers
         }
         for id in topology.brokers:
             self._step_broker(id, (Configured(topology.peers(id), topology.next_hops(id)),))
@@ -178,6 +180,12 @@ class Network:
                 protocol=settings.mobility_settings(self.topology),
             ),
         )
+
+    def _make_link(self, broker: str, peer: str) -> Link:
+        settings, rng = self.settings, self._rng_for(broker, peer)
+        if settings.loss:
+            return LossyLink(settings.link_delay, rng, settings.loss)
+        return Link(settings.link_delay, rng)
 
     def _rng_for(self, *names: str) -> random.Random:
         """A source of its own for each link, so that one link's draws do not move another's."""
@@ -267,10 +275,7 @@ class Network:
             self._step_broker(broker, (Deadline(),))
 
     def _send_peers(self, broker: str, sends: list[tuple[str, Message]]) -> None:
-        self._count(sends)
-        if self._trace is not None:
-            for peer, message in sends:
-                self._trace(self.now, broker, peer, message)
+        self._count(broker, sends)
         lane = self._link_lane
         if lane is not None:
             at = self.now + self.settings.link_delay.low_s
@@ -280,7 +285,10 @@ class Network:
             at = self._links[broker][send[0]].arrival_s(self.now, CONTROL_BYTES)
             self._push(at, self._arrive_at_peers, broker, (send,))
 
-    def _count(self, sends: list[tuple[str, Message]]) -> None:
+    def _count(self, broker: str, sends: list[tuple[str, Message]]) -> None:
+        if self._trace is not None:
+            for peer, message in sends:
+                self._trace(self.now, broker, peer, message)
         traffic = self.traffic
         traffic.messages += len(sends)
         hops = traffic.hops
@@ -411,6 +419,15 @@ class Network:
     def is_attached(self, client: str) -> bool:
         connection = self._connections.get(client)
         return connection is not None and connection.is_open
+
+    def asked(self) -> Mapping[str, int]:
+        """How many notifications the application of a client wanted published, where that is counted."""
+        return {}
+
+    def wrongs(self) -> Iterator[tuple[str, str]]:
+        """What went wrong with the network itself: kind and text of each violation."""
+        for reason in self.closed_by_broker:
+            yield "closed", reason
 
 
 def _lane(delay: Delay, bits_per_s: float | None = None) -> deque[Event] | None:

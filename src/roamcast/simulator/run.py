@@ -9,7 +9,9 @@ from roamcast.core.notification import Message
 from roamcast.core.records import Row
 from roamcast.mobility import check_combination, find_protocol
 from roamcast.simulator.checkers import Checker, Edges, Identity, Result
+from roamcast.simulator.links import longest_s
 from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
+from roamcast.simulator.outages import FaultyNetwork
 from roamcast.simulator.topology import Topology
 
 
@@ -37,18 +39,21 @@ def run_checked(
     progress: Callable[[float], None] | None = None,
     trace: Callable[[float, str, str, Message], None] | None = None,
     prepare: Callable[[Network], None] | None = None,
+    faults: bool = False,
 ) -> Run:
     """Perform the actions, let the network come to rest, and check everything.
 
     `prepare` gets the network before anything happens, so that its caller can look at it during the run.
+    Only with `faults` may there be faults among the actions: then the network keeps a journal.
     """
     check_settings(topology, settings)
     checker = Checker(find_protocol(settings.protocol).promise, _edges(topology, settings))
-    network = Network(topology, settings, _both(checker.observe, observe), trace)
+    make = FaultyNetwork if faults else Network
+    network = make(topology, settings, _both(checker.observe, observe), trace)
     if prepare is not None:
         prepare(network)
     network.run(actions, progress)
-    result = checker.finish(_stored(network))
+    result = checker.finish(_stored(network), network.asked())
     _check_at_rest(network, checker)
     return Run(result, network.traffic, network)
 
@@ -58,6 +63,7 @@ def _edges(topology: Topology, settings: NetworkSettings) -> Edges:
     return Edges(
         before_leave_s=bound_s + settings.access_delay.high_s + 2 * settings.service_s,
         after_attach_s=bound_s + settings.service_s,
+        after_outage_s=longest_s(settings.link_delay, settings.loss),
     )
 
 
@@ -88,8 +94,8 @@ def _stored(network: Network) -> set[tuple[str, Identity]]:
 def _check_at_rest(network: Network, checker: Checker) -> None:
     """Nothing may be under way any more, and nothing stored for a client that is attached."""
     promise = find_protocol(network.settings.protocol).promise
-    for reason in network.closed_by_broker:
-        checker.violate("closed", reason)
+    for kind, text in network.wrongs():
+        checker.violate(kind, text)
     for broker in network.brokers.values():
         for reason in broker.unfinished():
             checker.violate("in flight at the end", reason)

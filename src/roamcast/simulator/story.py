@@ -12,6 +12,18 @@
 Whoever is away at the end attaches once more, where it was last, so that what is
 stored can be delivered. `leave b2` says where the client goes (a proclaimed move); `publish 3 {…}` publishes
 three at once, which travel as one burst.
+
+Faults are told in the same way, of brokers:
+
+    loss 0.1
+    at 2.0 b1 crash
+    at 2.5 b1 restart
+    at 3.0 b0 cut b1
+    at 4.0 b0 heal b1
+
+`crash unsent` comes within the broker's next step, behind its journal and ahead of its effects. Clients
+of a broker that has crashed attach again when it is back, unless the story has them do something else.
+Whatever is down at the end comes back, and `loss` is the share of transmissions over links that are lost.
 """
 
 from __future__ import annotations
@@ -38,6 +50,7 @@ from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse as parse_filter
 from roamcast.simulator.checkers import Result, Violation
+from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
@@ -53,17 +66,29 @@ class Story:
     settings: NetworkSettings
     actions: tuple[Action, ...]
 
+    @property
+    def has_faults(self) -> bool:
+        return any(isinstance(item, Fault) for _, _, item in self.actions)
+
     def run(
         self,
         observe: Callable[[list[Row]], None] | None = None,
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> Run:
-        return run_checked(self.topology, self.settings, self.with_homecoming(), observe, trace=trace)
+        return run_checked(
+            self.topology,
+            self.settings,
+            self.with_homecoming(),
+            observe,
+            trace=trace,
+            faults=self.has_faults,
+        )
 
     def with_homecoming(self) -> Iterator[Action]:
-        """The actions, and at the end an attach for everyone who is away."""
+        """The actions, and at the end the repair of what is down and an attach for everyone who is away."""
         last_broker: dict[str, str] = {}
         away: dict[str, None] = {}
+        repairs: dict[frozenset[str], tuple[str, Fault]] = {}
         end_s = 0.0
         for action in self.actions:
             end_s, client, item = action
@@ -72,7 +97,17 @@ class Story:
                 away.pop(client, None)
             elif isinstance(item, LeaveFor) and client in last_broker:
                 away[client] = None
+            elif isinstance(item, Crash):
+                repairs[frozenset({client})] = (client, Restart())
+            elif isinstance(item, Cut):
+                repairs[frozenset({client, item.peer})] = (client, Heal(item.peer))
+            elif isinstance(item, Restart):
+                repairs.pop(frozenset({client}), None)
+            elif isinstance(item, Heal):
+                repairs.pop(frozenset({client, item.peer}), None)
             yield action
+        for broker, repair in repairs.values():
+            yield (end_s + HOME_AFTER_S, broker, repair)
         for client in away:
             yield (end_s + HOME_AFTER_S, client, AttachTo(last_broker[client], 0))
 
@@ -81,7 +116,7 @@ class Story:
 
 _SETTINGS = (
     "protocol", "routing", "advertisements", "link", "access", "notice",
-    "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "seed",
+    "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "loss", "seed",
 )  # fmt: skip
 _COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|#.*""")
 """A quoted text, which may contain a `#`, or a comment."""
@@ -118,6 +153,14 @@ def _format_input(item: Input) -> str:
             return f"advertise {text}"
         case UnadvertiseThat(text):
             return f"unadvertise {text}"
+        case Crash(unsent):
+            return "crash unsent" if unsent else "crash"
+        case Restart():
+            return "restart"
+        case Cut(peer):
+            return f"cut {peer}"
+        case Heal(peer):
+            return f"heal {peer}"
     raise InputError(f"{type(item).__name__} is nothing that a story can tell")
 
 
@@ -129,6 +172,10 @@ _VERBS: dict[str, Callable[[str], Input]] = {
     "unsubscribe": lambda text: UnsubscribeFrom(parse_filter(text).text),
     "advertise": lambda text: AdvertiseThat(parse_filter(text).text),
     "unadvertise": lambda text: UnadvertiseThat(parse_filter(text).text),
+    "crash": lambda text: _parse_crash(text),
+    "restart": lambda text: _parse_restart(text),
+    "cut": Cut,
+    "heal": Heal,
 }
 
 
@@ -139,6 +186,18 @@ def _parse_publish(text: str) -> PublishThis:
         raise InputError(f"publish {text!r}: valid is a JSON object, or a number and a JSON object")
     attributes = json.loads(brace + rest)
     return PublishThis(encode_attributes(attributes), (b"",) * int(times.strip() or "1"))
+
+
+def _parse_crash(text: str) -> Crash:
+    if text not in ("", "unsent"):
+        raise InputError(f"crash {text!r}: valid are `crash` and `crash unsent`")
+    return Crash(unsent=text == "unsent")
+
+
+def _parse_restart(text: str) -> Restart:
+    if text:
+        raise InputError(f"restart {text!r}: nothing follows, the broker comes first (`b0 restart`)")
+    return Restart()
 
 
 def parse_story(text: str, name: str = "story") -> Story:
@@ -164,12 +223,24 @@ def parse_story(text: str, name: str = "story") -> Story:
             raise InputError(f"{name}, line {number}: {error}") from None
     if topology is None:
         raise InputError(f"{name}: no line `brokers a-b b-c …` that says which brokers there are")
-    for number, (_, _, item) in zip(lines, actions, strict=True):
-        broker = getattr(item, "broker", "") or getattr(item, "destination", "")
-        if broker and broker not in topology.brokers:
-            valid = ", ".join(topology.brokers)
-            raise InputError(f"{name}, line {number}: there is no broker {broker!r}; valid are {valid}")
+    for number, action in zip(lines, actions, strict=True):
+        try:
+            _check_places(topology, action)
+        except InputError as error:
+            raise InputError(f"{name}, line {number}: {error}") from None
     return Story(topology, settings, tuple(sorted(actions, key=lambda action: action[0])))
+
+
+def _check_places(topology: Topology, action: Action) -> None:
+    """Refuse an action at a broker or a link that there is not."""
+    _, node, item = action
+    broker = node if isinstance(item, Fault) else ""
+    broker = broker or getattr(item, "broker", "") or getattr(item, "destination", "")
+    if broker and broker not in topology.brokers:
+        raise InputError(f"there is no broker {broker!r}; valid are {', '.join(topology.brokers)}")
+    if isinstance(item, Cut | Heal) and item.peer not in topology.peers(node):
+        valid = ", ".join(topology.peers(node))
+        raise InputError(f"{node} has no link to {item.peer!r}; valid are {valid}")
 
 
 def _parse_brokers(name: str, text: str) -> Topology:
@@ -192,6 +263,10 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
         parsed = int(value)
     elif key in ("access_bits_per_s", "service_s"):
         parsed = float(value)
+    elif key == "loss":
+        parsed = float(value)
+        if not 0 <= parsed < 1:
+            raise InputError(f"loss {value}: valid is a share from 0 to below 1")
     elif key in ("advertisements", "names_last_broker"):
         if value not in ("True", "False"):
             raise InputError(f"{key} {value!r}: valid are True and False")
@@ -242,7 +317,7 @@ def _with_fewer_actions(story: Story, fails: Callable[[Story], bool]) -> Story:
 
 def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Story:
     for name in (
-        "advertisements", "routing", "window", "names_last_broker",
+        "loss", "advertisements", "routing", "window", "names_last_broker",
         "access_bits_per_s", "service_s", "buffer_bytes", "notice_delay", "access_delay", "link_delay",
     ):  # fmt: skip
         value = getattr(story.settings, name)

@@ -1,0 +1,93 @@
+"""Faults: what can happen to brokers and links, and which assumptions it breaks.
+
+A fault is something that the network does to itself, told in a story beside what
+clients do. `FAULTS` are the kinds that a fuzzer can be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from roamcast.core.effects import Input
+from roamcast.errors import InputError
+from roamcast.mobility.base import ASSUMPTIONS, MobilityProtocol
+
+# --- what happens -----------------------------------------------------------------------------------
+
+
+class Fault(Input, frozen=True):
+    """Something that happens to a broker or to one of its links."""
+
+
+class Crash(Fault, frozen=True):
+    """The broker stops; its journal is left, and its clients' connections end.
+
+    With `unsent` that happens within its next step: behind the journal, so that
+    the step counts, and ahead of the effects, none of which is performed.
+    """
+
+    unsent: bool = False
+
+
+class Restart(Fault, frozen=True):
+    """The broker comes back, as its journal says it was."""
+
+
+class Cut(Fault, frozen=True):
+    """The link to this peer goes down; what is on it waits."""
+
+    peer: str
+
+
+class Heal(Fault, frozen=True):
+    """The link to this peer is up again, as far as neither end has crashed."""
+
+    peer: str
+
+
+# --- kinds of faults --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    """A kind of fault that can be asked for."""
+
+    breaks: frozenset[str]
+    """The assumptions (`mobility.base.ASSUMPTIONS`) that no longer hold under it."""
+
+
+FAULTS: dict[str, FaultKind] = {
+    "crash": FaultKind(breaks=frozenset({"bounded_delay"})),
+    "partition": FaultKind(breaks=frozenset({"bounded_delay"})),
+    "loss": FaultKind(breaks=frozenset()),
+}
+"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost."""
+
+
+def parse_faults(text: str) -> tuple[str, ...]:
+    """`crash,loss`, or `all`, or nothing; in the order of `FAULTS`."""
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    if names == ["all"]:
+        return tuple(FAULTS)
+    for name in names:
+        if name not in FAULTS:
+            valid = ", ".join(FAULTS)
+            raise InputError(f"--faults {text!r}: {name!r} is no fault; valid are {valid}, and all")
+    return tuple(name for name in FAULTS if name in names)
+
+
+def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:
+    """Why the protocol promises nothing under these faults, or None: then it keeps its promise."""
+    broken = {fault: protocol.assumes & FAULTS[fault].breaks for fault in faults}
+    assumed = [ASSUMPTIONS[name] for name in ASSUMPTIONS if any(name in names for names in broken.values())]
+    if not assumed:
+        return None
+    culprits = [fault for fault, names in broken.items() if names]
+    verb = "breaks" if len(culprits) == 1 else "break"
+    return f"{protocol.name} relies on {_listed(assumed)}, which {_listed(culprits)} {verb}"
+
+
+def _listed(words: Collection[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
