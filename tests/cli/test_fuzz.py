@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from roamcast.cli import build_app, run
-from roamcast.cli.fuzz import describe, parse_protocols, parse_seeds
+from roamcast.cli.fuzz import describe, parse_faults, parse_protocols, parse_seeds
 from roamcast.core.messages import AttachRequest, Burst, Grant, Relayed, Update
 from roamcast.core.notification import encode_attributes
 from roamcast.core.session import Session
 from roamcast.filters.selector import parse
 from roamcast.mobility import PROTOCOLS
+from roamcast.mobility.sub_unsub import SubUnsub
 from roamcast.simulator import fuzz as drawing
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
@@ -129,7 +130,7 @@ def test_a_person_gets_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mistake_in_a_protocol_names_the_seed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(protocol: str, seed: int) -> None:
+    def fail(protocol: str, seed: int, faults: tuple[str, ...]) -> None:
         raise KeyError("broker")
 
     monkeypatch.setattr(drawing, "draw_story", fail)
@@ -187,10 +188,60 @@ def test_no_seeds_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--trace", "--trace shows the messages of a story: name one with --story FILE"),
         ("--story s.txt --seeds 0:5", "--seeds and --story exclude each other"),
         ("--story missing.txt", "--story missing.txt: cannot be read (No such file or directory)"),
+        ("--story s.txt --faults all", "--faults and --story exclude each other"),
+        ("--faults rain", "--faults 'rain': there is no fault 'rain'; valid are crash, partition, loss"),
+        ("--faults=", "--faults '': there is no fault ''; valid are "),
+        ("--faults loss,", "--faults 'loss,': there is no fault ''; valid are "),
+        ("--faults crash --protocol sub_unsub", "a bound on the overlay's delay, which crash breaks"),
     ],
 )
 def test_what_cannot_be_is_refused(options: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refused(capsys, *options.split())
+
+
+# Faults.
+
+
+def test_faults_are_drawn_for_those_that_promise_something(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "--faults", "loss,crash", "--seeds", "0:3", "--workers", "1")
+    assert result["faults"] == ["crash", "loss"] == list(parse_faults("loss,crash,loss"))
+    why = "sub_unsub relies on a bound on the overlay's delay, which crash breaks"
+    assert result["left_out"] == {"sub_unsub": why}
+    assert sorted([*result["protocols"], "sub_unsub"]) == parse_protocols("all")
+    for figures in result["protocols"].values():
+        assert figures["crashes"] > 0
+    assert (result["violations"], result["seeds"]) == (0, 3)
+    without = run_json(capsys, "--protocol", "none", "--seeds", "0:3", "--workers", "1")
+    assert (without["faults"], without["left_out"]) == ([], {})
+    assert without["protocols"]["none"]["crashes"] == 0
+    assert without["protocols"]["none"]["deliveries"] != result["protocols"]["none"]["deliveries"]
+
+
+def test_a_person_is_told_who_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app(), ["fuzz", "--faults", "all", "--seeds", "0:2", "--workers", "1"]) == 0
+    *_, heading, _, _, _, _, _, _, _, _, _, _, left_out = capsys.readouterr().out.splitlines()
+    assert "crashes ┃ links down" in heading
+    assert left_out == (
+        "left out: sub_unsub relies on a bound on the overlay's delay, which crash and partition break"
+    )
+
+
+def test_the_same_faults_are_drawn_by_any_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--protocol", "reactive", "--faults", "all", "--seeds", "0:8"]
+    alone = run_json(capsys, *options, "--workers", "1")
+    assert run_json(capsys, *options, "--workers", "2") == alone
+
+
+def test_a_failure_under_faults_is_a_story_that_tells_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SubUnsub, "assumes", frozenset())
+    options = shlex.split("--protocol sub_unsub --faults partition --seeds 0:40 --failures-max 1 --workers 1")
+    (failure,) = run_json(capsys, *options, code=1)["failures"]
+    assert re.search(r"^at [0-9.]+ \w+ cut \w+$", failure["story"], re.MULTILINE)
+    (tmp_path / "story.txt").write_text(failure["story"])
+    again = run_json(capsys, "--story", str(tmp_path / "story.txt"), code=1)
+    assert again["violations"] == failure["violations"]
 
 
 # Stories.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,8 +31,8 @@ EDGES = Edges(before_leave_s=0.5, after_attach_s=0.25)
 class Log:
     """Rows as a run would write them, given to a checker one by one."""
 
-    def __init__(self, promise: Promise = STRICT, violations_max: int = 20) -> None:
-        self.checker = Checker(promise, EDGES, violations_max)
+    def __init__(self, promise: Promise = STRICT, violations_max: int = 20, edges: Edges = EDGES) -> None:
+        self.checker = Checker(promise, edges, violations_max)
         self.sequence = itertools.count(1)
 
     def row(self, time: float, node: str, kind: str, **fields: Any) -> Log:
@@ -94,7 +95,88 @@ def away(promise: Promise) -> Log:
     return settled(promise).moved(10.0, "left").moved(19.0, "b0", "b1").attached(20.0)
 
 
+# --- outages: the clock of propagation delays stands still ---
+
+
+def crashed(log: Log, from_s: float, to_s: float) -> Log:
+    return log.row(from_s, "network", "crashed", broker="b1").row(to_s, "network", "started", broker="b1")
+
+
+def cut(log: Log, from_s: float, to_s: float) -> Log:
+    for node, peer in (("b0", "b1"), ("b1", "b0")):
+        log.row(from_s, node, "link_down", peer=peer)
+    for node, peer in (("b0", "b1"), ("b1", "b0")):
+        log.row(to_s, node, "link_up", peer=peer)
+    return log
+
+
+@pytest.mark.parametrize("happen", [crashed, cut])
+def test_what_waits_during_an_outage_is_not_late(happen: Callable[[Log, float, float], Log]) -> None:
+    """Published 5.2 s before the client left, of which the network stood still for 5 s."""
+    log = settled(LAX).published(4.8, 1)
+    happen(log, 4.9, 9.9).moved(10.0, "left").attached(20.0)
+    assert log.finish().excused == {"lost (away)": 1}
+    # Without the outage, and with one that ends 0.4 s too early, it is too long ago.
+    assert settled(LAX).published(4.8, 1).moved(10.0, "left").attached(20.0).kinds() == ["lost"]
+    log = settled(LAX).published(4.8, 1)
+    assert happen(log, 4.9, 9.5).moved(10.0, "left").attached(20.0).kinds() == ["lost"]
+
+
+def test_overlapping_outages_count_once() -> None:
+    def log(published_at: float) -> Log:
+        log = settled(LAX).published(published_at, 1)
+        log.row(4.0, "b0", "link_down", peer="b1").row(5.0, "network", "crashed", broker="b2")
+        log.row(6.0, "b0", "link_up", peer="b1").row(8.0, "network", "started", broker="b2")
+        return log.moved(8.2, "left").attached(20.0)
+
+    # 4 s of standing still, with half a second of propagation delay before the leave.
+    assert log(3.8).finish().excused == {"lost (away)": 1}
+    assert log(3.6).kinds() == ["lost"]
+    assert (log(3.8).finish().crashes, log(3.8).finish().links_down) == (1, 1)
+
+
+def test_what_was_under_way_when_a_link_went_down_is_sent_again() -> None:
+    """The clock goes on when that has arrived, and never backwards."""
+    edges = Edges(before_leave_s=0.5, after_attach_s=0.25, after_outage_s=0.25)
+    log = cut(cut(settled(LAX, edges=edges), 4.0, 5.0), 5.125, 6.0)
+    # Stood still from 4 to 6.25.
+    log.published(3.75, 1).published(3.25, 2).moved(6.5, "left").attached(20.0)
+    result = log.finish()
+    assert result.excused == {"lost (away)": 1}
+    assert [one.text.split(",")[0] for one in result.violations] == ["c never got p/2"]
+
+
+# --- what clients ask for is published once ---
+
+
+@pytest.mark.parametrize(("asked", "kinds"), [(1, ["published twice"]), (2, []), (3, ["never published"])])
+def test_what_is_published_is_what_was_asked_for(asked: int, kinds: list[str]) -> None:
+    log = Log().published(1.0, 1).published(2.0, 2)
+    assert [one.kind for one in log.checker.finish(set(), {"p": asked}).violations] == kinds
+
+
+def test_what_was_refused_counts_as_taken() -> None:
+    log = Log().published(1.0, 1)
+    log.row(2.0, "b0", "dropped", client="p", publisher="p", notifications=2, reason="not advertised")
+    assert log.checker.finish(set(), {"p": 3}).violations == []
+
+
 # --- the rule and its edges ---
+
+
+def test_published_at_the_time_of_issuing_at_another_broker_is_not_before_it() -> None:
+    def log(node: str, time: float) -> Log:
+        log = Log().row(
+            time, node, "published", client="p", publisher="p", incarnation=0, number=1, notifications=1,
+            attributes=encode_attributes({"x": 1}), published_at=time,
+        )  # fmt: skip
+        return log.subscribed(0.5, "issued").subscribed(0.6, "settled")
+
+    assert log("b1", 0.5).kinds() == []
+    assert log("b1", 0.5).delivered(0.7, 1).kinds() == []
+    assert log("b1", 0.5).delivered(0.7, 1).delivered(0.8, 1).kinds() == ["duplicate"]
+    assert log("b0", 0.5).delivered(0.7, 1).kinds() == ["stale"]
+    assert log("b1", 0.4).delivered(0.7, 1).kinds() == ["stale"]
 
 
 def test_delivered_once_in_order_is_right() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roamcast.errors import InputError
-from roamcast.simulator.links import Delay, Link
+from roamcast.simulator.links import LOSSES_MAX, Delay, Link, LossyLink, longest_s
 
 DELAYS = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(lambda ends: Delay(min(ends), max(ends)))
 
@@ -52,6 +52,29 @@ def test_a_drawn_delay_does_not_keep_the_sender_busy() -> None:
     arrived_s = [link.arrival_s(0.0, 1) for _ in range(1_000)]
     # A thousand times one millisecond to send, and at most one second under way.
     assert 1.0 <= arrived_s[-1] <= 2.0
+
+
+@given(DELAYS, st.lists(st.floats(0, 0.5), max_size=20), st.floats(0.01, 0.99), st.integers(0, 9))
+def test_what_is_lost_is_late_but_in_order_and_within_the_bound(
+    delay: Delay, pauses_s: list[float], loss: float, seed: int
+) -> None:
+    link = LossyLink(delay, random.Random(seed), loss)
+    sent_s = list(itertools.accumulate(pauses_s))
+    arrived_s = [link.arrival_s(now_s, 100) for now_s in sent_s]
+    assert arrived_s == sorted(arrived_s)
+    for sent, arrived in zip(sent_s, arrived_s, strict=True):
+        assert sent + delay.low_s <= arrived <= sent + longest_s(delay, loss) + 1e-9
+
+
+def test_so_many_are_lost_as_the_share_says() -> None:
+    link = LossyLink(Delay(1.0, 1.0), random.Random(4), 0.25)
+    sent_s = [1_000.0 * place for place in range(4_000)]
+    # The acknowledgement should be there after 2 s, so each loss costs so much.
+    tries = [round((link.arrival_s(at, 100) - at - 1.0) / 2.0) for at in sent_s]
+    assert sum(tries) == link.retransmissions
+    assert 0.23 < sum(one > 0 for one in tries) / len(tries) < 0.27
+    assert max(tries) == LOSSES_MAX
+    assert longest_s(Delay(0.5, 2.0), 0.0) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from roamcast.core.notification import decode_attributes, encode_attributes
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse
 from roamcast.mobility import PROTOCOLS
+from roamcast.simulator.faults import Crash, Cut, Heal, Restart
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
@@ -95,6 +96,12 @@ def test_every_verb_and_setting_is_read() -> None:
         at 7 c advertise TRUE
         at 8 c unadvertise TRUE
         at 9 c publish 3 {}
+        loss 0.125
+        at 10 b0 crash
+        at 11 b0 restart
+        at 12 b0 crash unsent
+        at 13 b1 cut b2
+        at 14 b1 heal b2
         """
     )
     assert story.settings == NetworkSettings(
@@ -109,6 +116,7 @@ def test_every_verb_and_setting_is_read() -> None:
         access_bits_per_s=9600.0,
         service_s=0.25,
         buffer_bytes=1000,
+        loss=0.125,
         seed=42,
     )
     assert story.topology.brokers == ("b0", "b1", "b2")
@@ -122,6 +130,11 @@ def test_every_verb_and_setting_is_read() -> None:
         AdvertiseThat("TRUE"),
         UnadvertiseThat("TRUE"),
         PublishThis(encode_attributes({}), (b"", b"", b"")),
+        Crash(),
+        Restart(),
+        Crash(unsent=True),
+        Cut("b2"),
+        Heal("b2"),
     ]
     assert parse_story(format_story(story)) == story
 
@@ -155,6 +168,14 @@ def test_a_single_broker_needs_no_link() -> None:
         ("at 1 c publish {x: 1}", "Expecting property name"),
         ('at 1 c publish {"x": null}', "valid are names with str, 64-bit int, float or bool"),
         ('at 1 c publish {"x": 99999999999999999999}', "valid are names with str, 64-bit int, float or bool"),
+        ("at 1 c crash", "there is no broker 'c'; valid are b0, b1, b2"),
+        ("at 1 b0 crash soon", "crash 'soon': valid are `crash` and `crash unsent`"),
+        ("at 1 b0 restart b1", "restart 'b1': nothing follows, the broker comes first"),
+        ("at 1 b0 cut", "b0 has no link to ''; valid are b1"),
+        ("at 1 b0 heal b2", "b0 has no link to 'b2'; valid are b1"),
+        ("at 1 b9 cut b0", "there is no broker 'b9'; valid are b0, b1, b2"),
+        ("loss 1", "loss 1: valid is a share from 0 to below 1"),
+        ("loss some", "some"),
         ("link slow", "delay 'slow'"),
         ("window many", "many"),
         ("advertisements yes", "advertisements 'yes': valid are True and False"),

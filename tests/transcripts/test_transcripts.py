@@ -101,6 +101,11 @@ class Witness:
             elif row.kind == "published":
                 what = f"{client} publishes {which} {told_attributes(row.attributes)} at {broker}"
                 self.seen.append((row.time, 0, what))
+            elif row.kind == "crashed":
+                when = " before it sends anything of this" if row.reason == "unsent" else ""
+                self.seen.append((row.time, 0, f"{broker} crashes{when}"))
+            elif row.kind == "started":
+                self.seen.append((row.time, 0, f"{broker} is back"))
             elif row.kind == "attached" and row.node == client:
                 self.seen.append((row.time, 2, f"{client} is welcome at {broker}, number {row.number}"))
             elif row.kind == "delivered":

@@ -39,6 +39,7 @@ COLUMNS = (
     *("seeds", "handoffs", "notifications", "deliveries"),
     *("lost", "duplicates", "out_of_order", "violations"),
 )
+FAULT_COLUMNS = ("crashes", "links_down")
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
         "fuzz",
         epilog=show_examples(
             "roamcast fuzz --protocol all --seeds 0:200 --json",
+            "roamcast fuzz --protocol multi_hop_handoff --faults crash,partition",
             "roamcast fuzz --protocol sub_unsub --seeds 17",
             "roamcast fuzz --story story.txt --trace",
         ),
@@ -60,6 +62,10 @@ def fuzz(
     seeds: Annotated[
         str | None,
         typer.Option(help=f"Seeds FROM:TO, without TO, or one seed; {SEEDS_DEFAULT} if not given."),
+    ] = None,
+    faults: Annotated[
+        str | None,
+        typer.Option(help="Draw faults too: any of crash, partition, loss, by commas, or all."),
     ] = None,
     failures_max: Annotated[
         int, typer.Option(min=1, help="How many failing seeds of a protocol are enough.")
@@ -78,17 +84,21 @@ def fuzz(
     """Draw networks and moves from seeds, and look for one that breaks a protocol's promise.
 
     What fails is shrunk to a short story that can be replayed. Exit code 1 if a promise was broken.
+    With --faults, brokers crash and come back with their journal, links are down for a while, or
+    transmissions are lost and made again; protocols that do not promise anything then are left out.
     """
     if story is not None:
         if seeds is not None:
             raise InputError("--seeds and --story exclude each other: a story is not drawn from a seed")
+        if faults is not None:
+            raise InputError("--faults and --story exclude each other: a story tells its faults itself")
         failed = replay(story, protocol, trace=trace, as_json=as_json)
     elif trace:
         raise InputError("--trace shows the messages of a story: name one with --story FILE")
     else:
         seeds = SEEDS_DEFAULT if seeds is None else seeds
         protocol = "all" if protocol is None else protocol
-        failed = search(protocol, seeds, failures_max, workers, as_json=as_json)
+        failed = search(protocol, seeds, faults, failures_max, workers, as_json=as_json)
     if failed:
         raise typer.Exit(EXIT_VIOLATIONS)
 
@@ -96,8 +106,17 @@ def fuzz(
 # --- seeds ---
 
 
-def search(protocol: str, seeds_text: str, failures_max: int, workers: int | None, *, as_json: bool) -> bool:
-    seeds, protocols = parse_seeds(seeds_text), parse_protocols(protocol)
+def search(
+    protocol: str,
+    seeds_text: str,
+    faults_text: str | None,
+    failures_max: int,
+    workers: int | None,
+    *,
+    as_json: bool,
+) -> bool:
+    seeds, faults = parse_seeds(seeds_text), parse_faults(faults_text)
+    protocols, left_out = choose_protocols(protocol, faults)
     done, total = 0, len(seeds) * len(protocols)
     with progress(f"fuzzing {protocol}") as show_progress:
 
@@ -106,8 +125,8 @@ def search(protocol: str, seeds_text: str, failures_max: int, workers: int | Non
             done += 1
             show_progress(done, total)
 
-        reports = fuzz_protocols(protocols, seeds, failures_max, workers or cores(), on_seed)
-    result = merged(reports)
+        reports = fuzz_protocols(protocols, seeds, failures_max, workers or cores(), on_seed, faults)
+    result = {**merged(reports), "faults": list(faults), "left_out": left_out}
     if as_json:
         emit_json(result)
     else:
@@ -124,6 +143,32 @@ def parse_seeds(text: str) -> range:
     if not seeds:
         raise InputError(f"--seeds {text!r}: holds no seed; TO must be above FROM")
     return seeds
+
+
+def parse_faults(text: str | None) -> tuple[str, ...]:
+    """`crash,loss`, or `all`; always in the same order, which decides nothing."""
+    from roamcast.simulator.faults import FAULTS
+
+    if text is None:
+        return ()
+    names = text.split(",")
+    for name in names:
+        if name not in FAULTS and name != "all":
+            valid = ", ".join(FAULTS)
+            raise InputError(f"--faults {text!r}: there is no fault {name!r}; valid are {valid}, and all")
+    return tuple(name for name in FAULTS if name in names or "all" in names)
+
+
+def choose_protocols(text: str, faults: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+    """The protocols that promise something under these faults, and why the others do not."""
+    from roamcast.mobility import find_protocol
+    from roamcast.simulator.faults import why_left_out
+
+    reasons = {name: why_left_out(find_protocol(name), faults) for name in parse_protocols(text)}
+    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
+    if text != "all" and left_out:
+        raise InputError(f"--faults {','.join(faults)}: {left_out[text]}")
+    return [name for name in reasons if name not in left_out], left_out
 
 
 def parse_protocols(text: str) -> list[str]:
@@ -145,13 +190,17 @@ def fuzz_protocols(
     failures_max: int,
     workers: int,
     on_seed: Callable[[], None],
+    faults: tuple[str, ...] = (),
 ) -> list[FuzzReport]:
     """One report for each protocol; how many workers there are changes nothing in them."""
     if workers == 1 or len(seeds) == 1:
-        return [collect(name, in_this_process(name, seeds), failures_max, on_seed) for name in protocols]
+        return [
+            collect(name, in_this_process(name, seeds, faults), failures_max, on_seed) for name in protocols
+        ]
+    waiting_max = workers * CHUNKS_WAITING
     with process_pool(workers) as pool:
         return [
-            collect(name, in_processes(pool, name, seeds, workers * CHUNKS_WAITING), failures_max, on_seed)
+            collect(name, in_processes(pool, name, seeds, faults, waiting_max), failures_max, on_seed)
             for name in protocols
         ]
 
@@ -179,31 +228,35 @@ def add(report: FuzzReport, other: FuzzReport) -> None:
     report.lost += other.lost
     report.duplicates += other.duplicates
     report.out_of_order += other.out_of_order
+    report.crashes += other.crashes
+    report.links_down += other.links_down
     report.violations += other.violations
     report.failures += other.failures
     for name, count in other.excused.items():
         report.excused[name] = report.excused.get(name, 0) + count
 
 
-def in_this_process(protocol: str, seeds: Iterable[int]) -> Iterator[FuzzReport]:
+def in_this_process(
+    protocol: str, seeds: Iterable[int], faults: tuple[str, ...] = ()
+) -> Iterator[FuzzReport]:
     from roamcast.simulator.fuzz import fuzz as run_seeds
 
     for seed in seeds:
         try:
-            yield run_seeds(protocol, [seed])
+            yield run_seeds(protocol, [seed], faults=faults)
         except Exception as error:
             # Without the seed, whoever writes a protocol could not look for the mistake.
             what = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"protocol {protocol} with seed {seed}: {what}") from error
 
 
-def run_chunk(protocol: str, seeds: range) -> list[FuzzReport]:
+def run_chunk(protocol: str, seeds: range, faults: tuple[str, ...]) -> list[FuzzReport]:
     """What a worker process does."""
-    return list(in_this_process(protocol, seeds))
+    return list(in_this_process(protocol, seeds, faults))
 
 
 def in_processes(
-    pool: ProcessPoolExecutor, protocol: str, seeds: range, waiting_max: int
+    pool: ProcessPoolExecutor, protocol: str, seeds: range, faults: tuple[str, ...], waiting_max: int
 ) -> Iterator[FuzzReport]:
     """Reports of single seeds in their order, whichever worker is done first."""
     chunks = (seeds[start : start + SEEDS_PER_CHUNK] for start in range(0, len(seeds), SEEDS_PER_CHUNK))
@@ -212,7 +265,7 @@ def in_processes(
         while True:
             for chunk in islice(chunks, waiting_max - len(waiting)):
                 with interrupts_held_back():
-                    waiting.append(pool.submit(run_chunk, protocol, chunk))
+                    waiting.append(pool.submit(run_chunk, protocol, chunk, faults))
             if not waiting:
                 return
             yield from waiting.popleft().result()
@@ -285,14 +338,17 @@ def merged(reports: list[FuzzReport]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
+    columns = (*COLUMNS, *FAULT_COLUMNS) if result["faults"] else COLUMNS
     table_in_parts(
-        ["mobility protocol", *(name.replace("_", " ") for name in COLUMNS)],
+        ["mobility protocol", *(name.replace("_", " ") for name in columns)],
         [
-            [protocol, *(figures[name] for name in COLUMNS)]
+            [protocol, *(figures[name] for name in columns)]
             for protocol, figures in result["protocols"].items()
         ],
         title="promises kept" if not result["failures"] else "promises broken: see below",
     )
+    if result["left_out"]:
+        print(f"left out: {'; '.join(result['left_out'].values())}")
     for failure in result["failures"]:
         print(f"\n{failure['protocol']}, seed {failure['seed']}, shrunk to a short story:")
         for violation in failure["violations"]:

@@ -20,6 +20,7 @@ KINDS = (
 """What a row can tell. `delivered` is written by the client's side, the rest by brokers,
 except `moved` (a client went to a broker, or away from one), which clients write alone,
 and `attached`, which both do: the broker when the session is there, the client when it hears of it.
+`crashed` and `started` are written by whoever runs the broker: it cannot say that it is down.
 `subscribed` and its like carry the reason "issued" or "settled"."""
 
 FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent", "acknowledged"})

@@ -44,9 +44,10 @@ What is completed:
 - Which passive copies stay in place at a move is not guessed from neighbour lists
   at both ends; the old broker decides and tells the new one with the session.
 
-Left out: broker failures (section 3.2, last part) need heartbeats, which are not
-here yet. At a timeout only the neighbours give up; the last broker stores on, for
-as long as its buffer lasts.
+Left out: broker failures (section 3.2, last part) need nothing here, because a
+driver brings a broker back as it was, and links keep what is sent meanwhile. At a
+timeout only the neighbours give up; the last broker stores on, for as long as its
+buffer lasts.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Result:
     handoffs_nothing_waiting: int = 0
     crashes: int = 0
     links_down: int = 0
-    """How often an end of a link learnt that it was down."""
+    """How often a link went down, also with one of its ends."""
     excused: dict[str, int] = field(default_factory=dict)
     violations_total: int = 0
     violations: list[Violation] = field(default_factory=list)
@@ -156,8 +156,8 @@ class Checker:
         self._matching: dict[bytes, list[Subscription]] = {}
         """Attributes to the subscriptions they match, remembered while these last."""
         self._notifications: dict[tuple[str, int], list[Notification]] = {}
-        self._newest: list[Notification] = []
-        """Published last, all at the same time."""
+        self._newest: list[tuple[str, Notification]] = []
+        """What was published last, all at the same time, and at which broker each."""
         self._receivers: dict[str, Receiver] = defaultdict(Receiver)
         self._not_advertised: Counter[str] = Counter()
         """Publisher to how much of it was refused."""
@@ -201,14 +201,12 @@ class Checker:
         for attributes, matching in self._matching.items():
             if subscription.filter.matches(decode_attributes(attributes)):
                 matching.append(subscription)
-        for notification in self._newest:
-            self._consider(notification, subscription, row.time)
-
-    def _consider(self, notification: Notification, subscription: Subscription, issued_at: float) -> None:
-        """What another broker published at the very time of issuing was not published before it."""
-        if notification.published_at == issued_at and notification.status is not None:
-            if subscription.filter.matches(decode_attributes(notification.attributes)):
-                notification.status.setdefault(subscription.client, MAY)
+        for broker, notification in self._newest:
+            # At the same time at another broker is not before.
+            simultaneous = notification.published_at == row.time and broker != row.node
+            if simultaneous and subscription.filter.matches(decode_attributes(notification.attributes)):
+                notification.status = notification.status or {}
+                notification.status.setdefault(client, MAY)
 
     def _on_unsubscribed(self, row: Row) -> None:
         key = _client(row), row.filter or ""
@@ -250,9 +248,9 @@ class Checker:
                 status.setdefault(client, MAY)
         self.result.expected += notification.owed
         numbered.append(notification)
-        if self._newest and self._newest[0].published_at != row.time:
+        if self._newest and self._newest[0][1].published_at != row.time:
             self._newest.clear()
-        self._newest.append(notification)
+        self._newest.append((row.node, notification))
         if number != len(numbered):
             self._violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
 
@@ -397,7 +395,7 @@ class Checker:
             self._outages.append((max(row.time, last_s), float("inf")))
         if row.peer is None:
             self.result.crashes += 1
-        else:
+        elif (row.peer, row.node) not in self._down:
             self.result.links_down += 1
         self._down[_outage(row)] = None
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from roamcast.core.effects import Input
-from roamcast.errors import InputError
 from roamcast.mobility.base import ASSUMPTIONS, MobilityProtocol
 
 # --- what happens -----------------------------------------------------------------------------------
@@ -63,18 +62,6 @@ FAULTS: dict[str, FaultKind] = {
     "loss": FaultKind(breaks=frozenset()),
 }
 """Brokers crash and restart with a journal; links are down for a while; transmissions are lost."""
-
-
-def parse_faults(text: str) -> tuple[str, ...]:
-    """`crash,loss`, or `all`, or nothing; in the order of `FAULTS`."""
-    names = [name.strip() for name in text.split(",")] if text.strip() else []
-    if names == ["all"]:
-        return tuple(FAULTS)
-    for name in names:
-        if name not in FAULTS:
-            valid = ", ".join(FAULTS)
-            raise InputError(f"--faults {text!r}: {name!r} is no fault; valid are {valid}, and all")
-    return tuple(name for name in FAULTS if name in names)
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:

@@ -308,5 +308,3 @@ def shrunk_failure(seed: int, story: Story, violations: list[str]) -> Failure:
     told = parse_story(format_story(story))
     short = shrink(told if fails(told) else story, fails)
     return Failure(seed, violations_of(short), format_story(short))
-
-

@@ -1,0 +1,270 @@
+"""Faults: drawn from seeds, told in stories, left out where nothing is promised, and mistakes are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.mobility.broken import registered
+from tests.simulator.test_outages import using
+from tests.simulator.test_story import rounded
+
+from roamcast.core.messages import Message, Publish, Request
+from roamcast.core.session import Session
+from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.mobility.base import Host, Settings
+from roamcast.mobility.sub_unsub import SubUnsub
+from roamcast.node.broker import Broker
+from roamcast.node.requests import Requests
+from roamcast.simulator.faults import FAULTS, Crash, Cut, Fault, Heal, Restart, why_left_out
+from roamcast.simulator.fuzz import FuzzReport, draw_story, fuzz, shrunk_failure
+from roamcast.simulator.outages import FaultyNetwork
+from roamcast.simulator.story import format_story, kinds_of, parse_story, verdict, violations_of
+
+ALL = tuple(FAULTS)
+PROMISING = [name for name in sorted(PROTOCOLS) if ":" not in name and not PROTOCOLS[name].assumes]
+"""Those that keep what they promise under every fault."""
+
+# --- stories ---
+
+
+def faults_of(protocol: str, seed: int, *kinds: str) -> list[Fault]:
+    return [item for _, _, item in draw_story(protocol, seed, kinds).actions if isinstance(item, Fault)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(PROTOCOLS)), st.integers(0, 10**6), st.sets(st.sampled_from(ALL), min_size=1))
+def test_drawn_faults_are_read_as_they_were_written(protocol: str, seed: int, kinds: set[str]) -> None:
+    story = draw_story(protocol, seed, sorted(kinds))
+    text = format_story(story)
+    again = parse_story(text)
+    assert format_story(again) == text
+    assert again.settings == story.settings
+    assert list(again.actions) == rounded(story)
+
+
+def test_a_story_with_faults_that_is_read_again_runs_the_same() -> None:
+    for seed in (1, 6, 9):
+        first = parse_story(format_story(draw_story("durable", seed, ALL)))
+        second = parse_story(format_story(first))
+        assert first.run().result == second.run().result
+
+
+def test_each_kind_that_is_asked_for_is_drawn_on_top_of_the_same_story() -> None:
+    for seed in range(30):
+        plain = draw_story("none", seed)
+        crashes, cuts = faults_of("none", seed, "crash"), faults_of("none", seed, "partition")
+        assert Counter(map(type, crashes)).keys() == {Crash, Restart}
+        assert Counter(map(type, cuts)).keys() == {Cut, Heal}
+        assert faults_of("none", seed, "loss") == []
+        assert draw_story("none", seed, ("loss",)).settings.loss > 0
+        assert plain.settings.loss == 0
+        together = draw_story("none", seed, ALL)
+        assert set(plain.actions) <= set(together.actions)
+        assert together == draw_story("none", seed, ALL)
+
+
+def test_some_crashes_come_behind_the_journal_and_some_clients_go_elsewhere() -> None:
+    unsent: Counter[bool] = Counter()
+    elsewhere = 0
+    for seed in range(40):
+        story, plain = draw_story("none", seed, ("crash",)), draw_story("none", seed)
+        unsent.update(item.unsent for _, _, item in story.actions if isinstance(item, Crash))
+        more = [item for _, _, item in story.actions if not isinstance(item, Fault)]
+        elsewhere += len(more) - len(plain.actions)
+    assert min(unsent[True], unsent[False]) > 20
+    assert elsewhere > 10
+
+
+def test_whatever_is_down_at_the_end_comes_back() -> None:
+    text = "brokers b0-b1 b1-b2\nat 0 c attach b0\nat 1 b0 crash\nat 2 b1 cut b0\n"
+    story = parse_story(text + "at 2 b1 cut b2\nat 3 b2 heal b1\n")
+    repairs = list(story.with_homecoming())[len(story.actions) :]
+    assert repairs == [(4.0, "b0", Restart()), (4.0, "b1", Heal("b0"))]
+    assert violations_of(story) == []
+
+
+def test_shrinking_leaves_out_the_faults_that_do_not_matter() -> None:
+    """Only the crash behind the journal matters to a network that forgets what it had not sent."""
+    with using(ForgetsUnsent):
+        seed = first_failing_seed("multi_hop_handoff")
+        story = draw_story("multi_hop_handoff", seed, ALL)
+        failure = shrunk_failure(seed, story, violations_of(story))
+        short = parse_story(failure.story)
+        left = [item for _, _, item in short.actions if isinstance(item, Fault)]
+        assert Crash(unsent=True) in left
+        assert len(left) <= 3 < sum(isinstance(item, Fault) for _, _, item in story.actions)
+        assert short.settings.loss == 0
+        assert len(short.actions) < 15
+        assert violations_of(short) == failure.violations != []
+    assert violations_of(short) == []
+
+
+# --- what is promised under which faults ---
+
+
+def test_who_relies_on_a_bound_is_left_out_where_there_is_none() -> None:
+    assert why_left_out(find_protocol("sub_unsub"), ("crash", "loss")) == (
+        "sub_unsub relies on a bound on the overlay's delay, which crash breaks"
+    )
+    assert why_left_out(find_protocol("sub_unsub"), ALL) == (
+        "sub_unsub relies on a bound on the overlay's delay, which crash and partition break"
+    )
+    assert why_left_out(find_protocol("sub_unsub"), ("loss",)) is None
+    for protocol in ("multi_hop_handoff", "relocation", "proactive", "phoenix", "home_broker", "reactive"):
+        assert why_left_out(find_protocol(protocol), ALL) is None
+        assert protocol in PROMISING
+
+
+def explain(report: FuzzReport) -> str:
+    return "\n\n".join(f"seed {one.seed}: {one.violations}\n{one.story}" for one in report.failures)
+
+
+@pytest.mark.parametrize("protocol", PROMISING)
+def test_the_promise_is_kept_under_all_faults(protocol: str) -> None:
+    report = fuzz(protocol, range(25), faults=ALL)
+    assert report.violations == 0, explain(report)
+    assert report.crashes > 15
+    assert report.links_down > 50
+    assert report.deliveries > 3_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", ["crash", "partition", "loss", "crash,partition,loss"])
+@pytest.mark.parametrize("protocol", [*PROMISING, "reactive:merged"])
+def test_the_promise_is_kept_under_faults_over_many_seeds(protocol: str, kinds: str) -> None:
+    report = fuzz(protocol, range(300), faults=kinds.split(","))
+    assert report.violations == 0, explain(report)
+
+
+def test_sub_unsub_keeps_its_promise_where_delays_are_bounded() -> None:
+    report = fuzz("sub_unsub", range(60), faults=("loss",))
+    assert report.violations == 0, explain(report)
+
+
+@pytest.mark.parametrize("kind", ["crash", "partition"])
+def test_sub_unsub_breaks_its_promise_without_the_bound_and_keeps_it_with_a_true_one(kind: str) -> None:
+    """So what it declares to assume is what it needs, and nothing else."""
+
+    class Patient(SubUnsub):
+        """Its bound is longer than all that is ever down."""
+
+        name = "patient"
+
+        def __init__(self, host: Host, settings: Settings) -> None:
+            super().__init__(host, settings)
+            self.bound_s += 1_000.0
+            self.marks_kept_s = 16_000.0
+
+    broken = draw_story("sub_unsub", first_failing_seed("sub_unsub", kind), (kind,))
+    assert kinds_of(violations_of(broken)) == {"lost"}
+    with registered(Patient):
+        report = fuzz(Patient.name, range(40), faults=(kind,))
+        assert report.violations == 0, explain(report)
+
+
+# --- planted mistakes: each is one promise of the driver left out ---
+
+
+class ForgetsLastEntry(FaultyNetwork):
+    """The journal ends one entry too early."""
+
+    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+        self._journals[broker].pop()
+        return super()._recover(broker)
+
+
+class RepeatsLastMessage(FaultyNetwork):
+    """After a restart every link carries its last message again."""
+
+    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+        for peer in self.topology.peers(broker):
+            wire = self._wire(broker, peer)
+            wire.sent -= min(wire.sent, 1)
+        return super()._recover(broker)
+
+
+class ForgetsUnsent(FaultyNetwork):
+    """What the crash kept from being sent is not sent after the restart."""
+
+    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+        return super()._recover(broker)[0], []
+
+
+class LosesWhatIsUnderWay(FaultyNetwork):
+    """A link forgets what was on it when it went down."""
+
+    def _take_down(self, broker: str, peer: str, why: str) -> None:
+        super()._take_down(broker, peer, why)
+        for wire in (self._wire(broker, peer), self._wire(peer, broker)):
+            wire.kept.clear()
+            wire.arrived = 0
+
+
+class TurnsRoundWhatWaited(FaultyNetwork):
+    """What waited for a link comes last in, first out."""
+
+    def _bring_up(self, broker: str, peer: str, why: str) -> None:
+        for wire in (self._wire(broker, peer), self._wire(peer, broker)):
+            wire.kept.reverse()
+        super()._bring_up(broker, peer, why)
+
+
+class NumbersConnectionsAnew(FaultyNetwork):
+    """After a restart connections have numbers that there were before."""
+
+    def _restart(self, broker: str) -> None:
+        self._connections_made = 0
+        super()._restart(broker)
+
+
+class ForgetsSubscriptions(FaultyNetwork):
+    """Some of what others want is not in the journal."""
+
+    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+        node, unsent = super()._recover(broker)
+        for filter, interface in node.router.table.entries()[:1]:
+            node.router.table.remove(filter, interface)
+        return node, unsent
+
+
+def first_failing_seed(protocol: str, *kinds: str, seeds: int = 50) -> int:
+    found = (seed for seed in range(seeds) if verdict(draw_story(protocol, seed, kinds or ALL)).violations)
+    return next(found)
+
+
+MISTAKES: list[tuple[type[FaultyNetwork], str]] = [
+    (ForgetsLastEntry, "crash"),
+    (RepeatsLastMessage, "crash"),
+    (ForgetsUnsent, "crash"),
+    (LosesWhatIsUnderWay, "crash"),
+    (LosesWhatIsUnderWay, "partition"),
+    (TurnsRoundWhatWaited, "crash"),
+    (TurnsRoundWhatWaited, "partition"),
+    (NumbersConnectionsAnew, "crash"),
+    (ForgetsSubscriptions, "crash"),
+]
+
+
+@pytest.mark.parametrize(("network", "kind"), MISTAKES, ids=lambda one: getattr(one, "__name__", one))
+def test_a_mistake_of_the_driver_is_found(network: type[FaultyNetwork], kind: str) -> None:
+    with using(network):
+        seed = first_failing_seed("multi_hop_handoff", kind)
+        assert violations_of(draw_story("multi_hop_handoff", seed, (kind,)))
+    assert violations_of(draw_story("multi_hop_handoff", seed, (kind,))) == []
+
+
+def test_a_broker_that_takes_a_publication_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client sends again what it did not hear to be accepted, because that was lost with a crash."""
+
+    def accept(self: Requests, session: Session, request: Request) -> None:
+        if isinstance(request, Publish):
+            session.accepted = request.request - 1
+        taken(self, session, request)
+
+    taken = Requests._accept
+    monkeypatch.setattr(Requests, "_accept", accept)
+    seed = first_failing_seed("multi_hop_handoff", "crash")
+    assert "published twice" in kinds_of(violations_of(draw_story("multi_hop_handoff", seed, ("crash",))))
