@@ -1,4 +1,8 @@
-"""What an object holds, as plain text: two are in the same state if they read the same."""
+"""What an object holds, as plain text: two are in the same state if they read the same.
+
+Two snapshots (`core/snapshot.py`) of the same state may differ, because they tell one constant that is
+known from two places from two that are equal. A node cannot see that, so here it does not count.
+"""
 
 from __future__ import annotations
 
