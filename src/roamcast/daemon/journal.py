@@ -29,7 +29,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from roamcast.daemon.recovery import Found, Recovered, check_version, find_recoverable
 from roamcast.daemon.segments import (
@@ -67,6 +67,31 @@ RECORD_BYTES_MAX = 1024 * MEBIBYTE
 
 class JournalFailed(Exception):
     """Nothing can be promised now; the text says why, in one line."""
+
+
+class _Settings(NamedTuple):
+    """What `Journal.open` was given."""
+
+    sync: Sync
+    version: str
+    segment_bytes: int
+    snapshot_after_bytes: int
+    journal_bytes_max: int
+    snapshot_retry_s: float
+
+    def check(self) -> None:
+        if self.sync not in get_args(Sync):
+            raise InputError(f"journal sync {self.sync!r}: valid are {', '.join(get_args(Sync))}")
+        encode_version(self.version)
+        if self.segment_bytes < SEGMENT_BYTES_MIN:
+            raise InputError(
+                f"journal segments of {self.segment_bytes} bytes: at least {SEGMENT_BYTES_MIN} are needed"
+            )
+        if not 0 < self.snapshot_after_bytes <= self.journal_bytes_max:
+            raise InputError(
+                f"a journal snapshot after {self.snapshot_after_bytes} bytes: expected 1 to"
+                f" {self.journal_bytes_max}, the most that the journal may take"
+            )
 
 
 class SnapshotTicket:
@@ -134,19 +159,7 @@ class SnapshotTicket:
 class Journal:
     """The journal in one folder. `open` is the way to get one."""
 
-    def __init__(
-        self,
-        folder: Path,
-        lock: int,
-        found: Found,
-        *,
-        sync: Sync,
-        version: str,
-        segment_bytes: int,
-        snapshot_after_bytes: int,
-        journal_bytes_max: int,
-        snapshot_retry_s: float,
-    ) -> None:
+    def __init__(self, folder: Path, lock: int, found: Found, settings: _Settings) -> None:
         self.folder = folder
         self.failed: str | None = None
         """Why nothing can be promised now."""
@@ -158,17 +171,14 @@ class Journal:
         self.snapshot_bytes = len(found.snapshot or b"")
         """The size of the last snapshot."""
         self._lock = lock
-        self._syncs_commits = sync == "group"
-        self._version = version
-        self._segment_bytes = segment_bytes
-        self._snapshot_after_bytes = snapshot_after_bytes
-        self._journal_bytes_max = journal_bytes_max
-        self._snapshot_retry_s = snapshot_retry_s
+        self._settings = settings
+        self._version = settings.version
+        self._syncs_commits = settings.sync == "group"
         self._spares = Spares(
             folder,
-            segment_bytes=segment_bytes,
+            segment_bytes=settings.segment_bytes,
             synced=self._syncs_commits,
-            kept_max=max(2, snapshot_after_bytes // segment_bytes + 1),
+            kept_max=max(2, settings.snapshot_after_bytes // settings.segment_bytes + 1),
         )
         self._ticket: SnapshotTicket | None = None
         self._snapshot_not_before_s = 0.0
@@ -179,7 +189,7 @@ class Journal:
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
         self._file = -1
-        self._head = SegmentHead(0, found.sequence + 1, 0, version)
+        self._head = SegmentHead(0, found.sequence + 1, 0, self._version)
         self._offset = HEADER_BYTES
         self._next = found.sequence + 1
         """The sequence of the next entry that is committed."""
@@ -199,41 +209,24 @@ class Journal:
         snapshot_retry_s: float = SNAPSHOT_RETRY_S,
     ) -> tuple[Journal, Recovered]:
         """Take the folder, which is made if it is not there, and recover what it holds."""
-        _check_settings(sync, version, segment_bytes, snapshot_after_bytes, journal_bytes_max)
+        settings = _Settings(
+            sync, version, segment_bytes, snapshot_after_bytes, journal_bytes_max, snapshot_retry_s
+        )
+        settings.check()
+        lock = -1
         try:
             lock = _lock_folder(folder)
-        except OSError as error:
-            raise InputError(f"journal folder {folder}: cannot be used ({_reason(error)})") from None
-        try:
             found = find_recoverable(folder)
             check_version(folder, found, version)
-            journal = cls(
-                folder,
-                lock,
-                found,
-                sync=sync,
-                version=version,
-                segment_bytes=segment_bytes,
-                snapshot_after_bytes=snapshot_after_bytes,
-                journal_bytes_max=journal_bytes_max,
-                snapshot_retry_s=snapshot_retry_s,
-            )
+            journal = cls(folder, lock, found, settings)
             journal._continue_from(found)
-        except OSError as error:
-            os.close(lock)
-            raise InputError(f"journal folder {folder}: cannot be used ({_reason(error)})") from None
-        except BaseException:
-            os.close(lock)
+        except BaseException as error:
+            if lock >= 0:
+                os.close(lock)
+            if isinstance(error, OSError):
+                raise InputError(f"journal folder {folder}: cannot be used ({_reason(error)})") from None
             raise
-        return journal, Recovered(
-            snapshot=found.snapshot,
-            snapshot_version=found.snapshot_version,
-            entries=found.entries(),
-            entry_count=found.entry_count,
-            cut_bytes=found.cut_bytes,
-            first_start=found.snapshot is None and not found.scans,
-            notes=found.notes,
-        )
+        return journal, found.recovered()
 
     def _continue_from(self, found: Found) -> None:
         """Clear away what a crash left, cut what it tore, and be ready to append."""
@@ -325,19 +318,20 @@ class Journal:
 
     def _check_limit(self) -> None:
         """Take nothing more once the limit is reached; what was written up to here is promised."""
-        if self._since_snapshot_bytes >= self._journal_bytes_max:
+        most = self._settings.journal_bytes_max
+        if self._since_snapshot_bytes >= most:
             self._fail(
                 f"{self.folder}: {self._since_snapshot_bytes} bytes since the last snapshot, at most"
-                f" {self._journal_bytes_max} are allowed: nothing is promised until a snapshot is written"
+                f" {most} are allowed: nothing is promised until a snapshot is written"
             )
 
     def _write_pending(self) -> None:
         record = self._record
         size = len(record)
-        room = self._segment_bytes - self._offset
+        room = self._settings.segment_bytes - self._offset
         if size + len(END_MARK) > room and self._offset > HEADER_BYTES:
             self._begin_segment()
-        elif room < self._segment_bytes // 2:
+        elif room < self._settings.segment_bytes // 2:
             self._spares.prepare()
         seal_record(record, self._head.marker, self._next, self._pending)
         record += END_MARK
@@ -388,7 +382,10 @@ class Journal:
     def wants_snapshot(self) -> bool:
         """Whether replaying has become long enough to be worth a snapshot, and one can be begun."""
         # A large state is written less often than a small one, or writing it would be most of the work.
-        wanted_bytes = min(max(self._snapshot_after_bytes, self.snapshot_bytes), self._journal_bytes_max // 2)
+        wanted_bytes = min(
+            max(self._settings.snapshot_after_bytes, self.snapshot_bytes),
+            self._settings.journal_bytes_max // 2,
+        )
         return (
             self._since_snapshot_bytes >= wanted_bytes
             and self._ticket is None
@@ -437,7 +434,7 @@ class Journal:
 
     def _snapshot_abandoned(self) -> None:
         self._ticket = None
-        self._snapshot_not_before_s = time.monotonic() + self._snapshot_retry_s
+        self._snapshot_not_before_s = time.monotonic() + self._settings.snapshot_retry_s
 
     def _remove_before(self, sequence: int, number: int) -> None:
         """Forget snapshots before this one, and segments before the one with the entries after it."""
@@ -447,23 +444,6 @@ class Journal:
         for found, path in numbered(self.folder, SEGMENT_SUFFIX).items():
             if found < number:
                 self._spares.recycle(path)
-
-
-def _check_settings(
-    sync: str, version: str, segment_bytes: int, snapshot_after_bytes: int, journal_bytes_max: int
-) -> None:
-    if sync not in ("process", "group"):
-        raise InputError(f"journal sync {sync!r}: valid are process, group")
-    encode_version(version)
-    if segment_bytes < SEGMENT_BYTES_MIN:
-        raise InputError(
-            f"journal segments of {segment_bytes} bytes: at least {SEGMENT_BYTES_MIN} are needed"
-        )
-    if not 0 < snapshot_after_bytes <= journal_bytes_max:
-        raise InputError(
-            f"a journal snapshot after {snapshot_after_bytes} bytes: expected 1 to {journal_bytes_max},"
-            " the most that the journal may take"
-        )
 
 
 def _lock_folder(folder: Path) -> int:

@@ -78,9 +78,16 @@ class Found:
     def journal_bytes(self) -> int:
         return sum(scan.record_bytes for scan in self.scans)
 
-    def entries(self) -> Iterator[bytes]:
-        for scan in self.scans:
-            yield from read_entries(scan)
+    def recovered(self) -> Recovered:
+        return Recovered(
+            snapshot=self.snapshot,
+            snapshot_version=self.snapshot_version,
+            entries=(entry for scan in self.scans for entry in read_entries(scan)),
+            entry_count=self.entry_count,
+            cut_bytes=self.cut_bytes,
+            first_start=self.snapshot is None and not self.scans,
+            notes=self.notes,
+        )
 
 
 def find_recoverable(folder: Path) -> Found:
