@@ -11,8 +11,9 @@ from typing import Any, Union
 
 import msgspec
 
-from roamcast.core.messages import Relayed
+from roamcast.core.messages import About, Relayed
 from roamcast.core.notification import Message
+from roamcast.core.whereabouts import Whereabouts
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
@@ -42,6 +43,14 @@ def message_types() -> list[type[Message]]:
     return sorted(set(below(Message)), key=lambda one: one.__name__)
 
 
+class _AboutFrame(msgspec.Struct, frozen=True, tag="About", array_like=True):
+    whereabouts: Whereabouts
+    message: msgspec.Raw
+
+
+_WRAPPERS = (Relayed, About)
+
+
 class Codec:
     """Knows every message type that exists when it is made."""
 
@@ -52,7 +61,8 @@ class Codec:
         self._restore()
 
     def _restore(self) -> None:
-        known: Any = Union[(*(one for one in message_types() if one is not Relayed), _RelayedFrame)]
+        plain = (one for one in message_types() if one not in _WRAPPERS)
+        known: Any = Union[(*plain, _RelayedFrame, _AboutFrame)]
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
         self._decoder = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
         self._batch_decoder = msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)
@@ -61,6 +71,9 @@ class Codec:
         if isinstance(message, Relayed):
             inner = msgspec.Raw(self.encode(message.message))
             return self._encoder.encode(_RelayedFrame(message.source, message.destination, inner))
+        if isinstance(message, About):
+            inner = msgspec.Raw(self.encode(message.message))
+            return self._encoder.encode(_AboutFrame(message.whereabouts, inner))
         return self._encoder.encode(message)
 
     def decode(self, data: bytes | memoryview | msgspec.Raw) -> Message:
@@ -73,7 +86,7 @@ class Codec:
         """The messages of a batch: their encodings one behind the other, after `batch_head`."""
         try:
             return [
-                self._unwrapped(one) if type(one) is _RelayedFrame else one
+                self._unwrapped(one) if isinstance(one, _RelayedFrame | _AboutFrame) else one
                 for one in self._batch_decoder.decode(data)
             ]
         except _MALFORMED as error:
@@ -82,6 +95,8 @@ class Codec:
     def _unwrapped(self, decoded: Any) -> Message:
         if isinstance(decoded, _RelayedFrame):
             return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
+        if isinstance(decoded, _AboutFrame):
+            return About(decoded.whereabouts, self.decode(decoded.message))
         message: Message = decoded
         return message
 

@@ -14,6 +14,7 @@ import msgspec
 from roamcast.core.messages import Hello
 from roamcast.core.notification import Message
 from roamcast.core.records import Row
+from roamcast.filters.filter import Value
 
 # --- inputs of a broker ---------------------------------------------------------------------------
 
@@ -122,6 +123,12 @@ class AdvertiseThat(Input, frozen=True):
 
 class UnadvertiseThat(Input, frozen=True):
     filter: str
+
+
+class MoveTo(Input, frozen=True):
+    """The client is somewhere else now, or something else of its own state has changed."""
+
+    values: Mapping[str, Value]
 
 
 # --- effects --------------------------------------------------------------------------------------

@@ -12,9 +12,11 @@ import msgspec
 
 from roamcast.core.notification import Burst, Cause, Fleeting, Message
 from roamcast.core.session import Session
-from roamcast.filters.filter import Filter
+from roamcast.core.whereabouts import Whereabouts
+from roamcast.filters.filter import Filter, Value
 
 __all__ = [
+    "About",
     "Accepted",
     "Acknowledge",
     "Advertise",
@@ -34,9 +36,12 @@ __all__ = [
     "Locate",
     "Located",
     "Message",
+    "Move",
+    "Probe",
     "Publish",
     "Relayed",
     "Request",
+    "RequestRefused",
     "Settled",
     "Subscribe",
     "SubscriptionSettled",
@@ -69,11 +74,20 @@ class Update(Message, frozen=True):
     settle: int = 0
     flush: bool = False
     cause: Cause = "subscribe"
+    whereabouts: tuple[Whereabouts, ...] = ()
+    """Of clients whose own state the sender's entries depend on."""
 
     @property
     def weight(self) -> int:
         changes = len(self.subscribe) + len(self.unsubscribe) + len(self.advertise) + len(self.unadvertise)
-        return changes or 1
+        return changes + len(self.whereabouts) or 1
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it changes anything at the receiver."""
+        return bool(
+            self.subscribe or self.unsubscribe or self.advertise or self.unadvertise or self.whereabouts
+        )
 
 
 class Settled(Message, frozen=True):
@@ -97,6 +111,29 @@ class Relayed(Message, frozen=True):
     @property
     def weight(self) -> int:
         return self.message.weight
+
+
+class About(Message, frozen=True):
+    """A message about a client, with what its sender knows of where the client is."""
+
+    whereabouts: Whereabouts
+    message: Message
+
+    @property
+    def cause(self) -> Cause:
+        return cause_of(self.message)
+
+    @property
+    def weight(self) -> int:
+        return self.message.weight
+
+
+class Probe(Message, frozen=True):
+    """To a neighbour, which sends it back at once: so the round trip over the link is measured."""
+
+    sent_at: float
+    is_echo: bool = False
+    cause: ClassVar[Cause] = "subscribe"
 
 
 # --- between brokers: locating a session and moving it --------------------------------------------
@@ -254,7 +291,15 @@ class Unadvertise(Message, frozen=True):
     cause: ClassVar[Cause] = "subscribe"
 
 
-Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise
+class Move(Message, frozen=True):
+    """The client's own state has changed: these variables (`location` is one) have these values now."""
+
+    request: int
+    values: dict[str, Value]
+    cause: ClassVar[Cause] = "subscribe"
+
+
+Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise | Move
 """What a client numbers, and sends again until it is accepted."""
 
 
@@ -305,8 +350,16 @@ class Accepted(Message, frozen=True):
     cause: ClassVar[Cause] = "publish"
 
 
+class RequestRefused(Message, frozen=True):
+    """A request was taken, but cannot be carried out, and this is why."""
+
+    request: int
+    reason: str
+    cause: ClassVar[Cause] = "subscribe"
+
+
 class SubscriptionSettled(Message, frozen=True):
-    """A subscription, unsubscription or advertisement is known wherever it must be."""
+    """A subscription, unsubscription, advertisement or move is known wherever it must be."""
 
     request: int
     cause: ClassVar[Cause] = "subscribe"
@@ -315,3 +368,10 @@ class SubscriptionSettled(Message, frozen=True):
 def cause_of(message: Message) -> Cause:
     cause: Cause = message.cause  # type: ignore[attr-defined]
     return cause
+
+
+def client_of(message: Message) -> str:
+    """The client that a message between brokers is about; "" if it is about none."""
+    session = getattr(message, "session", None)
+    client: str = getattr(message, "client", "") or getattr(message, "subscriber", "")
+    return session.client if isinstance(session, Session) else client

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 KINDS = (
     "started", "crashed", "link_up", "link_down",
-    "attached", "detached", "moved", "handoff_started", "handoff_finished",
+    "attached", "detached", "moved", "located", "handoff_started", "handoff_finished",
     "subscribed", "unsubscribed", "advertised", "unadvertised",
     "published", "forwarded", "control", "queued", "sent", "delivered", "acknowledged", "dropped",
 )  # fmt: skip
@@ -21,7 +21,8 @@ KINDS = (
 except `moved` (a client went to a broker, or away from one), which clients write alone,
 and `attached`, which both do: the broker when the session is there, the client when it hears of it.
 `crashed` and `started` are written by whoever runs the broker: it cannot say that it is down.
-`subscribed` and its like carry the reason "issued" or "settled"."""
+`subscribed` and its like carry the reason "issued" or "settled". `located`: from now on the client's own
+state (its location) is what `attributes` say; with a reason, it was refused and nothing changed."""
 
 FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent", "acknowledged"})
 """Kinds that are left out when a run keeps counters only: nothing that is owed depends on them."""

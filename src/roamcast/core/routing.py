@@ -8,6 +8,9 @@ advertisements, a subscription travels only towards publishers that may match it
 Settling: a broker may ask a peer, with an update, to say when every broker
 behind it knows of all updates so far. The answers are gathered over the tree,
 so the question is answered when the furthest broker has it.
+
+Filters that depend on a client's own state travel as they are, and with them what
+is known of that client; each broker makes of them what it needs (`dependents.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +21,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from roamcast.core.aggregation import AGGREGATES, STRATEGIES, Aggregate, Change
+from roamcast.core.dependents import Dependents, Instances, Wide
 from roamcast.core.matching import Interface, MatchingTable, Owner, Route
 from roamcast.core.messages import Cause, Entry, Settled, Update
 from roamcast.core.notification import Message
+from roamcast.core.whereabouts import Whereabouts
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
+from roamcast.filters.own import owner_of
 
 Token = tuple[Any, ...]
 """What a caller gets back when something it asked for has settled."""
@@ -57,7 +63,10 @@ class _PeerState:
         """What may come from behind the peer."""
         self.spread: dict[Filter, int] = {}
         """Advertisements from elsewhere, reference-counted; equal ones are forwarded once."""
+        self.depending: dict[str, int] = {}
+        """How many of the forwarded filters depend on the own state of a client."""
         self.staged: list[Change] = []
+        self.staged_whereabouts: dict[str, None] = {}
         self.staged_advertise: list[Filter] = []
         self.staged_unadvertise: list[Filter] = []
         self.sent = 0
@@ -65,12 +74,34 @@ class _PeerState:
         self.asked = 0
         self.settled = 0
 
-    def take_update(self, cause: Cause, flush: bool) -> Update:
+    def stage(self, change: Change) -> None:
+        """The forwarded set has changed."""
+        self.staged.append(change)
+        for entry in change.subscribe:
+            if entry[0].own:
+                client = owner_of(entry[0])
+                self.depending[client] = self.depending.get(client, 0) + 1
+                self.staged_whereabouts[client] = None
+        for entry in change.unsubscribe:
+            if entry[0].own:
+                client = owner_of(entry[0])
+                self.depending[client] -= 1
+                if not self.depending[client]:
+                    del self.depending[client]
+                    self.staged_whereabouts.pop(client, None)
+
+    def take_update(self, cause: Cause, flush: bool, dependents: Dependents) -> Update:
         """What is staged, as one update; nothing is staged any more."""
         change = _joined(self.staged)
+        whereabouts: tuple[Whereabouts, ...] = ()
+        if self.staged_whereabouts:
+            known = map(dependents.known, self.staged_whereabouts)
+            whereabouts = tuple(one for one in known if one is not None)
+            self.staged_whereabouts = {}
         update = Update(
-            *change, tuple(self.staged_advertise), tuple(self.staged_unadvertise), flush=flush, cause=cause
-        )
+            *change, tuple(self.staged_advertise), tuple(self.staged_unadvertise),
+            flush=flush, cause=cause, whereabouts=whereabouts,
+        )  # fmt: skip
         self.staged, self.staged_advertise, self.staged_unadvertise = [], [], []
         return update
 
@@ -95,6 +126,7 @@ class Router:
         settled: Callable[[Token], None],
         advertisements: bool = False,
         outside: frozenset[str] | None = None,
+        instances: Instances | None = None,
     ) -> None:
         if strategy not in STRATEGIES:
             raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
@@ -103,6 +135,9 @@ class Router:
         self.strategy = strategy
         self.uses_advertisements = advertisements
         self.table = MatchingTable(outside)
+        self.dependents = Dependents(self.table, instances or Wide())
+        self._round_trips_s: dict[str, float] = {}
+        """Over the links to the peers, as measured; until then they may take for ever."""
         self._send = send
         self._settled = settled
         self._peers: dict[str, _PeerState] = {}
@@ -140,7 +175,8 @@ class Router:
             state.staged_advertise = list(state.spread)
         elif aggregate is not None:
             for entries in self._collected.values():
-                state.staged += [aggregate.add(entry) for entry in entries]
+                for entry in entries:
+                    state.stage(aggregate.add(entry))
         self._commit("subscribe")
 
     # --- routing ---
@@ -220,7 +256,10 @@ class Router:
             self._apply(source, update or Update())
             # The source has these already.
             assumed = tuple(self._as_from(source, entry) for entry in entries)
-            self._peers[source].staged.append(Change(unsubscribe=assumed))
+            state = self._peers[source]
+            state.staged.append(Change(unsubscribe=assumed))
+            # And it knows of the subscriber, who came from there.
+            state.staged_whereabouts.pop(subscriber, None)
         else:
             for entry in entries:
                 self._release(source, entry)
@@ -232,7 +271,7 @@ class Router:
         if peer is not None:
             state = self._peers[peer]
             state.sent += 1
-            carried = state.take_update("handoff", flush=False)
+            carried = state.take_update("handoff", flush=False, dependents=self.dependents)
         self._commit("handoff")
         return carried
 
@@ -265,11 +304,11 @@ class Router:
         before = self.direction([filter for filter, _ in entries], subscriber)
         for entry in entries:
             if before is not None and entry in self._collected.get(before, ()):
-                self.table.remove(entry[0], before)
+                self._remove_route(entry[0], before)
         self._diverted[subscriber] = target
         for entry in entries:
             if entry in self._collected.get(target, ()):
-                self.table.add(entry[0], target)
+                self._add_route(entry[0], target)
         if isinstance(target, str):
             self._apply(target, update or Update())
         else:
@@ -307,6 +346,74 @@ class Router:
         """The entry as it would come over this interface: most strategies forget whose it is."""
         return entry if self.strategy == "simple" or not isinstance(interface, str) else (entry[0], "")
 
+    # --- the table ---
+
+    def _add_route(self, filter: Filter, interface: Interface) -> None:
+        (self.dependents if filter.own else self.table).add(filter, interface)
+
+    def _remove_route(self, filter: Filter, interface: Interface) -> None:
+        (self.dependents if filter.own else self.table).remove(filter, interface)
+
+    def listen(self, owner: Owner, filter: Filter) -> None:
+        """A local owner gets what passes; nobody is told."""
+        self._note_use(filter, +1)
+        self._add_route(filter, owner)
+
+    def unlisten(self, owner: Owner, filter: Filter) -> None:
+        self._remove_route(filter, owner)
+        self._note_use(filter, -1)
+        self.dependents.forget_unused()
+
+    # --- where clients are, on whose own state filters depend ---
+
+    def locate(self, whereabouts: Whereabouts, cause: Cause, token: Token | None = None) -> None:
+        """A client whose session is here has changed its own state; the token as in `subscribe`."""
+        if self.dependents.locate(whereabouts):
+            self._stage_whereabouts(whereabouts.client, None)
+        self._commit(cause, then=token)
+
+    def settle(self, cause: Cause, token: Token) -> None:
+        """The token comes back once every broker that must know whatever was said so far does."""
+        self._commit(cause, then=token)
+
+    def depart(self, client: str) -> None:
+        """Its session is no longer here."""
+        self.dependents.depart(client)
+        self.dependents.forget_unused()
+
+    def hear_of(self, whereabouts: Whereabouts) -> None:
+        """Somebody who knows of a client has something to say about it: what that needs may follow."""
+        self.dependents.use(whereabouts.client, +1)
+        if self.dependents.hear_of(whereabouts):
+            self._stage_whereabouts(whereabouts.client, None)
+
+    def heard(self, whereabouts: Whereabouts) -> None:
+        """It has been said."""
+        self.dependents.use(whereabouts.client, -1)
+        self._commit("handoff")
+
+    def measure(self, peer: str, round_trip_s: float) -> None:
+        """So long it takes to a peer and back."""
+        self._round_trips_s[peer] = round_trip_s
+        for client in self.dependents.measure(peer, round_trip_s):
+            self._stage_whereabouts(client, peer)
+        self._commit("subscribe")
+
+    def _learn(self, peer: str, whereabouts: Whereabouts) -> None:
+        round_trip_s = self._round_trips_s.get(peer, float("inf"))
+        if self.dependents.learn(whereabouts, peer, round_trip_s):
+            self._stage_whereabouts(whereabouts.client, peer)
+
+    def _stage_whereabouts(self, client: str, source: str | None) -> None:
+        """Tell those peers that depend on it."""
+        for peer, state in self._peers.items():
+            if peer != source and client in state.depending:
+                state.staged_whereabouts[client] = None
+
+    def _note_use(self, filter: Filter, change: int) -> None:
+        if filter.own:
+            self.dependents.use(owner_of(filter), change)
+
     # --- peers ---
 
     def on_update(self, peer: str, update: Update) -> None:
@@ -319,6 +426,8 @@ class Router:
 
     def _apply(self, peer: str, update: Update) -> None:
         """Take in what a peer says it wants and offers; what follows from it is staged."""
+        for whereabouts in update.whereabouts:
+            self._learn(peer, whereabouts)
         for filter in update.advertise:
             self._on_advertised(peer, filter)
         for entry in update.subscribe:
@@ -350,17 +459,19 @@ class Router:
     # --- subscriptions on their way ---
 
     def _collect(self, interface: Interface, entry: Entry) -> None:
+        self._note_use(entry[0], +1)
         if self._is_routed(interface, entry):
-            self.table.add(entry[0], interface)
+            self._add_route(entry[0], interface)
         entries = self._collected.setdefault(interface, {})
         entries[entry] = entries.get(entry, 0) + 1
         if entries[entry] == 1:
             for state in self._concerned(interface, entry[0]):
-                state.staged.append(state.aggregate.add(entry))  # type: ignore[union-attr]
+                state.stage(state.aggregate.add(entry))  # type: ignore[union-attr]
 
     def _release(self, interface: Interface, entry: Entry) -> None:
         if self._is_routed(interface, entry):
-            self.table.remove(entry[0], interface)
+            self._remove_route(entry[0], interface)
+        self._note_use(entry[0], -1)
         entries = self._collected[interface]
         entries[entry] -= 1
         if entries[entry]:
@@ -369,7 +480,7 @@ class Router:
         if not entries:
             del self._collected[interface]
         for state in self._concerned(interface, entry[0]):
-            state.staged.append(state.aggregate.remove(entry))  # type: ignore[union-attr]
+            state.stage(state.aggregate.remove(entry))  # type: ignore[union-attr]
 
     def _concerned(self, source: Interface, filter: Filter) -> list[_PeerState]:
         """The peers that must hear of a filter from this interface."""
@@ -392,7 +503,7 @@ class Router:
             return
         for entry in self._collected_elsewhere(peer, filter):
             if state.aggregate is not None and not _overlaps_any(already, entry[0]):
-                state.staged.append(state.aggregate.add(entry))
+                state.stage(state.aggregate.add(entry))
         self._spread(peer, filter, +1)
 
     def _on_unadvertised(self, peer: str, filter: Filter) -> None:
@@ -403,7 +514,7 @@ class Router:
         del state.advertised[filter]
         for entry in self._collected_elsewhere(peer, filter):
             if state.aggregate is not None and not _overlaps_any(state.advertised, entry[0]):
-                state.staged.append(state.aggregate.remove(entry))
+                state.stage(state.aggregate.remove(entry))
         self._spread(peer, filter, -1)
 
     def _collected_elsewhere(self, peer: str, filter: Filter) -> list[Entry]:
@@ -444,8 +555,8 @@ class Router:
         """
         waiting = {}
         for peer, state in self._peers.items():
-            update = state.take_update(cause, flush)
-            news = bool(update.subscribe or update.unsubscribe or update.advertise or update.unadvertise)
+            update = state.take_update(cause, flush, self.dependents)
+            news = update.is_news
             must_answer = then is not None and peer != asker and (flush or news or state.settled < state.sent)
             if news or (must_answer and (flush or state.asked < state.sent)):
                 state.sent += 1
@@ -455,6 +566,7 @@ class Router:
                 self._send(peer, update)
             if must_answer:
                 waiting[peer] = state.asked
+        self.dependents.forget_unused()
         if then is None:
             return
         if waiting:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from roamcast.core.whereabouts import Pace, Place
+
 SERVED_KEPT_MAX = 16
 """More copies of a request cannot be under way, since copies arise only where a session is moving."""
 
@@ -32,9 +34,15 @@ class Session(msgspec.Struct):
     """Filter text to the time at which the subscription was issued."""
     advertisements: dict[str, float] = {}
     deferred: list[tuple[int, str, str]] = []
-    """Requests taken during a handoff, to be carried out after it: (request, kind, filter text)."""
+    """Requests taken during a handoff, to be carried out after it: (request, kind, filter text),
+    or, of a move, the values as JSON."""
     last_broker: str = ""
     """Where the session was before its last move; "" if it never moved."""
+    places: dict[str, Place] = {}
+    """The client's own state: where it is (`location`), and whatever else its filters depend on."""
+    places_number: int = 0
+    """One higher whenever brokers are to be told anew."""
+    paces: dict[str, Pace] = {}
     luggage: bytes = b""
     capsule: bytes = b""
 
@@ -50,4 +58,6 @@ class Session(msgspec.Struct):
             subscriptions=dict(self.subscriptions),
             advertisements=dict(self.advertisements),
             deferred=list(self.deferred),
+            places=dict(self.places),
+            paces=dict(self.paces),
         )

@@ -37,15 +37,15 @@ class Filter:
     own: tuple[Own, ...]
     _boxes: covering.Boxes | bool | None
 
-    def __new__(cls, expression: Expression) -> "Filter":
+    def __new__(cls, expression: Expression, length_max: int = MAX_TEXT_LENGTH) -> "Filter":
         text = expression.text()
         known = _interned.get(text)
         if known is not None:
             return known
-        if len(text) > MAX_TEXT_LENGTH:
+        if len(text) > length_max:
             raise InputError(
                 f"selector is too long: {len(text)} characters when written out,"
-                f" expected at most {MAX_TEXT_LENGTH}"
+                f" expected at most {length_max}"
             )
         self = super().__new__(cls)
         fill = object.__setattr__

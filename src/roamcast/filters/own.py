@@ -32,6 +32,8 @@ from roamcast.filters.expression import (
 from roamcast.filters.filter import Filter
 
 BINDINGS_KEPT = 65_536
+INSTANCE_LENGTH_MAX = 64 * 1024 * 1024
+"""Instances are made by brokers for themselves, and may list every location there is."""
 
 
 class Values(NamedTuple):
@@ -73,7 +75,8 @@ def owner_of(filter: Filter) -> str:
 
 def instance(filter: Filter, resolve: Resolve) -> Filter:
     """The plain filter that matches what this one may match, as far as is known."""
-    return Filter(_mapped(filter.expression, lambda condition: _resolved(condition, resolve)))
+    expression = _mapped(filter.expression, lambda condition: _resolved(condition, resolve))
+    return Filter(expression, INSTANCE_LENGTH_MAX)
 
 
 @lru_cache(maxsize=BINDINGS_KEPT)

@@ -197,6 +197,9 @@ class MobilityProtocol:
     """Whether it works where subscriptions travel only towards advertisements."""
     assumes: ClassVar[frozenset[str]] = frozenset()
     """Which of `ASSUMPTIONS` its promise rests on."""
+    own_state: ClassVar[bool] = True
+    """Whether it works with filters on the client's own state: only if the broker that holds the session
+    is where notifications for the client are matched, except during a handoff."""
 
     def __init__(self, host: Host, settings: Settings) -> None:
         self.host = host

@@ -112,6 +112,7 @@ class HomeBroker(MobilityProtocol):
     name = "home_broker"
     summary = "loses only what is in transit from the home broker when the client leaves; triangle routing"
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))
+    own_state = False
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)

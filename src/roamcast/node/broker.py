@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,16 +28,17 @@ from roamcast.core.effects import (
     Told,
 )
 from roamcast.core.messages import (
+    About,
     Acknowledge,
     AttachRefused,
     AttachRequest,
-    Cause,
     Deliver,
     Drain,
     Fleeting,
     Hello,
     Leave,
     Message,
+    Probe,
     Publish,
     Relayed,
     Request,
@@ -51,14 +52,17 @@ from roamcast.core.queues import Buffer, DeliveryQueue
 from roamcast.core.records import Level, Row
 from roamcast.core.routing import Owner, Router, Token
 from roamcast.core.session import Session
-from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
+from roamcast.location.ploc import Ploc
+from roamcast.location.settings import LocationSettings
 from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
 from roamcast.node.endings import Endings
 from roamcast.node.front import Front
 from roamcast.node.issues import IssueTimes
 from roamcast.node.locate import Locator
+from roamcast.node.places import Announced, Places
 from roamcast.node.requests import Requests
+from roamcast.node.subscribing import Ended, SubscribingHost
 
 
 class BrokerSettings(msgspec.Struct, frozen=True):
@@ -78,14 +82,7 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     held_requests_max: int = 10_000
     """Requests of a client whose session is still on its way; more are refused."""
     protocol: Settings = Settings()
-
-
-class _Ended(NamedTuple):
-    """The token of an unsubscription, and of whose filter when it was issued can now be forgotten."""
-
-    owner: Owner
-    filter: Filter
-    token: Token
+    location: LocationSettings = LocationSettings()
 
 
 class Attachment:
@@ -101,7 +98,7 @@ class Attachment:
         self.queue: DeliveryQueue | None = None
 
 
-class Broker:
+class Broker(SubscribingHost):
     """One broker. `step` is the only way in, its result the only way out."""
 
     __unsaved__ = ("_out",)
@@ -126,6 +123,7 @@ class Broker:
             self.settled,
             self.settings.advertisements,
             front.outside if front is not None else None,
+            Ploc(self.settings.location.variables, self.settings.location.rule),
         )
         self.sessions: dict[str, Session] = {}
         self._own = Session(f"$broker/{id}")
@@ -146,7 +144,8 @@ class Broker:
         """Clients whose handoff has not finished, and the broker they came from."""
         self.requests = Requests(self)
         self.endings = Endings(self)
-        self._issues = IssueTimes(self.settings.clock_error_s)
+        self.places = Places(self)
+        self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
         self._restore()
 
@@ -156,8 +155,10 @@ class Broker:
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
             Drain: self.endings.on_drain,
-            Update: self.router.on_update,
+            Update: self._on_update,
             Settled: self.router.on_settled,
+            About: self._on_about,
+            Probe: self.places.on_probe,
             Relayed: self._on_relayed,
             **self.locator.handlers,
         }
@@ -204,6 +205,7 @@ class Broker:
             "questions to everyone": self.locator.rivals,
             **self.requests.unfinished(),
             "sessions that end": self.endings.waiting,
+            "moves not settled": self.places.waiting,
             "sessions waiting to depart": self._departing,
             "handoffs": self._in_handoff,
             "timers": self._timers,
@@ -237,6 +239,7 @@ class Broker:
                 for peer in peers:
                     if not self.router.has_peer(peer):
                         self.router.add_peer(peer)
+                        self.places.measure(peer)
             case LinkChanged(peer, up):
                 self.record("link_up" if up else "link_down", peer=peer)
             case SendFailed(peer, messages):
@@ -255,6 +258,16 @@ class Broker:
             self._on_message(message.source, message.message)
         else:
             self._send_peer(self._next_hops[message.destination], message)
+
+    def _on_update(self, peer: str, message: Update) -> None:
+        if message.whereabouts:
+            self.places.measure(peer)
+        self.router.on_update(peer, message)
+
+    def _on_about(self, sender: str, message: About) -> None:
+        self.router.hear_of(message.whereabouts)
+        self._on_message(sender, message.message)
+        self.router.heard(message.whereabouts)
 
     def _on_deadline(self) -> None:
         while self._timers and self._timers[0][0] <= self.now:
@@ -381,6 +394,7 @@ class Broker:
         self.protocol.on_attach(session, came_from or self.id, {})
 
     def session_ended(self, client: str) -> None:
+        self.places.session_gone(client)
         if self.front is not None:
             self.front.ended(client)
 
@@ -497,7 +511,9 @@ class Broker:
                 "attached", client=client, broker=self.id, number=session.number, reason=came_from or None
             )
         self._in_handoff[client] = came_from
+        self.places.session_came(session, came_from)
         self.protocol.on_attach(session, came_from, received)
+        self.places.session_is_here(session, came_from)
         if attachment is None and client in self.sessions:
             # It left before its session came: that is an attach and a detach at once.
             self.protocol.on_detach(session)
@@ -541,7 +557,9 @@ class Broker:
         if self.front is not None:
             session.capsule = self.front.pack(session.client)
         self._in_handoff.pop(session.client, None)
+        self.places.before_departure(session)
         self.protocol.on_depart(session, request.broker, request.received)
+        self.places.session_gone(session.client)
 
     def unadvertise(self, session: Session) -> None:
         for text in session.advertisements:
@@ -586,17 +604,21 @@ class Broker:
             self.session_requested(self._departing.pop(client))
 
     def settled(self, token: Token) -> None:
-        if isinstance(token, _Ended):
+        if isinstance(token, Ended):
             self._issues.forget(token.owner, token.filter)
             token = token.token
         if isinstance(token, OwnToken):
             self.protocol.on_settled(token.token)
+        elif isinstance(token, Announced):
+            self.places.on_settled(token)
         else:
             self.requests.on_settled(token)
 
     # --- what the protocol and the locator use (see mobility.base.Host) ---
 
     def send(self, broker: str, message: Message) -> None:
+        if type(message) not in self._handlers:
+            message = self.places.about(message)
         if broker == self.id:
             self.loopback.append(message)
         elif self.router.has_peer(broker):
@@ -612,90 +634,11 @@ class Broker:
                 "control", peer=peer, message=type(inner).__name__, cause=cause_of(inner), hops=message.weight
             )
 
-    def subscribe(
-        self,
-        owner: Owner,
-        filter: Filter,
-        issued_at: float,
-        cause: Cause = "handoff",
-        token: Token | None = None,
-    ) -> None:
-        self._issues.note(owner, filter, issued_at)
-        self.router.subscribe(owner, filter, owner[0], cause, token)
-
-    def relocate(
-        self,
-        subscriptions: Mapping[str, float],
-        client: str,
-        source: str | Owner,
-        target: str | Owner,
-        update: Update | None = None,
-    ) -> Update | None:
-        filters = [parse(text) for text in subscriptions]
-        if not isinstance(target, str):
-            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self._issues.note(target, filter, issued_at)
-        carried = self.router.relocate(filters, client, source, target, update)
-        if not isinstance(source, str):
-            for filter in filters:
-                self._issues.forget(source, filter)
-        return carried
-
-    def direction(self, subscriptions: Mapping[str, float], client: str) -> str | Owner | None:
-        return self.router.direction([parse(text) for text in subscriptions], client)
-
-    def divert(
-        self,
-        subscriptions: Mapping[str, float],
-        client: str,
-        target: str | Owner,
-        onward: str | None,
-        update: Update | None = None,
-    ) -> Update | None:
-        filters = [parse(text) for text in subscriptions]
-        if not isinstance(target, str):
-            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self._issues.note(target, filter, issued_at)
-        return self.router.divert(filters, client, target, onward, update)
-
-    def withdraw(
-        self,
-        subscriptions: Mapping[str, float],
-        client: str,
-        source: str | Owner,
-        onward: str | None,
-        update: Update | None = None,
-        last: bool = True,
-    ) -> Update | None:
-        filters = [parse(text) for text in subscriptions]
-        carried = self.router.withdraw(filters, client, source, onward, update, last)
-        if not isinstance(source, str):
-            for filter in filters:
-                self._issues.forget(source, filter)
-        return carried
-
-    def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
-        self._issues.note(owner, filter, issued_at)
-        self.router.table.add(filter, owner)
-
-    def unlisten(self, owner: Owner, filter: Filter) -> None:
-        self._issues.forget(owner, filter)
-        self.router.table.remove(filter, owner)
-
     def next_hop(self, broker: str) -> str:
         return self._next_hops[broker]
 
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions
-
-    def unsubscribe(
-        self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
-    ) -> None:
-        if token is None:
-            self.router.unsubscribe(owner, filter, owner[0], cause)
-            self._issues.forget(owner, filter)
-        else:
-            self.router.unsubscribe(owner, filter, owner[0], cause, _Ended(owner, filter, token))
 
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         attachment = self.attachments.get(client)

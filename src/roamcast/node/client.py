@@ -15,6 +15,7 @@ from roamcast.core.effects import (
     Effects,
     Input,
     LeaveFor,
+    MoveTo,
     PublishThis,
     Received,
     SubscribeTo,
@@ -29,8 +30,10 @@ from roamcast.core.messages import (
     Hello,
     Leave,
     Message,
+    Move,
     Publish,
     Request,
+    RequestRefused,
     Subscribe,
     SubscriptionSettled,
     Unadvertise,
@@ -46,7 +49,7 @@ class Client:
 
     __slots__ = (
         "_last_broker", "_names_last_broker", "_now", "_out", "_requests", "_sequence", "_unaccepted",
-        "broker", "id", "moves", "received", "settled", "welcomed",
+        "broker", "id", "moves", "received", "refused", "settled", "welcomed",
     )  # fmt: skip
 
     def __init__(self, id: str, names_last_broker: bool = True) -> None:
@@ -58,6 +61,8 @@ class Client:
         self.received: dict[str, int] = {}
         self.settled: set[int] = set()
         """Requests for subscriptions that have settled."""
+        self.refused: dict[int, str] = {}
+        """Requests that could not be carried out, and why."""
         self._names_last_broker = names_last_broker
         self._last_broker = ""
         self._requests = 0
@@ -101,6 +106,8 @@ class Client:
                 self._request(Advertise(self._next_request(), parse(text)))
             case UnadvertiseThat(text):
                 self._request(Unadvertise(self._next_request(), parse(text)))
+            case MoveTo(values):
+                self._request(Move(self._next_request(), dict(values)))
 
     def _attach(self, broker: str) -> None:
         self.moves += 1
@@ -173,6 +180,8 @@ class Client:
                 self._forget_accepted(request)
             case SubscriptionSettled(request):
                 self.settled.add(request)
+            case RequestRefused(request, reason):
+                self.refused[request] = reason
 
     def _forget_accepted(self, accepted: int) -> None:
         self._unaccepted = [one for one in self._unaccepted if one.request > accepted]

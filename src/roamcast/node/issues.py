@@ -6,16 +6,20 @@ may arrive afterwards, on its way to others. Only the times can tell.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from roamcast.core.notification import Burst, decode_attributes
 from roamcast.core.routing import Owner
 from roamcast.filters.filter import Filter
 
 
 class IssueTimes:
-    def __init__(self, clock_error_s: float | None) -> None:
+    def __init__(self, clock_error_s: float | None, local: Callable[[Filter], Filter]) -> None:
+        """`local` gives what a filter on a client's own state matches at present."""
         self.latest = float("-inf")
         """Nothing here was ever issued later: what was published after that needs no closer look."""
         self._clock_error_s = clock_error_s
+        self._local = local
         self._issued_at: dict[Owner, dict[Filter, float]] = {}
 
     def note(self, owner: Owner, filter: Filter, issued_at: float) -> None:
@@ -37,6 +41,7 @@ class IssueTimes:
             return False
         attributes = decode_attributes(burst.attributes)
         return not any(
-            issued_at <= burst.published_at and filter.matches(attributes)
+            issued_at <= burst.published_at
+            and (self._local(filter) if filter.own else filter).matches(attributes)
             for filter, issued_at in issued.items()
         )

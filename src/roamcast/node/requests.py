@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roamcast.core.messages import Accepted, Publish, Request, SubscriptionSettled
+from roamcast.core.messages import Accepted, Move, Publish, Request, SubscriptionSettled
 from roamcast.core.notification import decode_attributes
 from roamcast.core.routing import Token
 from roamcast.core.session import Session
 from roamcast.filters.selector import parse
+from roamcast.node.places import encoded_values, merged_values
 
 if TYPE_CHECKING:
     from roamcast.node.broker import Broker
@@ -78,7 +79,8 @@ class Requests:
                 self._publish(session, request.attributes, bodies, request.marks)
         elif request.request == session.accepted + 1:
             session.accepted += 1
-            self._change(session, request.request, type(request).__name__, request.filter.text)
+            text = encoded_values(request.values) if isinstance(request, Move) else request.filter.text
+            self._change(session, request.request, type(request).__name__, text)
         self._broker.tell(session.client, Accepted(session.accepted))
 
     # --- publishing ---
@@ -103,11 +105,18 @@ class Requests:
 
     # --- changes ---
 
-    def _change(self, session: Session, request: int, kind: str, text: str) -> None:
+    def _change(
+        self, session: Session, request: int, kind: str, text: str, deferred: bool = False
+    ) -> None:
         """Carry a change out: now, or when the handoff and the last change of this filter are done."""
         broker, client = self._broker, session.client
-        if broker.is_in_handoff(client) or text in self._settling.get(client, ()):
-            session.deferred.append((request, kind, text))
+        if self._is_refused(client, request, kind, text):
+            return
+        if self._must_wait(client, kind, text):
+            self._defer(session, request, kind, text)
+            return
+        if kind == "Move":
+            broker.places.move(session, request, text, deferred)
             return
         filter = parse(text)
         held = session.subscriptions if kind in ("Subscribe", "Unsubscribe") else session.advertisements
@@ -132,6 +141,37 @@ class Requests:
             broker.protocol.on_unsubscribe(session, filter, token)
         else:
             broker.router.advertise(filter, token)
+
+    def _is_refused(self, client: str, request: int, kind: str, text: str) -> bool:
+        """Say so where filters on the client's own state, or its moves, cannot be."""
+        places = self._broker.places
+        if kind == "Move":
+            reason = places.refusal_of_move(text)
+            if reason:
+                places.refuse_move(client, request, reason)
+        else:
+            reason = ""
+            if kind == "Subscribe":
+                reason = places.refusal_of_filter(parse(text), client)
+            elif kind == "Advertise" and parse(text).own:
+                reason = f"advertisement {text!r} depends on the publisher's own state: that is not known"
+            if reason:
+                places.refuse(client, request, reason)
+        return bool(reason)
+
+    def _must_wait(self, client: str, kind: str, text: str) -> bool:
+        if self._broker.is_in_handoff(client) or text in self._settling.get(client, ()):
+            return True
+        return kind == "Move" and client in self._broker.places.waiting
+
+    def _defer(self, session: Session, request: int, kind: str, text: str) -> None:
+        """Of several moves that wait only the last one counts; that way there is never more than one."""
+        if kind == "Move":
+            for earlier in [one for one in session.deferred if one[1] == "Move"]:
+                session.deferred.remove(earlier)
+                self._broker.tell(session.client, SubscriptionSettled(earlier[0]))
+                text = merged_values(earlier[2], text)
+        session.deferred.append((request, kind, text))
 
     def advertise_again(self, session: Session) -> None:
         """The session has moved here, and what its client may publish must be known from here."""
@@ -175,7 +215,7 @@ class Requests:
         self._carrying_on.add(client)
         deferred, session.deferred = session.deferred, []
         for request, kind, text in deferred:
-            self._change(session, request, kind, text)
+            self._change(session, request, kind, text, deferred=True)
         self._carrying_on.discard(client)
         if client in self._settling:
             return

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from roamcast.core.notification import decode_attributes
 from roamcast.core.records import Row
 from roamcast.filters.filter import Filter
+from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mobility import Promise
 
@@ -191,12 +192,14 @@ class Checker:
 
     def _on_subscribed(self, row: Row) -> None:
         client, text = _client(row), row.filter or ""
+        filter = parse(text)
         if row.reason == "settled":
             subscription = self._subscriptions.get((client, text))
             if subscription is not None:
-                subscription.settled = True
+                # What is owed to a filter on the client's own state is decided by `location_checks`.
+                subscription.settled = not filter.own
             return
-        subscription = self._subscriptions[client, text] = Subscription(client, parse(text))
+        subscription = self._subscriptions[client, text] = Subscription(client, widest(filter))
         self._receivers[client].filters[text] = subscription.filter
         for attributes, matching in self._matching.items():
             if subscription.filter.matches(decode_attributes(attributes)):

@@ -31,6 +31,7 @@ from roamcast.core.effects import (
 from roamcast.core.messages import Deliver, Hello, Leave, Message, cause_of
 from roamcast.core.notification import Burst
 from roamcast.core.records import Level, Row
+from roamcast.location.settings import LocationSettings
 from roamcast.mobility import Settings, find_protocol
 from roamcast.node.broker import Broker, BrokerSettings
 from roamcast.node.client import Client
@@ -59,6 +60,8 @@ class NetworkSettings:
     routing: str = ""
     advertisements: bool = False
     link_delay: Delay = LINK_DELAY
+    link_delays: tuple[tuple[str, str, Delay], ...] = ()
+    """Links that take another time: between which brokers, in both directions."""
     access_delay: Delay = ACCESS_DELAY
     access_bits_per_s: float | None = None
     notice_delay: Delay = NO_DELAY
@@ -73,14 +76,23 @@ class NetworkSettings:
     records: Level = "counters"
     mobility: Settings = field(default_factory=Settings)
     """What can be set for the protocol; the bound on the delay is filled in."""
+    location: LocationSettings = field(default_factory=LocationSettings)
     seed: int = 0
+
+    def delay_between(self, one: str, other: str) -> Delay:
+        """Of the link between two neighbours."""
+        for first, second, delay in self.link_delays:
+            if {first, second} == {one, other}:
+                return delay
+        return self.link_delay
 
     def mobility_settings(self, topology: Topology) -> Settings:
         return msgspec.structs.replace(self.mobility, delay_bound_s=self.delay_bound_s(topology))
 
     def delay_bound_s(self, topology: Topology) -> float:
         """No message takes longer between any two brokers that do not queue, while none is down."""
-        link_s = longest_s(self.link_delay, self.loss)
+        delays = (self.link_delay, *(one[2] for one in self.link_delays))
+        link_s = max(longest_s(delay, self.loss) for delay in delays)
         return topology.diameter * (link_s + self.service_s) + self.service_s
 
 
@@ -150,7 +162,8 @@ class Network:
         self._heap: list[Event] = []
         self._pushed = 0
         self._rng = random.Random(f"{settings.seed}/network")
-        self._link_lane = _lane(settings.link_delay) if not settings.loss else None
+        is_plain = not (settings.loss or settings.link_delays)
+        self._link_lane = _lane(settings.link_delay) if is_plain else None
         self._access_link = Link(settings.access_delay, self._rng)
         self._access_lane = _lane(settings.access_delay, settings.access_bits_per_s)
         self._arrive = self._wait_for_service if settings.service_s else self._step_broker
@@ -178,14 +191,14 @@ class Network:
                 buffer_bytes=settings.buffer_bytes,
                 records=settings.records,
                 protocol=settings.mobility_settings(self.topology),
+                location=settings.location,
             ),
         )
 
     def _make_link(self, broker: str, peer: str) -> Link:
         settings, rng = self.settings, self._rng_for(broker, peer)
-        if settings.loss:
-            return LossyLink(settings.link_delay, rng, settings.loss)
-        return Link(settings.link_delay, rng)
+        delay = settings.delay_between(broker, peer)
+        return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
 
     def _rng_for(self, *names: str) -> random.Random:
         """A source of its own for each link, so that one link's draws do not move another's."""

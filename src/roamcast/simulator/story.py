@@ -40,6 +40,7 @@ from roamcast.core.effects import (
     AttachTo,
     Input,
     LeaveFor,
+    MoveTo,
     PublishThis,
     SubscribeTo,
     UnadvertiseThat,
@@ -52,6 +53,13 @@ from roamcast.filters.selector import parse as parse_filter
 from roamcast.simulator.checkers import Result, Violation
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart
 from roamcast.simulator.links import Delay
+from roamcast.simulator.location_story import (
+    LINES,
+    format_location_lines,
+    format_move,
+    parse_location_line,
+    parse_move,
+)
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.topology import Topology, from_edges
@@ -132,6 +140,8 @@ def format_story(story: Story) -> str:
         value = getattr(story.settings, field)
         if value != getattr(default, field) or name in ("protocol", "seed"):
             lines.append(f"{name} {value}")
+    lines += [f"link {one}-{other} {delay}" for one, other, delay in story.settings.link_delays]
+    lines += format_location_lines(story.settings.location)
     lines += [f"at {time_s:.6f} {client} {_format_input(item)}" for time_s, client, item in story.actions]
     return "\n".join(lines) + "\n"
 
@@ -145,6 +155,8 @@ def _format_input(item: Input) -> str:
         case PublishThis(attributes, bodies):
             times = f"{len(bodies)} " if len(bodies) > 1 else ""
             return f"publish {times}{json.dumps(decode_attributes(attributes))}"
+        case MoveTo():
+            return f"move {format_move(item)}"
         case SubscribeTo(text):
             return f"subscribe {text}"
         case UnsubscribeFrom(text):
@@ -168,6 +180,7 @@ _VERBS: dict[str, Callable[[str], Input]] = {
     "attach": lambda text: AttachTo(text, 0),
     "leave": LeaveFor,
     "publish": lambda text: _parse_publish(text),
+    "move": parse_move,
     "subscribe": lambda text: SubscribeTo(parse_filter(text).text),
     "unsubscribe": lambda text: UnsubscribeFrom(parse_filter(text).text),
     "advertise": lambda text: AdvertiseThat(parse_filter(text).text),
@@ -253,8 +266,12 @@ def _parse_brokers(name: str, text: str) -> Topology:
 
 
 def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSettings:
+    if key in LINES:
+        return replace(settings, location=parse_location_line(settings.location, key, value))
     if key not in _SETTINGS:
-        raise InputError(f"{key!r} is not known: valid are brokers, at, {', '.join(_SETTINGS)}")
+        raise InputError(f"{key!r} is not known: valid are brokers, at, {', '.join((*_SETTINGS, *LINES))}")
+    if key == "link" and " " in value:
+        return replace(settings, link_delays=(*settings.link_delays, _parse_link(value)))
     field = _DELAYS.get(key, key)
     parsed: object = value
     if key in _DELAYS:
@@ -272,6 +289,15 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
             raise InputError(f"{key} {value!r}: valid are True and False")
         parsed = value == "True"
     return replace(settings, **{field: parsed})  # type: ignore[arg-type]
+
+
+def _parse_link(text: str) -> tuple[str, str, Delay]:
+    """`b0-b1 0.05`: the delay of one link."""
+    edge, _, delay = text.partition(" ")
+    one, dash, other = edge.partition("-")
+    if not (one and dash and other and delay):
+        raise InputError(f"link {text!r}: valid is a delay, or two brokers and a delay: `link a-b 0.05`")
+    return one, other, Delay.parse(delay.strip())
 
 
 def _parse_action(text: str) -> Action:

@@ -1,0 +1,59 @@
+"""How a variable of a client's own state may change: what it can be a few steps from now.
+
+For a location the movement graph says so. For a number, such as what a client can
+still spend, it may be enough to know how far it falls or rises in one step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.expression import Value
+from roamcast.filters.own import Possible, Span
+
+
+class Variable(Protocol):
+    def check(self, value: Value) -> None:
+        """Refuse what is not a value of this variable."""
+
+    def is_step(self, start: Value, end: Value) -> bool:
+        """Whether it can change like this in one step."""
+
+    def near(self, values: tuple[Value, ...], steps: float, within: float) -> Possible:
+        """What is at most `within` away from it when it had one of these values, so many steps ago."""
+
+
+class NumberSteps(msgspec.Struct, frozen=True):
+    """A number that falls and rises by no more than so much in one step, between two bounds."""
+
+    fall: float
+    rise: float
+    lowest: float = -1e300
+    highest: float = 1e300
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.fall < math.inf and 0 <= self.rise < math.inf):
+            raise InputError(f"a step of -{self.fall} to +{self.rise}: valid are 0 or more, and finite")
+        if not -1e300 <= self.lowest <= self.highest <= 1e300:
+            raise InputError(f"{self.lowest} to {self.highest}: valid is a range within -1e300 to 1e300")
+
+    def check(self, value: Value) -> None:
+        if isinstance(value, bool | str) or not self.lowest <= value <= self.highest:
+            raise InputError(f"value {value!r}: valid is a number from {self.lowest:g} to {self.highest:g}")
+
+    def is_step(self, start: Value, end: Value) -> bool:
+        assert not isinstance(start, str)
+        assert not isinstance(end, str)
+        return -self.fall <= end - start <= self.rise
+
+    def near(self, values: tuple[Value, ...], steps: float, within: float) -> Possible:
+        if steps == math.inf:
+            return None
+        numbers = [value for value in values if not isinstance(value, str)]
+        low = max(min(numbers) - self.fall * steps, self.lowest)
+        high = min(max(numbers) + self.rise * steps, self.highest)
+        return Span(low - within, high + within, is_exact=steps == 0 and len(values) == 1)

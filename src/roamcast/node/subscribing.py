@@ -1,0 +1,128 @@
+"""What a broker does with the subscriptions of its clients on behalf of their mobility protocol.
+
+(The part of `mobility.base.Host` that is about routing.) Protocols speak of filters as
+clients wrote them; one on a client's own state is bound to its client here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from roamcast.core.messages import Cause, Update
+from roamcast.core.routing import Owner, Router, Token
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.own import bind
+from roamcast.filters.selector import parse
+from roamcast.node.issues import IssueTimes
+from roamcast.node.places import Places
+
+
+class Ended(NamedTuple):
+    """The token of an unsubscription, and of whose filter when it was issued can now be forgotten."""
+
+    owner: Owner
+    filter: Filter
+    token: Token
+
+
+class SubscribingHost:
+    router: Router
+    sessions: dict[str, Session]
+    places: Places
+    _issues: IssueTimes
+
+    def subscribe(
+        self,
+        owner: Owner,
+        filter: Filter,
+        issued_at: float,
+        cause: Cause = "handoff",
+        token: Token | None = None,
+    ) -> None:
+        filter = self._bound(filter, owner[0])
+        self._issues.note(owner, filter, issued_at)
+        self.router.subscribe(owner, filter, owner[0], cause, token)
+
+    def _bound(self, filter: Filter, client: str) -> Filter:
+        """A filter on a client's own state says whose, and that is known here if its session is here."""
+        if not filter.own:
+            return filter
+        if client in self.sessions:
+            self.places.know(self.sessions[client])
+        return bind(filter, client)
+
+    def _filters(self, subscriptions: Iterable[str], client: str) -> list[Filter]:
+        return [self._bound(parse(text), client) for text in subscriptions]
+
+    def relocate(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        source: str | Owner,
+        target: str | Owner,
+        update: Update | None = None,
+    ) -> Update | None:
+        filters = self._filters(subscriptions, client)
+        if not isinstance(target, str):
+            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
+                self._issues.note(target, filter, issued_at)
+        carried = self.router.relocate(filters, client, source, target, update)
+        if not isinstance(source, str):
+            for filter in filters:
+                self._issues.forget(source, filter)
+        return carried
+
+    def direction(self, subscriptions: Mapping[str, float], client: str) -> str | Owner | None:
+        return self.router.direction(self._filters(subscriptions, client), client)
+
+    def divert(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        target: str | Owner,
+        onward: str | None,
+        update: Update | None = None,
+    ) -> Update | None:
+        filters = self._filters(subscriptions, client)
+        if not isinstance(target, str):
+            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
+                self._issues.note(target, filter, issued_at)
+        return self.router.divert(filters, client, target, onward, update)
+
+    def withdraw(
+        self,
+        subscriptions: Mapping[str, float],
+        client: str,
+        source: str | Owner,
+        onward: str | None,
+        update: Update | None = None,
+        last: bool = True,
+    ) -> Update | None:
+        filters = self._filters(subscriptions, client)
+        carried = self.router.withdraw(filters, client, source, onward, update, last)
+        if not isinstance(source, str):
+            for filter in filters:
+                self._issues.forget(source, filter)
+        return carried
+
+    def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
+        filter = self._bound(filter, owner[0])
+        self._issues.note(owner, filter, issued_at)
+        self.router.listen(owner, filter)
+
+    def unlisten(self, owner: Owner, filter: Filter) -> None:
+        filter = self._bound(filter, owner[0])
+        self._issues.forget(owner, filter)
+        self.router.unlisten(owner, filter)
+
+    def unsubscribe(
+        self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
+    ) -> None:
+        filter = self._bound(filter, owner[0])
+        if token is None:
+            self.router.unsubscribe(owner, filter, owner[0], cause)
+            self._issues.forget(owner, filter)
+        else:
+            self.router.unsubscribe(owner, filter, owner[0], cause, Ended(owner, filter, token))

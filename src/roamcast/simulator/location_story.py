@@ -1,0 +1,113 @@
+"""The lines of a story that are about logical mobility.
+
+    graph a-b b-c c>d e
+    number budget 10 0 0 100
+    stay 0.5
+    at 1.0 car move b
+    at 2.0 car move {"budget": 80}
+
+`c>d` is one way only, and `e` has no edge. A number variable has the most that it
+falls and rises in one step, and its lowest and highest value. Without `stay`, how
+long clients stay at a location is learnt from their moves, `first_stay` until then.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from roamcast.core.effects import MoveTo
+from roamcast.core.notification import encode_attributes
+from roamcast.errors import InputError
+from roamcast.location.movement_graph import MovementGraph
+from roamcast.location.ploc import Rule
+from roamcast.location.settings import LocationSettings
+from roamcast.location.variables import NumberSteps, Variable
+
+LINES = ("graph", "number", "stay", "first_stay", "steps")
+_EDGE = re.compile(r"([^\s>-]+)([->])([^\s>-]+)")
+_RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("one_way", "down")}
+
+
+def parse_location_line(settings: LocationSettings, key: str, text: str) -> LocationSettings:
+    if key == "graph":
+        return _with_variable(settings, "location", _parse_graph(text))
+    if key == "number":
+        words = text.split()
+        if len(words) != 5:
+            raise InputError(f"number {text!r}: valid is `number NAME FALL RISE LOWEST HIGHEST`")
+        return _with_variable(settings, words[0], NumberSteps(*map(float, words[1:])))
+    if key == "steps":
+        if text not in _RULES:
+            raise InputError(f"steps {text!r}: valid are {', '.join(_RULES)}")
+        return msgspec.structs.replace(settings, rule=_RULES[text])
+    field = {"stay": "stay_s", "first_stay": "stay_first_s"}[key]
+    return msgspec.structs.replace(settings, **{field: float(text)})
+
+
+def format_location_lines(settings: LocationSettings) -> Iterator[str]:
+    for name, variable in settings.variables.items():
+        if isinstance(variable, MovementGraph):
+            yield f"graph {_format_graph(variable)}"
+        elif isinstance(variable, NumberSteps):
+            numbers = (variable.fall, variable.rise, variable.lowest, variable.highest)
+            yield f"number {name} {' '.join(f'{number:g}' for number in numbers)}"
+    if settings.stay_s is not None:
+        yield f"stay {settings.stay_s!r}"
+    elif settings.stay_first_s != LocationSettings().stay_first_s:
+        yield f"first_stay {settings.stay_first_s!r}"
+    if settings.rule != Rule():
+        yield f"steps {next(name for name, rule in _RULES.items() if rule == settings.rule)}"
+
+
+def parse_move(text: str) -> MoveTo:
+    """`b`, or `{"budget": 80}` for any other variables."""
+    if not text:
+        raise InputError("move: where to?")
+    values = json.loads(text) if text.startswith("{") else {"location": text}
+    encode_attributes(values)  # Refuses what no variable can be.
+    return MoveTo(values)
+
+
+def format_move(item: MoveTo) -> str:
+    values = dict(item.values)
+    location = values.get("location")
+    if len(values) == 1 and isinstance(location, str) and not location.startswith("{"):
+        return location
+    return json.dumps(values)
+
+
+def _with_variable(settings: LocationSettings, name: str, variable: Variable) -> LocationSettings:
+    return msgspec.structs.replace(settings, variables={**settings.variables, name: variable})
+
+
+def _parse_graph(text: str) -> MovementGraph:
+    edges: list[tuple[str, str]] = []
+    alone: list[str] = []
+    for word in text.split():
+        edge = _EDGE.fullmatch(word)
+        if edge is None:
+            if "-" in word or ">" in word:
+                raise InputError(f"graph {word!r}: valid are A-B, A>B (one way) and A")
+            alone.append(word)
+            continue
+        edges.append((edge[1], edge[3]))
+        if edge[2] == "-":
+            edges.append((edge[3], edge[1]))
+    return MovementGraph(edges, alone, one_way=True)
+
+
+def _format_graph(graph: MovementGraph) -> str:
+    words = []
+    for start in graph.locations:
+        ends = graph.neighbours(start)
+        words += [] if ends else [f"{start}"]
+        for end in ends:
+            if not graph.is_step(end, start):
+                words.append(f"{start}>{end}")
+            elif str(start) <= str(end):
+                words.append(f"{start}-{end}")
+    return " ".join(words)
