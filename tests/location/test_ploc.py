@@ -154,7 +154,7 @@ def test_impossible_steps_are_refused() -> None:
     with pytest.raises(InputError, match="valid is a range"):
         NumberSteps(fall=1, rise=1, lowest=5, highest=4)
     with pytest.raises(InputError, match="stay_s -1: valid is 0"):
-        LocationSettings(stay_s=-1)
+        LocationSettings(stay_s=-1).check()
 
 
 # --- pace ---

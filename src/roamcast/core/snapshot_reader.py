@@ -14,7 +14,7 @@ import msgspec
 
 from roamcast.core.snapshot_form import FORMAT, PLAIN_TYPES, Kind, KnownClass, State, method_of
 from roamcast.errors import InputError
-from roamcast.filters.selector import parse
+from roamcast.filters.selector import read_again
 
 _set_attribute = object.__setattr__
 
@@ -59,7 +59,7 @@ class Reader:
             Kind.INT: iter(state.ints).__next__,
             Kind.FLOAT: iter(state.floats).__next__,
             Kind.LARGE_INT: lambda: int.from_bytes(self._part(), "big", signed=True),
-            Kind.FILTER: lambda: parse(self._part()),
+            Kind.FILTER: lambda: read_again(self._part()),
             Kind.CLASS: lambda: self._class(next(self._building)),
             Kind.ENUM: self._enum,
             Kind.METHOD: self._method,

@@ -131,6 +131,14 @@ def _parse(text: str) -> Filter:
     return Filter(expression)
 
 
+def read_again(text: str) -> Filter:
+    """The filter that this is the text of; brokers make some that are longer than a selector may be."""
+    if len(text) <= MAX_TEXT_LENGTH:
+        return _parse(text)
+    expression: Expression = _parser.parse(text)  # type: ignore[assignment]
+    return Filter(expression, len(text))
+
+
 def _place(position: int) -> str:
     return f"selector, position {position + 1}"
 

@@ -26,7 +26,8 @@ class LocationSettings(msgspec.Struct, frozen=True):
     measure_every_s: float = 30.0
     """How old the measured round trip of a link may be when a client behind it moves."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse what cannot be."""
         for name, value in (("stay_s", self.stay_s), ("stay_first_s", self.stay_first_s)):
             if value is not None and not value >= 0:
                 raise InputError(f"{name} {value}: valid is 0 (clients may be anywhere) or more, in seconds")

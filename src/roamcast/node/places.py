@@ -64,6 +64,7 @@ class Places:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._settings = broker.settings.location
+        self._settings.check()
         self.waiting: dict[str, Waiting] = {}
         self._round_trips: dict[str, RoundTrip] = {}
 
