@@ -133,8 +133,8 @@ class World:
         for connection in effects.closes:
             self.back[connection].append(b"")
         assert not effects.link_closes, effects.link_closes
-        for peer, link in site.links.items():
-            data = link.take()
+        for peer, end in site.links.ends.items():
+            data = end.take()
             if data:
                 self.wires[id, peer].append(data)
 
@@ -143,13 +143,13 @@ class World:
     def connect_link(self, one: str, other: str) -> None:
         self.up[one, other] = True
         first, second = self.sites[one], self.sites[other]
-        resumes = first.resume_of(other), second.resume_of(one)
-        offers = first.reach.offer(other), second.reach.offer(one)
+        offers = first.links.offer(other), second.links.offer(one)
+        anew = first.links.begins_anew(other, offers[1]), second.links.begins_anew(one, offers[0])
         self.wires[one, other], self.wires[other, one] = [], []
         draw = self.rng.getrandbits
-        self.step(one, [LinkUp(other, resumes[1], offers[1], draw(62) + 1)])
+        self.step(one, [LinkUp(other, offers[1], draw(62) + 1 if anew[0] else 0)])
         if self.up.get((one, other)):
-            self.step(other, [LinkUp(one, resumes[0], offers[0], draw(62) + 1)])
+            self.step(other, [LinkUp(one, offers[0], draw(62) + 1 if anew[1] else 0)])
 
     def cut_link(self, one: str, other: str) -> None:
         self.up[one, other] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Protocol, cast
 
 import msgspec
@@ -19,6 +20,8 @@ from roamcast.mqtt.writing import refusal, write
 from roamcast.site.inputs import Connected, Frames, Gone, SiteInput
 
 log = logging.getLogger("roamcast.clients")
+
+KEEP_ALIVE_GRACE = 1.5
 
 
 class Refused(Exception):
@@ -38,7 +41,6 @@ class Door(Protocol):
     """What a connection needs of the server."""
 
     connect_packet_max: int
-    output_bytes_max: int
 
     def push(self, item: SiteInput) -> None: ...
     def opened(self, client: ClientConnection) -> int:
@@ -53,13 +55,14 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_door", "_first", "id", "is_slow", "keep_alive_s", "last_heard_s", "listener",
-        "transport",
+        "_admission", "_door", "_first", "address", "host", "id", "is_slow", "keep_alive_s", "last_heard_s",
+        "listener", "transport",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
         self._door = door
         self.listener = listener
+        self.address = self.host = ""
         self.id = 0
         self.transport: asyncio.Transport | None = None
         self.keep_alive_s = 0.0
@@ -74,6 +77,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not every loop's transports are of asyncio's classes.
         self.transport = cast(asyncio.Transport, transport)
+        self.last_heard_s = time.monotonic()
+        found = transport.get_extra_info("peername")
+        self.host = str(found[0]) if found else ""
+        self.address = f"{found[0]}:{found[1]}" if found else "a client"
         try:
             self.id = self._door.opened(self)
         except Refused as error:
@@ -82,6 +89,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._first is None:
+            self.last_heard_s = time.monotonic()
             self._door.push(Frames(self.id, data))
         elif self.id:
             self._first += data
@@ -105,14 +113,14 @@ class ClientConnection(asyncio.Protocol):
     # --- coming in ---
 
     @property
-    def address(self) -> str:
-        found = self.transport.get_extra_info("peername") if self.transport is not None else None
-        return f"{found[0]}:{found[1]}" if found else "a client"
-
-    @property
     def certificate(self) -> PeerCertificate | None:
         """What the client showed and TLS has verified, if anything."""
         return self.transport.get_extra_info("peercert") if self.transport is not None else None
+
+    def is_silent(self, now_s: float, connect_timeout_s: float) -> bool:
+        """Whether it is overdue: with its CONNECT, or with any packet."""
+        limit_s = connect_timeout_s if self._first is not None else self.keep_alive_s * KEEP_ALIVE_GRACE
+        return bool(limit_s) and now_s - self.last_heard_s > limit_s
 
     def _read_connect(self) -> None:
         first = self._first or b""
@@ -142,6 +150,7 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._admission = None
         rest, self._first = self._first, None
+        self.keep_alive_s, self.last_heard_s = connect.keep_alive, time.monotonic()
         self._door.push(Connected(self.id, without_secrets(connect), identity))
         if rest:
             self._door.push(Frames(self.id, rest))

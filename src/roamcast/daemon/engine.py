@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from roamcast.core.records import Row
+from roamcast.core.snapshot import freeze
 from roamcast.daemon.journal import Journal, JournalFailed
 from roamcast.site.inputs import SiteInput, Tick, encode_entry
 from roamcast.site.site import Site
@@ -89,17 +90,45 @@ class Engine:
             output.close(connection)
         for peer, why in effects.link_closes:
             output.close_link(peer, why)
-        for peer, link in site.links.items():
-            if link.has_more:
+        for peer, end in site.links.ends.items():
+            if end.has_more:
                 output.write_link(peer)
         if effects.records and self._records is not None:
             self._records(effects.records)
         self._set_timer()
         if journal is not None and journal.wants_snapshot:
-            self.snapshot(journal)
+            self._snapshot(journal)
 
-    def snapshot(self, journal: Journal) -> None:
+    def _snapshot(self, journal: Journal) -> None:
         """Write the state down, in a copy of this process, so that nobody has to wait."""
+        try:
+            ticket = journal.begin_snapshot()
+            ticket.write_in_child(lambda: freeze(self.site))
+        except JournalFailed as error:
+            log.warning("%s", error)
+            return
+        child = ticket.child
+        if child is not None:
+            self._loop.add_reader(child.fileno(), self._on_snapshot, journal, child.fileno())
+
+    def _on_snapshot(self, journal: Journal, file: int) -> None:
+        self._loop.remove_reader(file)
+        outcome = journal.poll_snapshot()
+        if outcome is None:
+            self._loop.call_later(0.1, journal.poll_snapshot)
+        elif outcome.error is not None:
+            log.warning("no snapshot: %s", outcome.error)
+
+    def stop(self) -> None:
+        """Finish what is pending and leave a snapshot, so that the next start has nothing to replay."""
+        self.turn()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.journal is not None and self.is_promising:
+            try:
+                self.journal.write_snapshot(freeze(self.site))
+            except JournalFailed as error:
+                log.warning("%s", error)
 
     def _stop_promising(self, error: JournalFailed) -> None:
         """The site is ahead of the journal now: nothing of that turn may be seen before it is written."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import uvloop
 
 from roamcast import __version__
+from roamcast.core.snapshot import thaw
 from roamcast.daemon.journal import Journal
 from roamcast.daemon.sections import Config
 from roamcast.daemon.server import Server
@@ -38,7 +39,9 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         journal_bytes_max=config.journal.bytes_max,
     )
     try:
-        site: Site | None = None
+        site: Site | None = thaw(recovered.snapshot) if recovered.snapshot is not None else None
+        for note in recovered.notes:
+            log.warning("%s", note)
         for data in recovered.entries:
             entry = decode_entry(data)
             if site is None:

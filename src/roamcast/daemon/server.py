@@ -19,6 +19,7 @@ from roamcast.daemon.admission import Admission
 from roamcast.daemon.clients import ClientConnection, Refused
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.journal import Journal
+from roamcast.daemon.linking import Linking
 from roamcast.daemon.sections import Config, Listener
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.tls import ServerContext, listener_context
@@ -32,7 +33,6 @@ from roamcast.site.site import Site
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
-KEEP_ALIVE_GRACE = 1.5
 
 
 class Server:
@@ -46,13 +46,13 @@ class Server:
         self.site = site
         self.engine = Engine(site, journal, self)
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
-        self.output_bytes_max = config.quotas.output_bytes_max
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
         self._addresses: Counter[str] = Counter()
         self._opened = 0
         self._servers: list[asyncio.Server] = []
         self._admission = Admission(config)
+        self.linking = Linking(config, site, self.engine.push)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
         self._stopping = asyncio.Event()
@@ -67,10 +67,11 @@ class Server:
         self.engine.push(Started(site_settings(self.config)))
         self.engine.push(Ruled(self.config.access_rules))
         self.engine.turn()
+        await self.linking.peers.start()
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
         sweep = loop.create_task(self._sweep())
-        log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
+        log.info("broker %s is ready, on port %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
             await self._stopping.wait()
         finally:
@@ -98,7 +99,7 @@ class Server:
         self.ports += [socket.getsockname()[1] for socket in server.sockets]
 
     def _reload(self) -> None:
-        """Read users, access rules and certificates again; the rest of the configuration needs a restart."""
+        """Read users, access rules, certificates and peers again; the rest of the configuration needs a restart."""
         try:
             config = self._reread()
             listeners = config.listeners
@@ -107,20 +108,23 @@ class Server:
             for number, context in self._contexts.items():
                 context.reload(_tls_of(number, listeners[number]))
             self._admission.reconfigure(config)
+            self.linking.reload(config)
         except InputError as error:
             log.error("the configuration stays as it was: %s", error)
             return
-        self.config = msgspec.structs.replace(self.config, listeners=listeners, access=config.access)
+        self.config = msgspec.structs.replace(self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers)
         self.engine.push(Ruled(config.access_rules))
-        log.info("users, access rules and certificates have been read again")
+        log.info("users, access rules, certificates and peers have been read again")
 
     async def _stop(self) -> None:
         self._admission.close()
         for server in self._servers:
             server.close()
+        await self.linking.peers.stop()
         for client in list(self._clients.values()):
             client.finish()
-        self.engine.turn()
+        self.engine.stop()
+        log.info("broker %s has stopped", self.config.id)
 
     async def _sweep(self) -> None:
         """Close connections that have been silent for too long."""
@@ -128,7 +132,7 @@ class Server:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
             for client in list(self._clients.values()):
-                if client.keep_alive_s and now - client.last_heard_s > client.keep_alive_s * KEEP_ALIVE_GRACE:
+                if client.is_silent(now, self.config.mqtt.connect_timeout_s):
                     log.info("%s: nothing heard for %.0f s", client.address, now - client.last_heard_s)
                     client.finish()
 
@@ -139,7 +143,7 @@ class Server:
 
     def opened(self, client: ClientConnection) -> int:
         quotas = self.config.quotas
-        host = client.address.rpartition(":")[0]
+        host = client.host
         limit = quotas.connections_per_address_max
         if len(self._clients) >= quotas.connections_max:
             raise Refused(Reason.SERVER_BUSY, f"there are {quotas.connections_max} connections already")
@@ -153,10 +157,9 @@ class Server:
 
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
-        host = client.address.rpartition(":")[0]
-        self._addresses[host] -= 1
-        if not self._addresses[host]:
-            del self._addresses[host]
+        self._addresses[client.host] -= 1
+        if not self._addresses[client.host]:
+            del self._addresses[client.host]
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
         client_id = connect.client_id
@@ -164,8 +167,9 @@ class Server:
             if connect.version == 4 and not connect.clean_start:
                 raise Refused(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id")
             client_id = f"auto-{secrets.token_hex(12)}"
-        host = client.address.rpartition(":")[0]
-        return await self._admission.identify(client.listener, connect, client_id, host, client.certificate)
+        return await self._admission.identify(
+            client.listener, connect, client_id, client.host, client.certificate
+        )
 
     # --- effects (see engine.Output) ---
 
@@ -180,10 +184,10 @@ class Server:
             client.finish()
 
     def write_link(self, peer: str) -> None:
-        pass
+        self.linking.write(peer)
 
     def close_link(self, peer: str, why: str) -> None:
-        log.warning("link to %s: %s", peer, why)
+        self.linking.peers.close(peer, why)
 
 
 def _place(listener: Listener) -> tuple[str, int, str]:

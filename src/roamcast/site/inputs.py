@@ -7,7 +7,7 @@ import msgspec
 from roamcast.core.records import Row
 from roamcast.mqtt.access import AccessRules, Identity
 from roamcast.mqtt.packets import Connect
-from roamcast.node.link import Resume
+from roamcast.node.links import Offer
 from roamcast.site.settings import SiteSettings
 
 
@@ -51,14 +51,19 @@ class Gone(SiteInput, frozen=True):
 
 
 class LinkUp(SiteInput, frozen=True):
-    """A peer is connected, and both ends have agreed to go on."""
+    """A peer is connected, and neither end refuses."""
 
     peer: str
-    resume: Resume
-    offered: tuple[str, ...]
-    """Whom the peer reaches."""
+    offer: Offer
     incarnation: int
-    """A random number for this end, if it is new."""
+    """A random number for this end if the link begins anew, else 0."""
+
+
+class LinkRefused(SiteInput, frozen=True):
+    """One of the ends refused the link."""
+
+    peer: str
+    why: str
 
 
 class LinkDown(SiteInput, frozen=True):
@@ -96,6 +101,7 @@ AnyInput = (
     | Frames
     | Gone
     | LinkUp
+    | LinkRefused
     | LinkDown
     | LinkFrames
     | Announced

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from roamcast.core.codec import Codec
-from roamcast.core.effects import Configured, Deadline, LinkChanged, Received, SendFailed, Told
-from roamcast.core.messages import Fleeting, Message
+from roamcast.core.effects import Configured, Deadline, Told
+from roamcast.core.messages import Fleeting
 from roamcast.core.notification import encode_attributes
 from roamcast.errors import InputError
 from roamcast.mobility import find_protocol
@@ -21,8 +21,8 @@ from roamcast.mqtt.endpoint import Endpoint
 from roamcast.mqtt.marks import PLAIN, TOPIC
 from roamcast.mqtt.sessions import Subscription
 from roamcast.node.broker import Broker
-from roamcast.node.link import LinkEnd, LinkError, Resume
-from roamcast.overlay.reach import Outcome, Reach
+from roamcast.node.link import LinkError
+from roamcast.node.links import Links, LinkTurn, Offer
 from roamcast.site.inputs import (
     Announced,
     Connected,
@@ -31,6 +31,7 @@ from roamcast.site.inputs import (
     Gone,
     LinkDown,
     LinkFrames,
+    LinkRefused,
     LinkUp,
     Ruled,
     SiteEffects,
@@ -55,11 +56,11 @@ class Site:
         self.broker = Broker(
             settings.id, find_protocol(settings.protocol), settings.broker, front=self.endpoint
         )
-        self.reach = Reach(settings.id)
-        self.links: dict[str, LinkEnd] = {}
+        self.links = Links(settings.id, Codec())
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
-        self._codec = Codec()
+        self._told: dict[str, None] = {}
+        """Peers that know what is retained here."""
         self._now = 0.0
         self._restore()
 
@@ -99,8 +100,8 @@ class Site:
 
     def journalled(self) -> None:
         """Everything that this site has received is in the journal: its peers may be told."""
-        for link in self.links.values():
-            link.acknowledge()
+        for end in self.links.ends.values():
+            end.acknowledge()
 
     # --- inputs that do not come from clients ---
 
@@ -109,9 +110,6 @@ class Site:
             case LinkFrames(peer, data):
                 self._on_link_frames(peer, data)
                 return
-            case LinkDown(peer):
-                self._on_link_down(peer)
-                return
             case Announced(topic, payload):
                 attributes = encode_attributes({TOPIC: topic})
                 fleeting = Fleeting("", 0, 0, attributes, self._now, (payload,), 1, PLAIN[0])
@@ -119,8 +117,14 @@ class Site:
                 return
         self._out.durable.append(item)
         match item:
-            case LinkUp():
-                self._on_link_up(item)
+            case LinkUp(peer, offer, incarnation):
+                self._on_link_up(peer, offer, incarnation)
+            case LinkDown(peer):
+                self._follow(self.links.disconnected(peer))
+            case LinkRefused(peer, why):
+                self._follow(self.links.refused(peer, why))
+            case Forgotten(broker):
+                self._follow(self.links.forget(broker))
             case Tick():
                 self.endpoint.on_deadline()
                 self.endpoint.inputs.append(Deadline())
@@ -128,8 +132,6 @@ class Site:
                 self.endpoint.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
-            case Forgotten(broker):
-                self._follow(self.reach.forget(broker))
 
     def _on_started(self, settings: SiteSettings) -> None:
         if (settings.id, settings.protocol) != (self.id, self.settings.protocol):
@@ -144,71 +146,39 @@ class Site:
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
         for id in list(self.endpoint.connections):
             self.endpoint.closed(id)
-        for peer in self.links:
-            self._on_link_down(peer)
+        for peer in list(self.links.ends):
+            self._follow(self.links.disconnected(peer))
 
     # --- links ---
 
-    def resume_of(self, peer: str) -> Resume:
-        """What to tell a peer when a connection is made."""
-        link = self.links.get(peer)
-        return link.resume() if link is not None else Resume()
-
-    def _on_link_up(self, item: LinkUp) -> None:
-        link = self.links.get(item.peer)
-        if link is None:
-            link = self.links[item.peer] = LinkEnd(item.peer, item.incarnation, self._codec)
+    def _on_link_up(self, peer: str, offer: Offer, incarnation: int) -> None:
         try:
-            link.up(item.resume)
+            self._follow(self.links.connected(peer, offer, incarnation))
         except LinkError as error:
-            self._out.link_closes.append((item.peer, str(error)))
-            return
-        self.endpoint.inputs.append(LinkChanged(item.peer, True))
-        self._follow(self.reach.join(item.peer, item.offered))
-
-    def _on_link_down(self, peer: str) -> None:
-        link = self.links.get(peer)
-        if link is not None and link.is_up:
-            link.down()
-            self.endpoint.inputs.append(LinkChanged(peer, False))
+            self._out.link_closes.append((peer, str(error)))
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
-        link = self.links.get(peer)
-        if link is None:
-            return
         try:
-            arrivals = link.receive(data)
+            turn = self.links.receive(peer, data)
         except LinkError as error:
-            link.down()
+            self._follow(self.links.disconnected(peer))
             self._out.link_closes.append((peer, str(error)))
             return
-        if arrivals.durable:
-            self._out.durable.append(LinkFrames(peer, arrivals.durable))
-        inputs = self.endpoint.inputs
-        for message in arrivals.numbered:
-            if type(message) in self.reach.messages:
-                # Who is reachable must be known before what they send is looked at.
-                self._run()
-                self._follow(self.reach.receive(peer, message))
-                self._run()
-            else:
-                inputs.append(Received(peer, message))
-        inputs += [Received(peer, message) for message in arrivals.fleeting]
+        if turn.durable:
+            self._out.durable.append(LinkFrames(peer, turn.durable))
+        self._follow(turn)
 
-    def _follow(self, outcome: Outcome) -> None:
-        """Do what follows for the overlay."""
-        for peer, message in outcome.sends:
-            self.links[peer].send(message)
-        if outcome.is_changed:
-            known = self.broker.peers
-            self.endpoint.inputs.append(Configured(self.reach.peers, self.reach.next_hops))
-            for peer in self.reach.peers:
-                if peer not in known:
-                    self.endpoint.inputs.append(Told(TellRetained(peer)))
-        for peer, why in outcome.closes:
-            self._out.link_closes.append((peer, why))
-            failed = self.links.pop(peer).give_up()
-            self.endpoint.inputs.append(SendFailed(peer, failed))
+    def _follow(self, turn: LinkTurn) -> None:
+        """Hand to the broker what came over links, or follows for it from a change of the overlay."""
+        inputs = self.endpoint.inputs
+        for item in turn.inputs:
+            inputs.append(item)
+            if isinstance(item, Configured):
+                new = [peer for peer in item.peers if peer not in self._told]
+                self._told.update(dict.fromkeys(new))
+                inputs += [Told(TellRetained(peer)) for peer in new]
+        inputs += turn.fleeting
+        self._out.link_closes += turn.closes
 
     # --- running the broker ---
 
@@ -218,26 +188,11 @@ class Site:
             inputs, endpoint.inputs = endpoint.inputs, []
             effects = broker.step(self._now, inputs)
             if effects.sends:
-                self._send(effects.sends)
+                self.links.send(effects.sends)
             if effects.records:
                 self._out.records += effects.records
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
-
-    def _send(self, sends: list[tuple[str, Message]]) -> None:
-        encode, links = self._codec.encode, self.links
-        last: Message | None = None
-        data = b""
-        for peer, message in sends:
-            link = links.get(peer)
-            if link is None:
-                continue
-            if message is not last:
-                last, data = message, encode(message)
-            if type(message) is Fleeting:
-                link.send_fleeting_encoded(data, message.count)
-            else:
-                link.send_encoded(data)
 
     def _collect(self) -> None:
         self._out.writes = self.endpoint.take_writes()

@@ -1,0 +1,70 @@
+"""Links to peers: what they say becomes inputs of the site, and what the site has for them is written."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from roamcast.core.codec import message_types
+from roamcast.daemon.peers import Peers
+from roamcast.daemon.sections import Config
+from roamcast.daemon.tls import link_contexts
+from roamcast.node.links import Offer
+from roamcast.site.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, SiteInput
+from roamcast.site.site import Site
+
+INCARNATION_BITS = 62
+
+
+class Linking:
+    """Implements `peers.LinkHandler`."""
+
+    def __init__(self, config: Config, site: Site, push: Callable[[SiteInput], None]) -> None:
+        terms = {
+            "network": config.network,
+            "mobility protocol": config.mobility.protocol,
+            "routing strategy": site.broker.router.strategy,
+            "messages": " ".join(one.__name__ for one in message_types()),
+        }
+        contexts = link_contexts(config.link) if config.link.tls else None
+        self.peers = Peers(config.id, terms, config.link, config.peers, self, contexts)
+        self._site = site
+        self._push = push
+
+    def reload(self, config: Config) -> None:
+        contexts = link_contexts(config.link) if config.link.tls else None
+        self.peers.reload(config.link, config.peers, contexts)
+
+    def write(self, peer: str) -> None:
+        """Write what there is for the peer, as far as its connection takes it."""
+        end = self._site.links.ends.get(peer)
+        while end is not None and end.has_more and self.peers.is_writable(peer):
+            self.peers.write(peer, end.take())
+
+    # --- called by the connections ---
+
+    def offer(self, peer: str) -> Offer:
+        return self._site.links.offer(peer)
+
+    def refusal(self, peer: str, offer: Offer) -> str:
+        return self._site.links.refusal(peer, offer)
+
+    def on_refused(self, peer: str, why: str) -> None:
+        self._push(LinkRefused(peer, why))
+
+    def on_link_up(self, peer: str, offer: Offer) -> None:
+        is_new = self._site.links.begins_anew(peer, offer)
+        self._push(LinkUp(peer, offer, secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0))
+
+    def on_frames(self, peer: str, frames: bytes) -> None:
+        self._push(LinkFrames(peer, frames))
+
+    def on_link_down(self, peer: str) -> None:
+        self._push(LinkDown(peer))
+
+    def on_writable(self, peer: str) -> None:
+        self.write(peer)
+
+    def heartbeat(self, peer: str) -> bytes:
+        end = self._site.links.ends.get(peer)
+        return end.heartbeat() if end is not None else b""
