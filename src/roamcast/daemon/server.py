@@ -99,7 +99,7 @@ class Server:
         self.ports += [socket.getsockname()[1] for socket in server.sockets]
 
     def _reload(self) -> None:
-        """Read users, access rules, certificates and peers again; the rest of the configuration needs a restart."""
+        """Read users, access rules, certificates and peers again; what else is new needs a restart."""
         try:
             config = self._reread()
             listeners = config.listeners
@@ -112,7 +112,9 @@ class Server:
         except InputError as error:
             log.error("the configuration stays as it was: %s", error)
             return
-        self.config = msgspec.structs.replace(self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers)
+        self.config = msgspec.structs.replace(
+            self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers
+        )
         self.engine.push(Ruled(config.access_rules))
         log.info("users, access rules, certificates and peers have been read again")
 
