@@ -71,7 +71,7 @@ class Server:
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
         sweep = loop.create_task(self._sweep())
-        log.info("broker %s is ready, on port %s", self.config.id, ", ".join(map(str, self.ports)))
+        log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
             await self._stopping.wait()
         finally:
