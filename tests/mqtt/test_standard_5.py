@@ -80,6 +80,7 @@ FORBIDDEN_TO_CLIENTS: list[tuple[str, bytes, Reason]] = [
     ("2.2.2.2 in UNSUBSCRIBE", frame(0xA2, b"\0\1", block(b"\x0b\1"), text("a")), MALFORMED),
     ("2.2.2.2 in PUBACK", frame(0x40, b"\0\1\0", block(b"\x01\0")), MALFORMED),
     ("2.2.2.2 cut off", publish(properties=block(b"\x02\0\0\0")), MALFORMED),
+    ("2.2.2.2 string past the block", publish(properties=block(b"\x03\0\5a")), MALFORMED),
     ("2.2.2.2 only an identifier", publish(properties=block(b"\x01")), MALFORMED),
     # 3.1: CONNECT
     ("3.1.2-3 reserved flag", connect(flags=0x03), MALFORMED),
@@ -147,6 +148,7 @@ FORBIDDEN_TO_CLIENTS: list[tuple[str, bytes, Reason]] = [
     ("3.8.3-1 filter", subscribe(text(b"\xff") + b"\0"), MALFORMED),
     ("3.8.3-2 nothing", frame(0x82, b"\0\1\0"), ERROR),
     ("3.8.3 no options", subscribe(text("a")), MALFORMED),
+    ("3.8.3 filter cut off", subscribe(b"\0\5ab"), MALFORMED),
     ("3.8.3 no packet id", frame(0x82), MALFORMED),
     ("3.8.3-4 no local, shared", subscribe(text("$share/g/a") + b"\4"), ERROR),
     ("3.8.3-5 reserved 0x40", subscribe(text("a") + b"\x40"), MALFORMED),

@@ -125,6 +125,7 @@ def test_shared_subscriptions_that_are_wrong(text: str) -> None:
     with pytest.raises(PacketError) as refused:
         check_subscription(text, 5)
     assert refused.value.reason == Reason.TOPIC_FILTER_INVALID
+    assert "share name" in refused.value.text
     assert check_subscription(text, 4) is False
 
 
