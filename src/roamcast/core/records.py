@@ -27,7 +27,8 @@ state (its location) is what `attributes` say; with a reason, it was refused and
 FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent", "acknowledged"})
 """Kinds that are left out when a run keeps counters only: nothing that is owed depends on them."""
 
-Level = Literal["counters", "full"]
+Level = Literal["none", "counters", "full"]
+"""How much a node tells: nothing, what is needed to say what was owed and delivered, or every hop too."""
 
 
 class Row(NamedTuple):

@@ -272,7 +272,7 @@ class Events(Section, frozen=True):
     """The event log: Parquet files for `roamcast pipeline`. It traces the movements of clients, so it
     is off unless asked for."""
 
-    level: Literal["none"] | Level = "none"
+    level: Level = "none"
     """"none" writes nothing; "counters" what is needed to audit deliveries; "full" every hop too."""
     folder: PathText = ""
     """Where the files go; empty is the folder "events" in the data folder."""

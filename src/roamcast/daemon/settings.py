@@ -16,7 +16,7 @@ def site_settings(config: Config) -> SiteSettings:
         broker=BrokerSettings(
             routing=mobility.routing,
             window=mqtt.inflight_max,
-            records="full" if config.events.level == "full" else "counters",
+            records=config.events.level,
             clock_error_s=None,
             protocol=mobility.settings,
         ),

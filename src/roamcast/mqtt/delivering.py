@@ -11,9 +11,10 @@ from roamcast.filters.filter import Attributes
 from roamcast.mqtt.connection import Connection, Reader
 from roamcast.mqtt.marks import EXPIRY, QOS, message_expiry
 from roamcast.mqtt.outgoing import Encoder, runs_of
-from roamcast.mqtt.sessions import MqttSession, Options
+from roamcast.mqtt.sessions import MqttSession, Options, Plan
 
 PUBREL = b"\x62\x02"
+PLANS_KEPT_MAX = 1024
 
 
 class Sender(Reader, Protocol):
@@ -36,30 +37,37 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
             burst, sequence = _send_again(endpoint, connection, session, burst, sequence)
             if not burst.count:
                 return 0
-    options = session.options(burst.attributes, burst.publisher == connection.client)
-    limit = connection.connect.maximum_packet_size
-    if options is not None and limit is None and not burst.marks[0] & EXPIRY:
-        _send(endpoint, connection, session, burst, sequence, options)
-        return 0
-    return _send_singly(endpoint, connection, session, burst, sequence, options)
+    own = burst.publisher == connection.client
+    plan = session.plans.get((burst.attributes, burst.marks, own))
+    if plan is None:
+        options = session.options(burst.attributes, own)
+        is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
+        if options is None or not is_plain:
+            return _send_singly(endpoint, connection, session, burst, sequence, options)
+        plan = _plan(endpoint, connection, burst, options)
+        if len(session.plans) >= PLANS_KEPT_MAX:
+            session.plans.clear()
+        session.plans[burst.attributes, burst.marks, own] = plan
+    _send(endpoint, connection, session, burst, sequence, plan)
+    return 0
+
+
+def _plan(endpoint: Sender, connection: Connection, burst: Burst, options: Options) -> Plan:
+    qos = min(burst.marks[0] & QOS, options.qos)
+    writer = endpoint.encoder.writer(burst, connection.version, max(qos, 0), options, endpoint.now)
+    return Plan(qos, options, writer)
 
 
 def _send(
-    endpoint: Sender,
-    connection: Connection,
-    session: MqttSession,
-    burst: Burst,
-    sequence: int,
-    options: Options,
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, plan: Plan
 ) -> None:
-    qos = min(burst.marks[0] & QOS, options.qos)
-    encoder, version, out, now = endpoint.encoder, connection.version, connection.out, endpoint.now
+    qos, _, writer = plan
     if qos > 0 and sequence:
         for packet_id, part in runs_of(burst, session.in_flight.send(burst, sequence, qos)):
-            out.append(encoder.publishes(part, version, qos, options, packet_id, now))
+            connection.out.append(endpoint.encoder.write(part, writer, packet_id))
         return
     if qos >= 0:
-        out.append(encoder.publishes(burst, version, 0, options, 0, now))
+        connection.out.append(endpoint.encoder.write(burst, writer, 1))
     _pass_over(endpoint, connection, session, burst, sequence)
 
 
@@ -89,7 +97,8 @@ def _send_singly(
             left_out += 1
             _pass_over(endpoint, connection, session, single, sequence)
         else:
-            _send(endpoint, connection, session, single, sequence, chosen)
+            plan = _plan(endpoint, connection, single, chosen)
+            _send(endpoint, connection, session, single, sequence, plan)
         sequence += 1 if sequence else 0
     return left_out
 

@@ -184,6 +184,7 @@ class Endpoint:
         self._wills.pop(client, None)
         session = self.sessions[client]
         session.connection, session.timer = connection.id, 0
+        session.plans.clear()
         session.expiry_s = self._expiry_of(connection.connect)
         connection.session, connection.request = session, message.accepted
         self._write(connection, self._connack(connection, self._present.pop(client, True)))

@@ -28,8 +28,8 @@ class Encoder:
     def _restore(self) -> None:
         self._topics: dict[bytes, str] = {}
         self._writers: dict[tuple[bytes, bytes, int, int, Options], FrameWriter] = {}
-        self._written: dict[tuple[object, ...], bytes] = {}
-        self._bursts: list[Burst] = []
+        self._written: dict[tuple[int, int, int], bytes] = {}
+        self._bursts: list[tuple[Burst, FrameWriter]] = []
         """Keeps them alive while their ids are keys."""
 
     def forget(self) -> None:
@@ -46,27 +46,25 @@ class Encoder:
             topic = self._topics[attributes] = str(decode_attributes(attributes)[TOPIC])
         return topic
 
-    def publishes(
-        self, burst: Burst, version: int, qos: int, options: Options, packet_id: int, now: float
-    ) -> bytes:
+    def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> bytes:
         """The PUBLISH packets of a burst, with consecutive packet ids."""
-        key = (id(burst), version, qos, options, packet_id)
+        if burst.count == 1:
+            return writer.write(burst.bodies, packet_id)
+        key = (id(burst), id(writer), packet_id)
         frames = self._written.get(key)
         if frames is None:
-            frames = self._written[key] = self._writer(burst, version, qos, options, now).write(
-                burst.bodies, packet_id or 1
-            )
-            self._bursts.append(burst)
+            frames = self._written[key] = writer.write(burst.bodies, packet_id)
+            self._bursts.append((burst, writer))
         return frames
 
     def again(
         self, burst: Burst, version: int, qos: int, options: Options, packet_id: int, now: float
     ) -> bytes:
         """As it was sent before, with the same packet id, marked as sent again."""
-        frames = self._writer(burst, version, qos, options, now).write(burst.bodies, packet_id)
+        frames = self.writer(burst, version, qos, options, now).write(burst.bodies, packet_id)
         return bytes((frames[0] | 0x08,)) + frames[1:]
 
-    def _writer(self, burst: Burst, version: int, qos: int, options: Options, now: float) -> FrameWriter:
+    def writer(self, burst: Burst, version: int, qos: int, options: Options, now: float) -> FrameWriter:
         marks = burst.marks
         if marks[0] & EXPIRY:
             return self._new_writer(burst, version, qos, options, int(now - burst.published_at))

@@ -15,6 +15,7 @@ from roamcast.errors import InputError
 from roamcast.filters.expression import names_of
 from roamcast.filters.filter import Attributes, Filter
 from roamcast.filters.selector import parse
+from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.in_flight import InFlight, PackedInFlight
 from roamcast.mqtt.marks import TOPIC
 
@@ -39,6 +40,14 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """Of a shared subscription."""
 
 
+class Plan(NamedTuple):
+    """How bursts of one kind are sent to a client: nothing about them is looked at one by one."""
+
+    qos: int
+    options: Options
+    writer: FrameWriter
+
+
 class Options(NamedTuple):
     """How a notification is to be sent to one client."""
 
@@ -60,9 +69,10 @@ _decode = msgspec.msgpack.Decoder(Capsule).decode
 
 
 class MqttSession:
+    __unsaved__ = ("_options", "plans")
     __slots__ = (
-        "_options", "client", "connection", "expiry_s", "in_flight", "received", "stream", "subscriptions",
-        "timer", "will_timer",
+        "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "stream",
+        "subscriptions", "timer", "will_timer",
     )  # fmt: skip
 
     def __init__(self, client: str, capsule: Capsule | None = None) -> None:
@@ -78,12 +88,17 @@ class MqttSession:
         self.received: dict[int, None] = {}
         self.stream = ""
         """The stream of the core's access link that is being delivered."""
-        self._options: dict[tuple[bytes, bool], Options | None] = {}
+        self._restore()
         if capsule is not None:
             self.expiry_s = capsule.expiry_s
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
             self.in_flight = InFlight(capsule.in_flight)
             self.received = dict.fromkeys(capsule.received)
+
+    def _restore(self) -> None:
+        self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
+        """By attributes, marks, and whether the client published it itself, for the connection there is."""
+        self._options: dict[tuple[bytes, bool], Options | None] = {}
 
     def pack(self) -> bytes:
         return _encode(
@@ -105,14 +120,18 @@ class MqttSession:
         """Add or replace; whether the core must hear of a new filter."""
         known = any(one.filter == subscription.filter for one in self._of_core())
         self.subscriptions[subscription.name] = subscription
-        self._options.clear()
+        self._forget_options()
         return not known and not subscription.group
 
     def unsubscribe(self, name: str) -> Subscription | None:
         """Remove; what was removed."""
         subscription = self.subscriptions.pop(name, None)
-        self._options.clear()
+        self._forget_options()
         return subscription
+
+    def _forget_options(self) -> None:
+        self._options.clear()
+        self.plans.clear()
 
     def holds(self, filter: str) -> bool:
         """Whether some subscription still needs this filter of the core."""

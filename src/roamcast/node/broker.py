@@ -132,7 +132,7 @@ class Broker(SubscribingHost):
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
-        self._records_all = self.settings.records == "full"
+        self.configure(self.settings)
         self._sequence = 0
         self._timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -163,6 +163,12 @@ class Broker(SubscribingHost):
             **self.locator.handlers,
         }
         self._handlers |= own
+
+    def configure(self, settings: BrokerSettings) -> None:
+        """Other settings from now on; routing and the protocol's own stay as they were."""
+        self.settings = settings
+        self._records_all = settings.records == "full"
+        self._records_any = settings.records != "none"
 
     # --- the contract ---
 
@@ -326,12 +332,16 @@ class Broker(SubscribingHost):
         burst = Burst(
             session.client, session.incarnation, first, attributes, self.now, bodies, len(bodies), marks
         )
+        if self._records_any:
+            self._record_published(session, burst)
+        self._on_burst("", burst)
+
+    def _record_published(self, session: Session, burst: Burst) -> None:
         self.record(
             "published", client=session.client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
             size_bytes=burst.size, attributes=burst.attributes, published_at=self.now,
         )  # fmt: skip
-        self._on_burst("", burst)
 
     # --- connections ---
 
@@ -424,7 +434,10 @@ class Broker(SubscribingHost):
             if waiting is not None and waiting.connection == item.connection and isinstance(message, Request):
                 self.requests.hold(item.client, message)
             return
-        if type(message) is Publish and message.request == 0:
+        if type(message) is Publish:
+            if message.request:
+                self.requests.on_request(item.client, message)
+                return
             bodies, marks = message.bodies, message.marks
             self._on_fleeting(
                 "", Fleeting(item.client, 0, 0, message.attributes, self.now, bodies, len(bodies), marks)
@@ -686,6 +699,8 @@ class Broker(SubscribingHost):
     # because keywords would cost as much as the rest of the step.
 
     def record(self, kind: str, **fields: Any) -> None:
+        if not self._records_any:
+            return
         self._sequence += 1
         self._out.records.append(Row(self._sequence, self.now, self.id, kind, **fields))
 

@@ -81,7 +81,9 @@ class Requests:
             session.accepted += 1
             text = encoded_values(request.values) if isinstance(request, Move) else request.filter.text
             self._change(session, request.request, type(request).__name__, text)
-        self._broker.tell(session.client, Accepted(session.accepted))
+        if self._broker.front is None:
+            # A front numbers the requests itself, and has no use for an answer.
+            self._broker.tell(session.client, Accepted(session.accepted))
 
     # --- publishing ---
 

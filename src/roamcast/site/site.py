@@ -142,7 +142,7 @@ class Site:
         self.starts += 1
         self.settings = settings
         self.endpoint.configure(settings.endpoint)
-        self.broker.settings = settings.broker
+        self.broker.configure(settings.broker)
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
         for id in list(self.endpoint.connections):
             self.endpoint.closed(id)
