@@ -44,10 +44,10 @@ What is completed:
 - Which passive copies stay in place at a move is not guessed from neighbour lists
   at both ends; the old broker decides and tells the new one with the session.
 
-Left out: broker failures (section 3.2, last part) need nothing here, because a
-driver brings a broker back as it was, and links keep what is sent meanwhile. At a
-timeout only the neighbours give up; the last broker stores on, for as long as its
-buffer lasts.
+At a timeout only the neighbours give up; the last broker stores on, for as long as
+its buffer lasts. A driver brings a broker that failed back as it was, and links keep
+what is sent meanwhile: that alone loses nothing. What the thesis does about failures
+(section 3.2, last part), and what it is good for then, is in `proactive_failure.py`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from roamcast.core.messages import Message
 from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
@@ -65,6 +66,7 @@ from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
 from roamcast.mobility.neighbour_graph import NeighbourGraph, neighbours_of, parse_graph
+from roamcast.mobility.proactive_failure import Failures
 from roamcast.mobility.proactive_messages import (
     ActivateCopy,
     ClientGone,
@@ -78,84 +80,22 @@ from roamcast.mobility.proactive_messages import (
     StoredBefore,
     Subscriptions,
 )
+from roamcast.mobility.proactive_state import Copy, Reader, Remote, Stay, Store, uncovered
 from roamcast.mobility.shared_buffer import SharedBuffer, shared_bytes
+
+__all__ = ["Proactive", "ProactivePublished", "Stay", "Store"]
 
 STREAM = "session"
 """One numbering for all brokers."""
 
 
-class Reader:
-    """A store elsewhere that this one forwards to."""
+class Luggage(msgspec.Struct, frozen=True, array_like=True):
+    """What the old broker says to the new one with the session."""
 
-    def __init__(self, broker: str) -> None:
-        self.broker = broker
-        self.acknowledged = False
-
-
-class Store:
-    """What a broker stores for a client, and for whom it forwards: a stay's, or an active copy's."""
-
-    def __init__(self, client: str, serial: int, queue: DeliveryQueue, source: str, activation: int) -> None:
-        self.owner = (client, serial)
-        self.queue = queue
-        self.subscriptions: Subscriptions = {}
-        self.source = source
-        self.activation = activation
-        """Who forwards to this store, and under which number of theirs, until it is complete."""
-        self.complete = source == ""
-        self.early: list[Burst] = []
-        """What came here before the store was complete; it belongs after what is forwarded."""
-        self.forwarded: dict[str, tuple[int, int]] = {}
-        """Publisher to the incarnation and number last forwarded: up to these, `early` has duplicates."""
-        self.readers: dict[int, Reader] = {}
-        """By the number of the activation."""
-        self.departed = False
-        """Whether nobody here needs it any more: it ends when all readers are served."""
-
-    @property
-    def client(self) -> str:
-        return self.owner[0]
-
-
-class Remote:
-    """A copy at a neighbour, as its holder knows it."""
-
-    def __init__(self, is_known: bool) -> None:
-        self.is_known = is_known
-        """Whether it has the context as it is now."""
-        self.activation = 0
-        self.complete = False
-        """Active, acknowledged, and told everything: it needs nobody any more."""
-
-
-class Stay:
-    """The session is here."""
-
-    def __init__(self, session: Session, store: Store) -> None:
-        self.session = session
-        self.store = store
-        self.copies: dict[str, Remote] = {}
-        self.changing = 0
-        """The client's own changes that have not settled."""
-        self.is_away = False
-        self.is_active = False
-        """Whether its copies are."""
-        self.is_timed_out = False
-        self.active_from = 0
-        self.active_base = 0
-        """Where in the queue their stores begin, as a position and as a sequence."""
-
-
-class Copy:
-    """A context kept for another broker's client."""
-
-    def __init__(self, number: int, subscriptions: Subscriptions, store: Store | None, late: bool) -> None:
-        self.number = number
-        """The control attribute."""
-        self.subscriptions = subscriptions
-        self.store = store
-        """None while it is passive."""
-        self.late = late
+    left_in_place: list[str]
+    """Where passive copies were left."""
+    base: int
+    """The last sequence that the client has."""
 
 
 class Proactive(MobilityProtocol):
@@ -174,7 +114,8 @@ class Proactive(MobilityProtocol):
         self.buffer = SharedBuffer(host.buffer.limit_bytes)
         self.figures: Counter[str] = Counter()
         """Attaches with a session from elsewhere: `hit`, `hit_activating`, `miss`; `served_nearer`,
-        `timeout`; filters `propagated` to neighbours, and those `covered` by others that were."""
+        `timeout`; filters `propagated` to neighbours, and those `covered` by others that were;
+        neighbours `suspected` and `recovered`, contexts `missing`, copies `expired`."""
         self.current: dict[str, Stay] = {}
         self.copies: dict[str, Copy] = {}
         self.stores: dict[int, Store] = {}
@@ -184,12 +125,14 @@ class Proactive(MobilityProtocol):
         self.activations: dict[int, Store] = {}
         """Activations elsewhere that are not finished, and the store that forwards to them."""
         self.neighbour_lists: dict[str, tuple[str, ...]] = {}
+        self.failures = Failures(self)
         self._serial = 0
 
     @classmethod
     def check(cls, settings: Settings) -> None:
         if settings.neighbour_graph:
             parse_graph(settings.neighbour_graph)
+        Failures.check(settings)
 
     # --- cases 1, 3, 5: the client is here ---
 
@@ -209,19 +152,28 @@ class Proactive(MobilityProtocol):
 
     def move_in(self, session: Session, came_from: str) -> Stay:
         """The copy, which was activated before the session came, becomes the client's own."""
-        copy = self.copies.pop(session.client)
-        store = copy.store
-        assert store is not None
-        self.figures["miss" if copy.late else "hit" if store.complete else "hit_activating"] += 1
-        stay = Stay(session, store)
-        stay.copies = {broker: Remote(is_known=True) for broker in _left_in_place(session)}
-        for text, issued_at in session.subscriptions.items():
-            if text not in store.subscriptions:
-                self.host.subscribe(store.owner, parse(text), issued_at)
-                store.subscriptions[text] = issued_at
+        luggage = msgspec.msgpack.decode(session.luggage, type=Luggage)
+        copy = self.copies.pop(session.client, None)
+        if copy is None or copy.store is None:
+            self.figures["miss"] += 1
+            stay = Stay(session, self.failures.await_context(session, luggage.base, came_from))
+        else:
+            complete = copy.store.complete
+            self.figures["miss" if copy.late else "hit" if complete else "hit_activating"] += 1
+            stay = Stay(session, copy.store)
+            self.subscribe_rest(stay)
+        stay.copies = {broker: Remote(is_known=True) for broker in luggage.left_in_place}
         if self.graph.on_reconnect(came_from, self.host.now):
             self.tell_neighbours()
         return stay
+
+    def subscribe_rest(self, stay: Stay) -> None:
+        """What the context left out, because other subscriptions of the client cover it."""
+        store = stay.store
+        for text, issued_at in stay.session.subscriptions.items():
+            if text not in store.subscriptions:
+                self.host.subscribe(store.owner, parse(text), issued_at)
+                store.subscriptions[text] = issued_at
 
     def try_finish(self, stay: Stay) -> None:
         if stay.store.complete:
@@ -235,7 +187,7 @@ class Proactive(MobilityProtocol):
             return
         if self.host.is_attached(client):
             self.propagate(stay)
-        elif stay.is_away and not stay.is_active and not stay.is_timed_out:
+        elif stay.is_away and not stay.is_timed_out:
             self.activate(stay)
 
     def propagate(self, stay: Stay) -> None:
@@ -251,7 +203,7 @@ class Proactive(MobilityProtocol):
         """The neighbours where the client's copies are to be, and no others."""
         session = stay.session
         # Without subscriptions there is nothing that could be stored anywhere.
-        wanted = self.graph.neighbours(self.host.now) if session.subscriptions else []
+        wanted = self.neighbours() if session.subscriptions else []
         self.delete(stay, [broker for broker in stay.copies if broker not in wanted], session.number)
         for broker in wanted:
             stay.copies.setdefault(broker, Remote(is_known=False))
@@ -259,15 +211,10 @@ class Proactive(MobilityProtocol):
 
     def context(self, subscriptions: Mapping[str, float]) -> Subscriptions:
         """What is to be propagated: not what an older subscription of the client covers (eq. 3.3)."""
-        chosen: dict[Filter, float] = {}
-        for text, issued_at in sorted(subscriptions.items(), key=lambda one: (one[1], one[0])):
-            filter = parse(text)
-            if any(other.covers(filter) for other in chosen):
-                self.figures["covered"] += 1
-            else:
-                chosen[filter] = issued_at
+        chosen = uncovered(subscriptions)
+        self.figures["covered"] += len(subscriptions) - len(chosen)
         self.figures["propagated"] += len(chosen)
-        return {filter.text: issued_at for filter, issued_at in chosen.items()}
+        return chosen
 
     # --- case 2: the client disconnects ---
 
@@ -287,19 +234,22 @@ class Proactive(MobilityProtocol):
     def activate(self, stay: Stay) -> None:
         session, queue = stay.session, stay.store.queue
         stay.is_active = True
-        stay.active_from, stay.active_base = queue.appended, queue.base + len(queue)
         for broker in self.choose_neighbours(stay):
             remote = stay.copies[broker]
+            if remote.activation:
+                continue
             context = None if remote.is_known else self.context(session.subscriptions)
+            remote.active_from, remote.active_base = queue.appended, queue.base + len(queue)
             remote.activation = self.send_activation(stay.store, broker, session.number, context, late=False)
             remote.is_known = True
+        self.failures.watch()
 
     def send_activation(
         self, store: Store, broker: str, number: int, context: Subscriptions | None, late: bool
     ) -> int:
         self._serial += 1
         activation, queue = self._serial, store.queue
-        store.readers[activation] = Reader(broker)
+        store.readers[activation] = Reader(broker, number)
         self.activations[activation] = store
         bursts = tuple(queue.bursts()) if late else ()
         base = queue.base if late else queue.base + len(queue)
@@ -335,7 +285,7 @@ class Proactive(MobilityProtocol):
         # What the new broker needs stays in place, and it hears of that with the session.
         needed = self.neighbour_lists.get(destination, ())
         left = [broker for broker, remote in stay.copies.items() if broker in needed and remote.is_known]
-        session.luggage = msgspec.msgpack.encode(left)
+        session.luggage = msgspec.msgpack.encode(Luggage(left, store.queue.base))
         self.host.hand_over(session, destination)
         for broker in left:
             remote = stay.copies.pop(broker)
@@ -352,55 +302,60 @@ class Proactive(MobilityProtocol):
         client, base = session.client, store.queue.base
         remote = stay.copies.pop(destination, Remote(is_known=False))
         if remote.activation:
-            before = self.stored_before(stay)
-            if before or base != stay.active_base:
-                self.host.send(destination, StoredBefore(client, base, before))
+            stay.counted_on = remote
+            before, entrusted = self.stored_before(stay), self.failures.entrust(stay, destination, number)
+            if before or entrusted or base != remote.active_base:
+                self.host.send(destination, StoredBefore(client, base, before, entrusted))
             return
         nearer = self.host.next_hop(destination)
         if nearer in stay.copies and stay.copies[nearer].complete:
             # A store on the way has the rest: it need not come from here (section 3.4).
             self.figures["served_nearer"] += 1
-            self.forget_reader(store, stay.copies.pop(nearer))
-            self.host.send(nearer, ServeFromCopy(client, destination, base, self.stored_before(stay)))
+            stay.counted_on = stay.copies.pop(nearer)
+            before, entrusted = self.stored_before(stay), self.failures.entrust(stay, destination, number)
+            self.host.send(nearer, ServeFromCopy(client, destination, base, before, entrusted))
             return
         context = None if remote.is_known else self.context(session.subscriptions)
         self.send_activation(store, destination, number, context, late=True)
 
     def stored_before(self, stay: Stay) -> tuple[Burst, ...]:
-        """What the client still misses of the time before its copies were activated."""
+        """What the client still misses of the time before the copy that serves it was activated."""
+        assert stay.counted_on is not None
         queue = stay.store.queue
-        return _first(queue.bursts(), stay.active_from - queue.popped)
+        return _first(queue.bursts(), stay.counted_on.active_from - queue.popped)
 
-    def on_stored_before(self, sender: str, message: StoredBefore | ServeFromCopy) -> Copy:
-        copy = self.copies[message.client]
-        store = copy.store
-        assert store is not None
-        after = store.queue.drain()
-        store.queue = DeliveryQueue(STREAM, message.base, self.buffer)
-        for burst in (*message.bursts, *after):
-            self.keep(store.queue, message.client, burst)
-        return copy
+    def on_stored_before(self, sender: str, message: StoredBefore | ServeFromCopy) -> Store | None:
+        store = self.failures.take(sender, message)
+        if store is not None:
+            after = store.queue.drain()
+            store.queue = DeliveryQueue(STREAM, message.base, self.buffer)
+            for burst in (*message.bursts, *after):
+                self.keep(store.queue, message.client, burst)
+        return store
 
     def on_serve_from_copy(self, sender: str, message: ServeFromCopy) -> None:
-        copy = self.on_stored_before(sender, message)
-        store = copy.store
-        assert store is not None
-        del self.copies[message.client]
-        store.departed = True
-        self.send_activation(store, message.destination, copy.number, copy.subscriptions, late=True)
+        store = self.on_stored_before(sender, message)
+        if store is not None:
+            copy = self.copies.pop(message.client)
+            store.departed = True
+            self.send_activation(store, message.destination, copy.number, copy.subscriptions, late=True)
 
     # --- case 7: at the neighbours, a context is obtained ---
 
     def on_passive_copy(self, sender: str, message: PassiveCopy) -> None:
         if self.is_controlled(message.client, message.number):
             self.drop_copy(message.client)
-            self.copies[message.client] = Copy(message.number, message.subscriptions, None, late=False)
+            copy = Copy(sender, message.number, message.subscriptions, None, late=False)
+            self.copies[message.client] = copy
 
     def on_activate_copy(self, sender: str, message: ActivateCopy) -> None:
         client = message.client
-        if not self.is_controlled(client, message.number):
+        if self.failures.fill(sender, message) or not self.is_controlled(client, message.number):
             return
         context = message.subscriptions
+        if context is None and client not in self.copies:
+            self.failures.ask_for_context(sender, client, message.activation)
+            return
         if context is None:
             context = self.copies[client].subscriptions
         store = self.open_store(client, message.base, sender, message.activation)
@@ -409,7 +364,8 @@ class Proactive(MobilityProtocol):
         self.subscribe_store(store, context)
         # Only now, so that no route is taken down that the new store needs, too.
         self.drop_copy(client)
-        self.copies[client] = Copy(message.number, context, store, message.late)
+        self.copies[client] = Copy(sender, message.number, context, store, message.late)
+        self.failures.watch()
 
     def subscribe_store(self, store: Store, context: Subscriptions) -> None:
         """The virtual subscriber; the acknowledgement must travel behind its subscriptions."""
@@ -422,7 +378,7 @@ class Proactive(MobilityProtocol):
         copy = self.copies.get(message.client)
         if copy is not None and self.is_controlled(message.client, message.number):
             self.drop_copy(message.client)
-            copy.number, copy.store = message.number, None
+            copy.holder, copy.number, copy.store = sender, message.number, None
             self.copies[message.client] = copy
 
     def on_delete_copy(self, sender: str, message: DeleteCopy) -> None:
@@ -458,7 +414,7 @@ class Proactive(MobilityProtocol):
                 self.host.send(reader.broker, ForwardStored(store.client, activation, (), last=True))
                 if stay is not None and stay.store is store:
                     stay.copies[reader.broker].complete = True
-        if store.departed and not store.readers:
+        if store.departed and not store.readers and not store.is_entrusted:
             self.end(store)
 
     def on_forward_stored(self, sender: str, message: ForwardStored) -> None:
@@ -519,7 +475,7 @@ class Proactive(MobilityProtocol):
         self._serial += 1
         queue = DeliveryQueue(STREAM, base, self.buffer)
         store = self.stores[self._serial] = Store(client, self._serial, queue, source, activation)
-        if source:
+        if activation:
             self.fed[source, activation] = store
         return store
 
@@ -559,9 +515,16 @@ class Proactive(MobilityProtocol):
         self.host.settled(change)
         self.surround(stay)
 
+    def on_end(self, session: Session) -> None:
+        stay = self.current.pop(session.client)
+        self.delete(stay, list(stay.copies), session.number)
+        self.end(stay.store)
+
     # --- case 8: the client times out ---
 
     def on_deadline(self, token: Token) -> None:
+        if self.failures.on_deadline(token):
+            return
         client, number = token
         stay = self.current.get(client)
         if stay is not None and stay.is_away and stay.session.number == number:
@@ -571,9 +534,13 @@ class Proactive(MobilityProtocol):
 
     # --- the neighbours ---
 
+    def neighbours(self) -> list[str]:
+        """Where clients may go next; brokers that seem to have failed are left out."""
+        return [one for one in self.graph.neighbours(self.host.now) if one not in self.failures.suspects]
+
     def tell_neighbours(self) -> None:
         """An edge has changed: the neighbours get the list, because case 4 needs it."""
-        neighbours = self.graph.neighbours(self.host.now)
+        neighbours = self.neighbours()
         for broker in neighbours:
             self.host.send(broker, NeighbourList(tuple(neighbours)))
 
@@ -581,6 +548,10 @@ class Proactive(MobilityProtocol):
         self.neighbour_lists[sender] = message.neighbours
 
     # --- the rest ---
+
+    def on_message(self, sender: str, message: Message) -> None:
+        if not self.failures.on_message(sender, message):
+            super().on_message(sender, message)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for store in self.stores.values():
@@ -604,11 +575,6 @@ def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
         taken.append(burst if burst.count <= count else burst.head(count))
         count -= burst.count
     return tuple(taken)
-
-
-def _left_in_place(session: Session) -> list[str]:
-    """Where the old broker left passive copies."""
-    return msgspec.msgpack.decode(session.luggage, type=list[str])
 
 
 class ProactivePublished(Proactive):

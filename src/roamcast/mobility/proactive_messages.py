@@ -3,11 +3,14 @@
 `number` is the attach number of the session at its holder when it speaks, the
 control attribute of Gaddah 3.2. `activation` is a number that the sender of an
 activation gives it, so that an answer to an earlier one is not taken for this.
+The last ones, from `Ping` on, are about the failure of brokers (`proactive_failure.py`).
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+import msgspec
 
 from roamcast.core.messages import Cause, Message
 from roamcast.core.notification import Burst
@@ -68,11 +71,15 @@ class ForwardStored(Message, frozen=True):
 
 
 class StoredBefore(Message, frozen=True):
-    """The client is with you now: this follows `base` and comes before what you store for it."""
+    """The client is with you now: this follows `base` and comes before what you store for it.
+
+    With the number of an activation: say whether you have that copy, for I keep mine until then.
+    """
 
     client: str
     base: int
     bursts: tuple[Burst, ...]
+    activation: int = 0
     cause: ClassVar[Cause] = "transfer"
 
 
@@ -99,6 +106,7 @@ class ServeFromCopy(Message, frozen=True):
     destination: str
     base: int
     bursts: tuple[Burst, ...]
+    activation: int = 0
     cause: ClassVar[Cause] = "transfer"
 
 
@@ -114,4 +122,52 @@ class ClientGone(Message, frozen=True):
 
     client: str
     number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Ping(Message, frozen=True):
+    """Are you there? With `given_up` the sender thought not, and wants to hear what you hold."""
+
+    given_up: bool = False
+    cause: ClassVar[Cause] = "handoff"
+
+
+class PingReply(Message, frozen=True):
+    """Yes."""
+
+    cause: ClassVar[Cause] = "handoff"
+
+
+class HeldCopy(msgspec.Struct, frozen=True, array_like=True):
+    """A copy as the broker knows it where it is; `activation` is 0 while it is passive."""
+
+    number: int
+    activation: int
+    subscriptions: Subscriptions
+
+
+class Announcement(Message, frozen=True):
+    """The sender is back, and holds these copies, by client, over which the receiver has the control.
+
+    It is answered with the receiver's own list.
+    """
+
+    copies: dict[str, HeldCopy]
+    is_answer: bool
+    cause: ClassVar[Cause] = "handoff"
+
+
+class CopyTaken(Message, frozen=True):
+    """The copy that you counted on when the client departed is here: you need not keep yours."""
+
+    client: str
+    activation: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ContextMissing(Message, frozen=True):
+    """The copy that you want activated, or that you count on, is not here: send the context."""
+
+    client: str
+    activation: int
     cause: ClassVar[Cause] = "handoff"

@@ -1,0 +1,402 @@
+"""Failure and recovery of brokers under `proactive.py` (Gaddah, last part of section 3.2).
+
+What the thesis says, in its order, and where it is here:
+
+    detection        ping messages between neighbours; one that does not answer    on_tick, on_ping
+                     for some time has failed
+    after that       its edge leaves the neighbour list, the others get the list,  suspect
+                     nothing is propagated to it, and it is not pinged
+    announcement     a broker that is back tells its previous neighbours, and     announce
+                     with that the copies it holds, listed by who controls them
+    reconciliation   the receiver compares each with what it knows itself, and     on_announcement,
+                     has it deleted, activated or deactivated; the edge is back    reconcile
+    orphans          copies propagated from a failed broker delete themselves     on_orphans
+                     after some time
+    fallback         a context that was not forwarded is fetched reactively        on_context_missing
+
+What is ours:
+
+- Pings are exchanged only while a neighbour stores for a client that is away, and
+  so counts on its holder and is counted on by it. A passive copy stores nothing:
+  whether it is there is found out when it is activated. So pings end when every
+  client is back or has timed out.
+- Any message of a neighbour shows that it is there, not only the reply.
+- A broker cannot always know that it was thought to have failed: it may have been
+  cut off. It announces itself when its own timer comes far too late (it was not
+  running), when a neighbour that had given it up hears from it again and says so,
+  and when it is pinged by one for which it stores nothing (it has lost its memory).
+- The announcement is answered with the receiver's own list, so that both sides are
+  reconciled: either may have been the holder, or both.
+- A copy that was complete when its broker was given up, and is still the same, is
+  counted on again as it is.
+- Whoever departs from a holder that counts on a copy elsewhere could lose everything
+  if that copy had deleted itself meanwhile. So with heartbeats on, the holder keeps
+  what it stored until that copy has said that it is there (`CopyTaken`). If it is
+  not, the holder is asked for the context (`ContextMissing`, which section 3.2 has
+  for an activation that finds nothing), and the handoff goes on as on an unknown edge.
+- Data that a client waits for is never given up because a broker is suspected: only
+  copies are, which somebody else has as well. So a wrong suspicion costs messages
+  and loses nothing.
+
+The second way of detection, a connection that cannot be established, is not used:
+links keep what they carry until the other end is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from roamcast.core.messages import Message
+from roamcast.core.routing import Token
+from roamcast.core.session import Session
+from roamcast.errors import InputError
+from roamcast.mobility.base import Settings
+from roamcast.mobility.proactive_messages import (
+    ActivateCopy,
+    Announcement,
+    ContextMissing,
+    CopyTaken,
+    DeactivateCopy,
+    DeleteCopy,
+    HeldCopy,
+    Ping,
+    PingReply,
+    ServeFromCopy,
+    StoredBefore,
+)
+from roamcast.mobility.proactive_state import Remote, Stay, Store, uncovered
+
+if TYPE_CHECKING:
+    from roamcast.mobility.proactive import Proactive
+
+
+class Tick(NamedTuple):
+    """A timer: the next heartbeat is due."""
+
+    at: float
+
+
+class Orphans(NamedTuple):
+    """A timer: copies from a broker that has been suspected for so long delete themselves."""
+
+    broker: str
+    since: float
+
+
+class Suspicion:
+    """A neighbour that seems to have failed."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.asked_at: float | None = None
+        """When it was heard again, and told that it had been given up."""
+
+
+class Entrusted(NamedTuple):
+    """A store of a client that departed, kept until the copy that is counted on is known to be there."""
+
+    store: Store
+    destination: str
+    number: int
+
+
+class Failures:
+    """What one broker knows of the failures of others, and does about them."""
+
+    def __init__(self, protocol: Proactive) -> None:
+        self.protocol = protocol
+        self.host = protocol.host
+        self.period_s = protocol.settings.heartbeat_period_s
+        self.missed_max = protocol.settings.heartbeats_missed_max
+        self.silent: dict[str, int] = {}
+        """Brokers that are watched, and for how many periods nothing was heard of each."""
+        self.suspects: dict[str, Suspicion] = {}
+        self.out_of_sight: dict[tuple[str, str], Remote] = {}
+        """Copies that were complete when their broker was given up, by broker and client."""
+        self.entrusted: dict[int, Entrusted] = {}
+        """By the number of the activation."""
+        self.awaited: dict[tuple[str, int], Store] = {}
+        """Stores of clients whose session came and whose context did not: by client and attach number."""
+        self.is_ticking = False
+        self.handlers: dict[type[Message], Callable[[str, Any], None]] = {
+            Ping: self.on_ping,
+            PingReply: self.on_ping_reply,
+            Announcement: self.on_announcement,
+            CopyTaken: self.on_copy_taken,
+            ContextMissing: self.on_context_missing,
+        }
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        period_s, missed_max = settings.heartbeat_period_s, settings.heartbeats_missed_max
+        if period_s is None:
+            return
+        if not 0 < period_s < float("inf"):
+            raise InputError(f"heartbeat_period_s {period_s}: valid is a time above 0, in seconds")
+        if missed_max < 1:
+            raise InputError(f"heartbeats_missed_max {missed_max}: valid is a number from 1 on")
+        if settings.context_timeout_s is None:
+            raise InputError(
+                "heartbeat_period_s without context_timeout_s: heartbeats for a client that never "
+                "comes back would never end; set how long neighbours store for a client that is away"
+            )
+
+    def on_message(self, sender: str, message: Message) -> bool:
+        """Note that the sender is there; whether the message was one of these and is done with."""
+        if sender in self.silent:
+            self.silent[sender] = 0
+        if sender in self.suspects:
+            self.hear_suspect(sender, message)
+        handler = self.handlers.get(type(message))
+        if handler is not None:
+            handler(sender, message)
+        return handler is not None
+
+    def on_deadline(self, token: Token) -> bool:
+        """Whether the timer was one of these."""
+        if isinstance(token, Tick):
+            self.on_tick(token)
+        elif isinstance(token, Orphans):
+            self.on_orphans(token)
+        else:
+            return False
+        return True
+
+    # --- detection ---
+
+    def watch(self) -> None:
+        """Somebody stores for somebody: see to it that heartbeats are exchanged."""
+        if self.period_s is not None and not self.is_ticking:
+            self.is_ticking = True
+            at = self.host.now + self.period_s
+            self.host.set_timer(at, Tick(at))
+
+    def on_tick(self, tick: Tick) -> None:
+        assert self.period_s is not None
+        if self.host.now - tick.at > self.missed_max * self.period_s:
+            # It was this broker that was not there.
+            self.silent = {}
+            for broker in self.acquaintances():
+                self.announce(broker, is_answer=False)
+        storing, holding = self.storing(), self.holding()
+        self.silent = {broker: self.silent.get(broker, 0) for broker in storing | holding}
+        for broker in list(self.silent):
+            if self.silent[broker] >= self.missed_max:
+                self.suspect(broker)
+                continue
+            self.silent[broker] += 1
+            if broker in storing:
+                self.host.send(broker, Ping())
+        self.is_ticking = False
+        if self.silent:
+            self.watch()
+
+    def storing(self) -> dict[str, None]:
+        """Brokers that store for a client of this one."""
+        stays = self.protocol.current.values()
+        return {broker: None for stay in stays for broker, one in stay.copies.items() if one.activation}
+
+    def holding(self) -> dict[str, None]:
+        """Brokers for whose clients this one stores."""
+        copies = self.protocol.copies.values()
+        active = (copy for copy in copies if copy.store is not None and not copy.is_expected)
+        return {copy.holder: None for copy in active if copy.holder not in self.suspects}
+
+    def on_ping(self, sender: str, message: Ping) -> None:
+        if message.given_up or sender not in self.holding():
+            self.announce(sender, is_answer=False)
+        else:
+            self.host.send(sender, PingReply())
+
+    def on_ping_reply(self, sender: str, message: PingReply) -> None:
+        """That it came is all it says."""
+
+    # --- what follows ---
+
+    def suspect(self, broker: str) -> None:
+        protocol, now = self.protocol, self.host.now
+        protocol.figures["suspected"] += 1
+        del self.silent[broker]
+        self.suspects[broker] = Suspicion(now)
+        for client, stay in protocol.current.items():
+            remote = stay.copies.pop(broker, None)
+            if remote is not None and remote.complete:
+                self.out_of_sight[broker, client] = remote
+            elif remote is not None:
+                protocol.forget_reader(stay.store, remote)
+        protocol.tell_neighbours()
+        if protocol.settings.context_timeout_s is not None:
+            self.host.set_timer(now + protocol.settings.context_timeout_s, Orphans(broker, now))
+
+    def on_orphans(self, token: Orphans) -> None:
+        """Nobody else could have them deleted; a client on its way here still needs its copy."""
+        suspicion, protocol = self.suspects.get(token.broker), self.protocol
+        if suspicion is None or suspicion.since != token.since:
+            return
+        for client, copy in list(protocol.copies.items()):
+            if copy.holder == token.broker and not copy.is_expected:
+                protocol.figures["expired"] += 1
+                protocol.drop_copy(client)
+
+    def hear_suspect(self, broker: str, message: Message) -> None:
+        """It is there after all: say so, and it will announce itself."""
+        suspicion, now = self.suspects[broker], self.host.now
+        if isinstance(message, Announcement) or self.period_s is None:
+            return
+        if suspicion.asked_at is None or now - suspicion.asked_at >= self.period_s:
+            suspicion.asked_at = now
+            self.host.send(broker, Ping(given_up=True))
+
+    # --- announcement ---
+
+    def acquaintances(self) -> dict[str, None]:
+        """All who may count on this broker, or on whom it counts, and those it gave up."""
+        protocol = self.protocol
+        neighbours = dict.fromkeys(protocol.graph.neighbours(self.host.now))
+        storing = {broker: None for stay in protocol.current.values() for broker in stay.copies}
+        holding = {copy.holder: None for copy in protocol.copies.values() if not copy.is_expected}
+        return neighbours | storing | holding | dict.fromkeys(self.suspects)
+
+    def announce(self, broker: str, is_answer: bool) -> None:
+        held = {
+            client: HeldCopy(copy.number, copy.store.activation if copy.store else 0, copy.subscriptions)
+            for client, copy in self.protocol.copies.items()
+            if copy.holder == broker and not copy.is_expected
+        }
+        self.host.send(broker, Announcement(held, is_answer))
+
+    # --- reconciliation ---
+
+    def on_announcement(self, sender: str, message: Announcement) -> None:
+        protocol = self.protocol
+        was_suspected = self.suspects.pop(sender, None) is not None
+        for client, stay in protocol.current.items():
+            self.reconcile(stay, sender, message.copies.get(client))
+        for client, held in message.copies.items():
+            if client not in protocol.current:
+                self.host.send(sender, DeleteCopy(client, held.number))
+        if was_suspected:
+            protocol.figures["recovered"] += 1
+            protocol.tell_neighbours()
+        if not message.is_answer:
+            self.announce(sender, is_answer=True)
+        self.watch()
+
+    def reconcile(self, stay: Stay, broker: str, held: HeldCopy | None) -> None:
+        """Compare a copy with what is known of it here, and make it what it should be."""
+        protocol, session = self.protocol, stay.session
+        known = stay.copies.pop(broker, None) or self.out_of_sight.pop((broker, session.client), None)
+        if held is not None and held.number > session.number:
+            # Of a session that was lost with this broker's memory.
+            self.host.send(broker, DeleteCopy(session.client, held.number))
+            held = None
+        is_known = held is not None and held.subscriptions == uncovered(session.subscriptions)
+        if known is not None and held is not None and is_known and self.is_the_same(stay, known, held):
+            stay.copies[broker] = known
+        else:
+            if known is not None:
+                protocol.forget_reader(stay.store, known)
+            if held is not None:
+                stay.copies[broker] = Remote(is_known)
+                self.correct(stay, broker, held)
+        protocol.surround(stay)
+
+    def is_the_same(self, stay: Stay, known: Remote, held: HeldCopy) -> bool:
+        """Whether the copy is active as the client needs it, and has been from the start."""
+        return stay.is_active and known.activation != 0 and known.activation == held.activation
+
+    def correct(self, stay: Stay, broker: str, held: HeldCopy) -> None:
+        """What `surround` does not: it has copies made and activated where they are to be."""
+        client, number = stay.session.client, stay.session.number
+        if stay.is_timed_out:
+            self.protocol.delete(stay, [broker], number)
+        elif held.activation and not stay.is_active:
+            self.host.send(broker, DeactivateCopy(client, number))
+
+    # --- counting on a copy that may be gone ---
+
+    def entrust(self, stay: Stay, destination: str, number: int) -> int:
+        """Keep the store of a departing client until the copy that serves it is known to be there.
+
+        Returns the number by which that copy is asked for; 0 if it is not, because nobody
+        deletes copies but their holder.
+        """
+        if self.period_s is None or stay.counted_on is None:
+            return 0
+        activation, store = stay.counted_on.activation, stay.store
+        store.is_entrusted = True
+        self.entrusted[activation] = Entrusted(store, destination, number)
+        return activation
+
+    def take(self, sender: str, message: StoredBefore | ServeFromCopy) -> Store | None:
+        """The copy that the sender counts on; if it is not here, the sender is told."""
+        client, activation = message.client, message.activation
+        copy = self.protocol.copies.get(client)
+        store = copy.store if copy is not None else None
+        if copy is not None and store is not None and activation in (0, store.activation):
+            copy.is_expected = True
+            if activation:
+                self.host.send(sender, CopyTaken(client, activation))
+            return store
+        self.protocol.drop_copy(client)
+        self.ask_for_context(sender, client, activation)
+        return None
+
+    def on_copy_taken(self, sender: str, message: CopyTaken) -> None:
+        entrusted = self.entrusted.pop(message.activation, None)
+        if entrusted is not None:
+            entrusted.store.is_entrusted = False
+            self.protocol.serve_readers(entrusted.store)
+
+    def ask_for_context(self, sender: str, client: str, activation: int) -> None:
+        # Without heartbeats, and so without copies that delete themselves, this cannot be.
+        assert self.period_s is not None
+        self.protocol.figures["missing"] += 1
+        self.host.send(sender, ContextMissing(client, activation))
+
+    def on_context_missing(self, sender: str, message: ContextMissing) -> None:
+        protocol, activation = self.protocol, message.activation
+        entrusted = self.entrusted.pop(activation, None)
+        store = entrusted.store if entrusted is not None else protocol.activations.get(activation)
+        if store is None:
+            return
+        reader = store.readers.pop(activation, None)
+        protocol.activations.pop(activation, None)
+        stay = protocol.current.get(message.client)
+        if entrusted is not None:
+            store.is_entrusted = False
+            self.send_context(store, entrusted.destination, entrusted.number)
+        elif stay is not None and stay.store is store:
+            stay.copies[sender] = Remote(is_known=False)
+            protocol.surround(stay)
+        elif reader is not None:
+            self.send_context(store, reader.broker, reader.number)
+
+    def send_context(self, store: Store, destination: str, number: int) -> None:
+        """The client is there, or was: everything goes after it, as on an edge that was not known."""
+        context = self.protocol.context(store.subscriptions)
+        self.protocol.send_activation(store, destination, number, context, late=True)
+
+    def await_context(self, session: Session, base: int, came_from: str) -> Store:
+        """The session has come and the copy is not there: the old broker knows, and sends the context."""
+        assert self.period_s is not None
+        store = self.protocol.open_store(session.client, base, came_from)
+        self.awaited[session.client, session.number - 1] = store
+        return store
+
+    def fill(self, sender: str, message: ActivateCopy) -> bool:
+        """Whether the context was awaited; then the store that waited for it gets it."""
+        protocol, context = self.protocol, message.subscriptions
+        store = self.awaited.pop((message.client, message.number), None) if context is not None else None
+        if store is None or context is None:
+            return False
+        store.source, store.activation = sender, message.activation
+        protocol.fed[sender, message.activation] = store
+        for burst in message.bursts:
+            protocol.append(store, burst)
+        protocol.subscribe_store(store, context)
+        stay = protocol.current.get(message.client)
+        if stay is not None and stay.store is store:
+            protocol.subscribe_rest(stay)
+        return True

@@ -1,0 +1,108 @@
+"""What a broker remembers under `proactive.py`: sessions that are here, copies of others, and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roamcast.core.notification import Burst
+from roamcast.core.queues import DeliveryQueue
+from roamcast.core.session import Session
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mobility.proactive_messages import Subscriptions
+
+
+class Reader:
+    """A store elsewhere that this one forwards to."""
+
+    def __init__(self, broker: str, number: int) -> None:
+        self.broker = broker
+        self.number = number
+        """The attach number under which it was activated."""
+        self.acknowledged = False
+
+
+class Store:
+    """What a broker stores for a client, and for whom it forwards: a stay's, or an active copy's."""
+
+    def __init__(self, client: str, serial: int, queue: DeliveryQueue, source: str, activation: int) -> None:
+        self.owner = (client, serial)
+        self.queue = queue
+        self.subscriptions: Subscriptions = {}
+        self.source = source
+        self.activation = activation
+        """Who forwards to this store, and under which number of theirs, until it is complete."""
+        self.complete = source == ""
+        self.early: list[Burst] = []
+        """What came here before the store was complete; it belongs after what is forwarded."""
+        self.forwarded: dict[str, tuple[int, int]] = {}
+        """Publisher to the incarnation and number last forwarded: up to these, `early` has duplicates."""
+        self.readers: dict[int, Reader] = {}
+        """By the number of the activation."""
+        self.departed = False
+        """Whether nobody here needs it any more: it ends when all readers are served."""
+        self.is_entrusted = False
+        """Whether a copy elsewhere is counted on instead, and has not said yet that it is there."""
+
+    @property
+    def client(self) -> str:
+        return self.owner[0]
+
+
+class Remote:
+    """A copy at a neighbour, as its holder knows it."""
+
+    def __init__(self, is_known: bool) -> None:
+        self.is_known = is_known
+        """Whether it has the context as it is now."""
+        self.activation = 0
+        self.complete = False
+        """Active, acknowledged, and told everything: it needs nobody any more."""
+        self.active_from = 0
+        self.active_base = 0
+        """Where in the holder's queue its store begins, as a position and as a sequence."""
+
+
+class Stay:
+    """The session is here."""
+
+    def __init__(self, session: Session, store: Store) -> None:
+        self.session = session
+        self.store = store
+        self.copies: dict[str, Remote] = {}
+        self.changing = 0
+        """The client's own changes that have not settled."""
+        self.is_away = False
+        self.is_active = False
+        """Whether its copies are."""
+        self.is_timed_out = False
+        self.counted_on: Remote | None = None
+        """The copy that serves the client when it departs, if one does."""
+
+
+class Copy:
+    """A context kept for another broker's client."""
+
+    def __init__(
+        self, holder: str, number: int, subscriptions: Subscriptions, store: Store | None, late: bool
+    ) -> None:
+        self.holder = holder
+        """The broker that spoke last of it…"""
+        self.number = number
+        """… and under which attach number: the control attribute."""
+        self.subscriptions = subscriptions
+        self.store = store
+        """None while it is passive."""
+        self.late = late
+        self.is_expected = late
+        """Whether the client's session is on its way here."""
+
+
+def uncovered(subscriptions: Mapping[str, float]) -> Subscriptions:
+    """Those that no older one covers."""
+    chosen: dict[Filter, float] = {}
+    for text, issued_at in sorted(subscriptions.items(), key=lambda one: (one[1], one[0])):
+        filter = parse(text)
+        if not any(other.covers(filter) for other in chosen):
+            chosen[filter] = issued_at
+    return {filter.text: issued_at for filter, issued_at in chosen.items()}
