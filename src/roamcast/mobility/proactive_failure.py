@@ -303,8 +303,9 @@ class Failures:
         protocol.surround(stay)
 
     def is_the_same(self, stay: Stay, known: Remote, held: HeldCopy) -> bool:
-        """Whether the copy is active as the client needs it, and has been from the start."""
-        return stay.is_active and known.activation != 0 and known.activation == held.activation
+        """Whether the copy is active, and has been since the client left; it may have been back since."""
+        is_activated = known.activation != 0 and known.activation == held.activation
+        return stay.is_active and is_activated and held.number == stay.session.number
 
     def correct(self, stay: Stay, broker: str, held: HeldCopy) -> None:
         """What `surround` does not: it has copies made and activated where they are to be."""
