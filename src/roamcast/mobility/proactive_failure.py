@@ -179,9 +179,10 @@ class Failures:
             self.silent = {}
             for broker in self.acquaintances():
                 self.announce(broker, is_answer=False)
-        storing, holding = self.storing(), self.holding()
-        self.silent = {broker: self.silent.get(broker, 0) for broker in storing | holding}
-        for broker in list(self.silent):
+        storing = self.storing()
+        watched = [one for one in storing | self.holding() if one not in self.suspects]
+        self.silent = {broker: self.silent.get(broker, 0) for broker in watched}
+        for broker in watched:
             if self.silent[broker] >= self.missed_max:
                 self.suspect(broker)
                 continue
@@ -201,7 +202,7 @@ class Failures:
         """Brokers for whose clients this one stores."""
         copies = self.protocol.copies.values()
         active = (copy for copy in copies if copy.store is not None and not copy.is_expected)
-        return {copy.holder: None for copy in active if copy.holder not in self.suspects}
+        return {copy.holder: None for copy in active}
 
     def on_ping(self, sender: str, message: Ping) -> None:
         if message.given_up or sender not in self.holding():
@@ -273,6 +274,7 @@ class Failures:
         was_suspected = self.suspects.pop(sender, None) is not None
         for client, stay in protocol.current.items():
             self.reconcile(stay, sender, message.copies.get(client))
+        self.out_of_sight = {key: one for key, one in self.out_of_sight.items() if key[0] != sender}
         for client, held in message.copies.items():
             if client not in protocol.current:
                 self.host.send(sender, DeleteCopy(client, held.number))
