@@ -75,6 +75,11 @@ class FailingNetwork:
         assert isinstance(protocol, Proactive)
         return protocol
 
+    def say(self, sender: str, receiver: str, message: Message) -> None:
+        """Have a broker hear this from another, which did not say it."""
+        way = self.topology.next_hops(receiver)[sender]
+        self._arrive(receiver, Received(way, Relayed(sender, receiver, message)))
+
     # --- time ---
 
     def run(self, until_s: float = float("inf")) -> None:

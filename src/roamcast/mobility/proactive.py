@@ -139,6 +139,7 @@ class Proactive(MobilityProtocol):
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client = session.client
         if came_from == "":
+            self.drop_copy(client)  # Of a session that was lost with its holder's memory, if there is one.
             stay = self.current[client] = Stay(session, self.open_store(client, 0))
         elif came_from == self.host.id:
             stay = self.current[client]

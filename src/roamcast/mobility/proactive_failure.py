@@ -336,15 +336,14 @@ class Failures:
         """The copy that the sender counts on; if it is not here, the sender is told."""
         client, activation = message.client, message.activation
         copy = self.protocol.copies.get(client)
-        store = copy.store if copy is not None else None
-        if copy is not None and store is not None and activation in (0, store.activation):
-            copy.is_expected = True
-            if activation:
-                self.host.send(sender, CopyTaken(client, activation))
-            return store
-        self.protocol.drop_copy(client)
-        self.ask_for_context(sender, client, activation)
-        return None
+        if copy is None or copy.store is None or (activation and not copy.is_of(sender, activation)):
+            self.protocol.drop_copy(client)
+            self.ask_for_context(sender, client, activation)
+            return None
+        copy.is_expected = True
+        if activation:
+            self.host.send(sender, CopyTaken(client, activation))
+        return copy.store
 
     def on_copy_taken(self, sender: str, message: CopyTaken) -> None:
         entrusted = self.entrusted.pop(message.activation, None)

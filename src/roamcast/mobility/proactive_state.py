@@ -97,6 +97,10 @@ class Copy:
         self.is_expected = late
         """Whether the client's session is on its way here."""
 
+    def is_of(self, holder: str, activation: int) -> bool:
+        """Whether it is active because of this activation, and not of one for a session that was lost."""
+        return self.store is not None and (self.store.source, self.store.activation) == (holder, activation)
+
 
 def uncovered(subscriptions: Mapping[str, float]) -> Subscriptions:
     """Those that no older one covers."""
