@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True):
     context_timeout_s: float | None = 600.0
     """How long neighbours store for a client that is away; after that only its last broker does."""
     heartbeat_period_s: float | None = None
-    """How often neighbours that store for each other's clients say that they are there; None: never."""
+    """How often neighbours that store for each other's clients say that they are there; "none": never."""
     heartbeats_missed_max: int = 3
     """For how many periods nothing may be heard of a neighbour before it counts as failed."""
 
