@@ -6,6 +6,7 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+import networkx
 import pytest
 from tests.core.router_network import RouterNetwork, random_tree
 from tests.core.small_filters import DOMAIN, ENCODED, FILTERS
@@ -290,6 +291,68 @@ def test_a_peer_that_comes_later_learns_what_the_others_want() -> None:
         network.publish("b3", 2, encode_attributes({"x": 2}))
         network.rest(rng)
         assert network.deliveries == [(1, ("c",))]
+
+
+def story_of_two_halves(seed: int, strategy: str, advertisements: bool) -> tuple[Story, tuple[str, str]]:
+    """And a link that would join them."""
+    rng = random.Random(seed)
+    sizes = rng.randint(2, 4), rng.randint(2, 4)
+    first, second = (random_tree(rng, size) for size in sizes)
+    moved = [(a + sizes[0], b + sizes[0]) for a, b in second]
+    network = RouterNetwork([*first, *moved], strategy, advertisements)
+    ends = (f"b{rng.randrange(sizes[0])}", f"b{sizes[0] + rng.randrange(sizes[1])}")
+    return Story(network, rng, advertisements), ends
+
+
+def join(network: RouterNetwork, ends: tuple[str, str]) -> None:
+    for one, other in (ends, ends[::-1]):
+        network.links[one, other] = deque()
+        network.routers[one].add_peer(other)
+
+
+@pytest.mark.parametrize(("strategy", "advertisements"), COMBINATIONS)
+def test_two_halves_that_join_in_the_middle_of_everything_become_one(
+    strategy: str, advertisements: bool
+) -> None:
+    for seed in range(25):
+        story, ends = story_of_two_halves(seed, strategy, advertisements)
+        for step in range(60):
+            story.do()
+            if step == 30:
+                join(story.network, ends)
+        story.network.rest(story.rng)
+        story.forget_ended()
+        assert story.network.tokens == Counter(story.asked)
+        check_exact_at_rest(story)
+
+
+@pytest.mark.parametrize(("strategy", "advertisements"), COMBINATIONS)
+def test_two_halves_that_lose_their_link_in_the_middle_of_everything_go_on_alone(
+    strategy: str, advertisements: bool
+) -> None:
+    """What was on its way is lost; nobody waits for it, and nothing is left of the other half."""
+    for seed in range(25):
+        story, ends = story_of_two_halves(seed, strategy, advertisements)
+        network = story.network
+        join(network, ends)
+        for _ in range(40):
+            story.do()
+        for one, other in (ends, ends[::-1]):
+            del network.links[one, other]
+            network.routers[one].remove_peer(other)
+        network.rest(story.rng)
+        story.forget_ended()
+        assert network.tokens == Counter(story.asked)
+        here = networkx.node_connected_component(networkx.Graph(list(network.links)), ends[0])
+        story.subscriptions = [one for one in story.subscriptions if one.broker in here]
+        network.routers = {name: router for name, router in network.routers.items() if name in here}
+        check_exact_at_rest(story)
+        for subscription in story.subscriptions:
+            owner = subscription.owner
+            router = network.routers[subscription.broker]
+            router.unsubscribe(owner, subscription.filter, owner[0], "subscribe")
+        network.rest(story.rng)
+        assert network.table_entries() == 0
 
 
 def test_impossible_settings_are_refused() -> None:

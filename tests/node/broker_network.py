@@ -102,6 +102,15 @@ class BrokerNetwork:
         while self.arrive(rng):
             pass
 
+    def lose(self, broker: str) -> None:
+        """A broker is gone for good, and everyone hears of it. It is the end of a branch."""
+        del self.brokers[broker]
+        self.links = {link: waiting for link, waiting in self.links.items() if broker not in link}
+        edges = [link for link in self.links if link[0] < link[1]]
+        topology = from_edges("test", tuple(self.brokers), edges)
+        for name in self.brokers:
+            self.step(name, Configured(topology.peers(name), topology.next_hops(name)))
+
     def holders(self, client: str) -> list[str]:
         return [name for name, broker in self.brokers.items() if client in broker.sessions]
 

@@ -321,3 +321,58 @@ def test_what_a_session_has_deferred_waits_until_it_has_arrived() -> None:
         result = parse_story(f"protocol {protocol}\n{text}").run().result
         assert result.violations == []
         assert result.delivered == 1
+
+
+# --- brokers that are gone for good ---
+
+
+def rest_without(network: BrokerNetwork, broker: str) -> None:
+    """Until nothing moves, but nothing reaches this broker, which is down."""
+    while ways := [way for way, waiting in network.links.items() if waiting and broker not in way]:
+        network.arrive_on(*ways[0])
+
+
+@pytest.mark.parametrize("last_broker", ["", "b3"])
+@pytest.mark.parametrize("edges", [LINE, STAR])
+def test_an_attach_stops_waiting_for_a_broker_that_is_forgotten(
+    edges: list[tuple[str, str]], last_broker: str
+) -> None:
+    network = settled_at("b3", edges)
+    network.attach("c", "b2", last_broker)
+    rest_without(network, "b3")
+    assert network.roamers["c"].welcome is None, "its session may be where nobody can ask"
+    network.lose("b3")
+    network.rest()
+    check_arrived(network, "b2")
+
+
+def test_who_asked_and_is_gone_is_not_served() -> None:
+    network = settled_at("b0", LINE)
+    network.attach("c", "b3")
+    network.arrive_on("b3", "b2")
+    network.lose("b3")
+    network.rest()
+    assert network.holders("c") == ["b0"]
+    assert network.unfinished() == []
+    network.roamers["c"].broker = ""
+    network.attach("c", "b2")
+    network.rest()
+    check_arrived(network, "b2")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_wherever_a_broker_is_lost_everyone_else_gets_a_session(seed: int) -> None:
+    rng = random.Random(seed)
+    network = BrokerNetwork(rng.choice((LINE, STAR)), rng.choice(["none", "reactive", "multi_hop_handoff"]))
+    clients = ["c", "d"]
+    for _ in range(rng.randrange(1, 8)):
+        network.attach(rng.choice(clients), f"b{rng.randrange(4)}", rng.choice(("", "b0", "b3")))
+        for _ in range(rng.randrange(12)):
+            network.arrive(rng)
+    rest_without(network, "b3")
+    network.lose("b3")
+    for client in clients:
+        network.attach(client, f"b{rng.randrange(3)}")
+    network.rest(rng)
+    for client in clients:
+        assert network.holders(client) == [network.roamers[client].broker]

@@ -179,6 +179,20 @@ class Router:
                     state.stage(aggregate.add(entry))
         self._commit("subscribe")
 
+    def remove_peer(self, peer: str) -> None:
+        """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
+        for entry, count in list(self._collected.get(peer, {}).items()):
+            for _ in range(count):
+                self._release(peer, entry)
+        for filter, count in list(self._peers[peer].advertised.items()):
+            for _ in range(count):
+                self._on_unadvertised(peer, filter)
+        del self._peers[peer]
+        self._round_trips_s.pop(peer, None)
+        self.dependents.forget_unused()
+        self._commit("subscribe")
+        self._settle(peer, None)
+
     # --- routing ---
 
     def route(self, attributes: bytes) -> Route:
@@ -440,9 +454,13 @@ class Router:
     def on_settled(self, peer: str, message: Settled) -> None:
         state = self._peers[peer]
         state.settled = max(state.settled, message.number)
+        self._settle(peer, message.number)
+
+    def _settle(self, peer: str, number: int | None) -> None:
+        """Nobody waits any longer for what the peer was told up to this number, or for anything of it."""
         finished = []
         for barrier in self._barriers:
-            if barrier.waiting.get(peer, message.number + 1) <= message.number:
+            if peer in barrier.waiting and (number is None or barrier.waiting[peer] <= number):
                 del barrier.waiting[peer]
                 if not barrier.waiting:
                     finished.append(barrier)
@@ -576,7 +594,8 @@ class Router:
 
     def _continue(self, then: _Then) -> None:
         if isinstance(then, _Answer):
-            self._send(then.peer, then.message)
+            if then.peer in self._peers:
+                self._send(then.peer, then.message)
         elif isinstance(then, _Finish):
             self.unsubscribe(then.owner, then.filter, then.subscriber, then.cause)
             self._settled(then.token)

@@ -8,7 +8,7 @@ is data (timers and continuations too), so that it can be written down.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -241,16 +241,27 @@ class Broker(SubscribingHost):
             case Deadline():
                 self._on_deadline()
             case Configured(peers, next_hops):
-                self._next_hops = dict(next_hops)
-                for peer in peers:
-                    if not self.router.has_peer(peer):
-                        self.router.add_peer(peer)
-                        self.places.measure(peer)
+                self._configure(peers, next_hops)
             case LinkChanged(peer, up):
                 self.record("link_up" if up else "link_down", peer=peer)
             case SendFailed(peer, messages):
                 for message in messages:
                     self.record("dropped", peer=peer, message=type(message).__name__, reason="link given up")
+
+    def _configure(self, peers: Sequence[str], next_hops: Mapping[str, str]) -> None:
+        lost = [broker for broker in self._next_hops if broker not in next_hops]
+        gone = [peer for peer in self.router.peers if peer not in peers]
+        self._next_hops = dict(next_hops)
+        for peer in gone:
+            self.router.remove_peer(peer)
+        for peer in peers:
+            if not self.router.has_peer(peer):
+                self.router.add_peer(peer)
+                self.places.measure(peer)
+        if lost:
+            for client in [one for one, request in self._departing.items() if request.broker in lost]:
+                del self._departing[client]
+            self.locator.lost(gone, lost)
 
     def _on_message(self, sender: str, message: Message) -> None:
         handler = self._handlers.get(type(message))
@@ -263,7 +274,15 @@ class Broker(SubscribingHost):
         if message.destination == self.id:
             self._on_message(message.source, message.message)
         else:
-            self._send_peer(self._next_hops[message.destination], message)
+            self._relay(message)
+
+    def _relay(self, message: Relayed) -> None:
+        hop = self._next_hops.get(message.destination)
+        if hop is not None:
+            self._send_peer(hop, message)
+        else:
+            name = type(message.message).__name__
+            self.record("dropped", peer=message.destination, message=name, reason="broker is gone")
 
     def _on_update(self, peer: str, message: Update) -> None:
         if message.whereabouts:
@@ -495,6 +514,9 @@ class Broker(SubscribingHost):
     def peers(self) -> list[str]:
         return self.router.peers
 
+    def is_reachable(self, broker: str) -> bool:
+        return broker == self.id or broker in self._next_hops
+
     def session_arrived(self, session: Session, came_from: str, received: dict[str, int]) -> None:
         attachment = self.attachments.get(session.client)
         if came_from == "":
@@ -637,7 +659,7 @@ class Broker(SubscribingHost):
         elif self.router.has_peer(broker):
             self._send_peer(broker, message)
         else:
-            self._send_peer(self._next_hops[broker], Relayed(self.id, broker, message))
+            self._relay(Relayed(self.id, broker, message))
 
     def _send_peer(self, peer: str, message: Message) -> None:
         self._out.sends.append((peer, message))

@@ -15,7 +15,7 @@ confirmation does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -49,6 +49,7 @@ class LocatorHost(Protocol):
 
     @property
     def peers(self) -> list[str]: ...
+    def is_reachable(self, broker: str) -> bool: ...
     def send(self, broker: str, message: Message) -> None: ...
     def session_requested(self, request: AttachRequest) -> None:
         """Another broker asks for a session held here."""
@@ -62,9 +63,10 @@ class Gathering:
 
     __slots__ = ("asker", "claim", "waiting")
 
-    def __init__(self, asker: str | None, waiting: int, claim: str = "") -> None:
+    def __init__(self, asker: str | None, peers: Iterable[str], claim: str = "") -> None:
         self.asker = asker
-        self.waiting = waiting
+        self.waiting = dict.fromkeys(peers)
+        """Those who have not answered."""
         self.claim = claim
         """The lowest broker so far that asks everyone too."""
 
@@ -124,7 +126,7 @@ class Locator:
                 del self.gathering[key]
         self.rounds += 1
         question = Locate(request, self.rounds)
-        gathering = self.gathering[_key(question)] = Gathering(None, len(self.host.peers))
+        gathering = self.gathering[_key(question)] = Gathering(None, self.host.peers)
         for peer in self.host.peers:
             self.host.send(peer, question)
         self.answer_if_complete(_key(question), gathering)
@@ -187,6 +189,8 @@ class Locator:
         asking everyone. Others who wait for each other might wait for ever.
         """
         client = request.client
+        if not self.host.is_reachable(request.broker):
+            return  # It was forgotten: a session that went there would be lost.
         if request.broker == self.host.id:
             self.on_holder_unknown(sender, HolderUnknown(client, request.connection))
         elif self.take(request):
@@ -212,6 +216,8 @@ class Locator:
 
     def on_locate(self, sender: str, message: Locate) -> None:
         request = message.request
+        if not self.host.is_reachable(request.broker):
+            return
         if self.take(request):
             self.host.send(sender, Located(*_key(message), found=True))
             return
@@ -220,7 +226,7 @@ class Locator:
         claim = self.host.id if request.client in self.rivals else ""
         self.note_rival(request.client, request.broker)
         others = [peer for peer in self.host.peers if peer != sender]
-        gathering = self.gathering[_key(message)] = Gathering(sender, len(others), claim)
+        gathering = self.gathering[_key(message)] = Gathering(sender, others, claim)
         for peer in others:
             self.host.send(peer, message)
         self.answer_if_complete(_key(message), gathering)
@@ -237,7 +243,7 @@ class Locator:
             else:
                 self.rivals.pop(message.client, None)
             return
-        gathering.waiting -= 1
+        gathering.waiting.pop(sender, None)
         gathering.claim = min(filter(None, (gathering.claim, message.claim)), default="")
         self.answer_if_complete(key, gathering)
 
@@ -253,6 +259,29 @@ class Locator:
             if gathering.claim:
                 self.note_rival(key[0], gathering.claim)
             self.nobody_holds(request)
+
+    # --- when brokers are gone for good ---
+
+    def lost(self, peers: Iterable[str], brokers: Iterable[str]) -> None:
+        """Nobody waits for their answers, serves their requests or follows a session that went there."""
+        peers, brokers = dict.fromkeys(peers), dict.fromkeys(brokers)
+        for key, gathering in list(self.gathering.items()):
+            if gathering.asker in peers or key[1] in brokers:
+                del self.gathering[key]
+        for client, (broker, _) in list(self.moved_to.items()):
+            if broker in brokers:
+                del self.moved_to[client]
+        for client, requests in list(self.queued.items()):
+            self.queued[client] = [request for request in requests if request.broker not in brokers]
+            if not self.queued[client]:
+                del self.queued[client]
+        # Whoever took a request may be among them, and so may be a lower broker that asked too.
+        for request in list(self.pending.values()):
+            self.ask_everyone(request)
+        for key, gathering in list(self.gathering.items()):
+            gathering.waiting = {peer: None for peer in gathering.waiting if peer not in peers}
+            if self.gathering.get(key) is gathering:
+                self.answer_if_complete(key, gathering)
 
     # --- at the holder ---
 
