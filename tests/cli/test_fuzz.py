@@ -274,6 +274,26 @@ def test_a_story_is_traced(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert transfer.endswith("(from b0 to b2)")
 
 
+def test_faults_are_traced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = "at 0.5 b1 cut b2\nat 0.6 b1 heal b2\nat 1.1 b1 crash\nat 1.15 b1 restart\n"
+    story = GOOD_STORY.replace("sub_unsub", "phoenix") + faults + "at 1.2 b2 crash unsent\nat 3 b2 restart\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(story))
+    assert run(build_app(), ["fuzz", "--story", "-", "--trace"]) == 0
+    *seen, verdict = capsys.readouterr().out.splitlines()
+    assert verdict == "standard input: the promise of phoenix is kept"
+    assert seen == sorted(seen, key=lambda line: float(line.split()[0]))
+    for line in (
+        "    0.500000  b1 finds its link to b2 down",
+        "    0.600000  b2 finds its link to b1 up",
+        "    1.100000  b1 crashes",
+        "    1.150000  b1 is back",
+        "    1.420000  b2 crashes, before it sends anything of its last step",
+        "    3.000000  b2 is back",
+    ):
+        assert line in seen
+    assert any(line.startswith("    3.000000  b2 -> b1  ") for line in seen)
+
+
 def test_a_trace_fits_into_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(GOOD_STORY))
     result = run_json(capsys, "--story", "-", "--trace")

@@ -15,6 +15,7 @@ from roamcast.core.messages import Message, Publish, Request
 from roamcast.core.session import Session
 from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mobility.base import Host, Settings
+from roamcast.mobility.multi_hop_handoff import MultiHopHandoff
 from roamcast.mobility.sub_unsub import SubUnsub
 from roamcast.node.broker import Broker
 from roamcast.node.requests import Requests
@@ -163,6 +164,59 @@ def test_sub_unsub_breaks_its_promise_without_the_bound_and_keeps_it_with_a_true
     with registered(Patient):
         report = fuzz(Patient.name, range(40), faults=(kind,))
         assert report.violations == 0, explain(report)
+
+
+# --- the stages of a handoff at which a broker may crash ---
+
+STAGES = (
+    "a client is attached and nothing is under way",
+    "has asked for a session",
+    "has let a session go that has not arrived",
+    "on the path, not acknowledged",
+    "on the path, earlier temporary queues still to come",
+    "holds the token, temporary queues still to come",
+    "holds the token, with stored notifications to pull",
+    "has segments left behind",
+    "has a segment that waits for temporary queues",
+    "a subscription is not settled",
+    "a client is welcome elsewhere and its going was not noticed",
+)
+
+
+class Staged(FaultyNetwork):
+    """Counts what a broker was about when it crashed."""
+
+    seen: Counter[str]
+
+    def _crash(self, broker: str, reason: str | None = None) -> None:
+        node = self.brokers[broker]
+        handoffs = node.protocol
+        assert isinstance(handoffs, MultiHopHandoff)
+        passes, holds = handoffs.passes.values(), handoffs.holds.values()
+        segments, connections = handoffs.segments.values(), node.connections()
+        found = (
+            bool(connections) and not node.unfinished(),
+            bool(node.locator.pending),
+            bool(node.locator.moved_to),
+            any(not one.acknowledged for one in passes),
+            any(one.swept is None for one in passes),
+            any(one.own is not None and not one.swept for one in holds),
+            any(one.segments for one in holds),
+            bool(segments),
+            any(not one.complete for one in segments),
+            any(node.requests.is_settling(client) for client in node.sessions),
+            any(self.clients[client].broker not in ("", broker) for client, _ in connections),
+        )
+        self.seen.update(stage for stage, is_so in zip(STAGES, found, strict=True) if is_so)
+        super()._crash(broker, reason)
+
+
+def test_the_fuzzer_crashes_brokers_at_every_stage_of_a_handoff() -> None:
+    seen: Counter[str] = Counter()
+    with using(type("One", (Staged,), {"seen": seen})):
+        for seed in range(80):
+            draw_story("multi_hop_handoff", seed, ("crash",)).run()
+    assert {stage: seen[stage] > 0 for stage in STAGES} == dict.fromkeys(STAGES, True), seen
 
 
 # --- planted mistakes: each is one promise of the driver left out ---

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
 
     from roamcast.core.notification import Message
+    from roamcast.core.records import Row
     from roamcast.simulator.fuzz import FuzzReport
     from roamcast.simulator.story import Story
 
@@ -77,7 +78,7 @@ def fuzz(
         str | None, typer.Option(help="Replay the story in this file (- for standard input) and no seeds.")
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="With --story: show every message between brokers.")
+        bool, typer.Option("--trace", help="With --story: show every message between brokers, and faults.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -370,16 +371,12 @@ def replay(place: str, protocol: str | None, *, trace: bool, as_json: bool) -> b
     if protocol is not None:
         settings = replace(story.settings, protocol=find_protocol(protocol).name)
         story = replace(story, settings=settings)
-    messages: list[str] = []
-
-    def on_message(now_s: float, broker: str, peer: str, message: Message) -> None:
-        line = f"{now_s:12.6f}  {broker} -> {peer}  {describe(message)}"
-        if as_json:
-            messages.append(line)
-        else:
-            print(line)
-
-    result = story.run(trace=on_message if trace else None).result
+    seen = Trace()
+    try:
+        result = (story.run(seen.on_rows, seen.on_message) if trace else story.run()).result
+    finally:
+        if not as_json:
+            print(*seen.lines(), sep="\n", end="\n" if trace else "")
     violations = [str(violation) for violation in result.violations]
     if as_json:
         emit_json(
@@ -395,12 +392,38 @@ def replay(place: str, protocol: str | None, *, trace: bool, as_json: bool) -> b
                 "handoffs": result.handoffs,
                 "excused": dict(sorted(result.excused.items())),
                 "violations": violations,
-                **({"messages": messages} if trace else {}),
+                **({"messages": seen.lines()} if trace else {}),
             }
         )
     else:
         show_replay(story, name, violations)
     return bool(violations)
+
+
+class Trace:
+    """Every message between brokers, and between them what becomes of brokers and links."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, str]] = []
+
+    def on_message(self, now_s: float, broker: str, peer: str, message: Message) -> None:
+        self._seen.append((now_s, f"{broker} -> {peer}  {describe(message)}"))
+
+    def on_rows(self, rows: list[Row]) -> None:
+        for row in rows:
+            match row.kind:
+                case "crashed":
+                    before = ", before it sends anything of its last step" if row.reason else ""
+                    self._seen.append((row.time, f"{row.broker} crashes{before}"))
+                case "started":
+                    self._seen.append((row.time, f"{row.broker} is back"))
+                case "link_down" | "link_up":
+                    state = row.kind.removeprefix("link_")
+                    self._seen.append((row.time, f"{row.node} finds its link to {row.peer} {state}"))
+
+    def lines(self) -> list[str]:
+        """In order of time; rows may come late."""
+        return [f"{time_s:12.6f}  {what}" for time_s, what in sorted(self._seen, key=lambda one: one[0])]
 
 
 def show_replay(story: Story, name: str, violations: list[str]) -> None:
