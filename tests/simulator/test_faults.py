@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mobility.broken import registered
+from tests.mobility.test_promises import explain
 from tests.simulator.test_outages import using
 from tests.simulator.test_story import rounded
 
@@ -20,7 +21,7 @@ from roamcast.mobility.sub_unsub import SubUnsub
 from roamcast.node.broker import Broker
 from roamcast.node.requests import Requests
 from roamcast.simulator.faults import FAULTS, Crash, Cut, Fault, Heal, Restart, why_left_out
-from roamcast.simulator.fuzz import FuzzReport, draw_story, fuzz, shrunk_failure
+from roamcast.simulator.fuzz import draw_story, fuzz, shrunk_failure
 from roamcast.simulator.outages import FaultyNetwork
 from roamcast.simulator.story import format_story, kinds_of, parse_story, verdict, violations_of
 
@@ -117,10 +118,6 @@ def test_who_relies_on_a_bound_is_left_out_where_there_is_none() -> None:
     for protocol in ("multi_hop_handoff", "relocation", "proactive", "phoenix", "home_broker", "reactive"):
         assert why_left_out(find_protocol(protocol), ALL) is None
         assert protocol in PROMISING
-
-
-def explain(report: FuzzReport) -> str:
-    return "\n\n".join(f"seed {one.seed}: {one.violations}\n{one.story}" for one in report.failures)
 
 
 @pytest.mark.parametrize("protocol", PROMISING)

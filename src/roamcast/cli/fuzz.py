@@ -404,26 +404,26 @@ class Trace:
     """Every message between brokers, and between them what becomes of brokers and links."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, str]] = []
+        self._seen: list[tuple[float, bool, str]] = []
+        """When, whether it is a message, and what: at equal times faults come first."""
 
     def on_message(self, now_s: float, broker: str, peer: str, message: Message) -> None:
-        self._seen.append((now_s, f"{broker} -> {peer}  {describe(message)}"))
+        self._seen.append((now_s, True, f"{broker} -> {peer}  {describe(message)}"))
 
     def on_rows(self, rows: list[Row]) -> None:
         for row in rows:
             match row.kind:
                 case "crashed":
                     before = ", before it sends anything of its last step" if row.reason else ""
-                    self._seen.append((row.time, f"{row.broker} crashes{before}"))
+                    self._seen.append((row.time, False, f"{row.broker} crashes{before}"))
                 case "started":
-                    self._seen.append((row.time, f"{row.broker} is back"))
+                    self._seen.append((row.time, False, f"{row.broker} is back"))
                 case "link_down" | "link_up":
                     state = row.kind.removeprefix("link_")
-                    self._seen.append((row.time, f"{row.node} finds its link to {row.peer} {state}"))
+                    self._seen.append((row.time, False, f"{row.node} finds its link to {row.peer} {state}"))
 
     def lines(self) -> list[str]:
-        """In order of time; rows may come late."""
-        return [f"{time_s:12.6f}  {what}" for time_s, what in sorted(self._seen, key=lambda one: one[0])]
+        return [f"{time_s:12.6f}  {what}" for time_s, _, what in sorted(self._seen, key=lambda one: one[:2])]
 
 
 def show_replay(story: Story, name: str, violations: list[str]) -> None:
