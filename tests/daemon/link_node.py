@@ -12,6 +12,7 @@ import uvloop
 from roamcast.core.codec import Codec
 from roamcast.core.effects import Input, Received
 from roamcast.core.messages import Accepted
+from roamcast.core.snapshot import freeze, thaw
 from roamcast.daemon.peers import Peers
 from roamcast.daemon.sections import Link, Peer
 from roamcast.daemon.tls import LinkContexts
@@ -58,9 +59,8 @@ class Node:
     async def restart(self, *peers: Node) -> None:
         """As after a crash, with everything journalled; it listens on another port."""
         await self.peers.stop()
-        state = self.links.snapshot()
-        self.links = Links(self.id, Codec())
-        self.links.restore(state)
+        self.links = thaw(freeze(self.links))
+        self.links.down()
         await self.start(*peers)
 
     def send(self, peer: str, *numbers: int) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import msgspec
-
 from roamcast.core.codec import Codec
 from roamcast.core.messages import Accepted
 from roamcast.core.notification import Message
+from roamcast.core.snapshot import freeze, thaw
 from roamcast.node.frames import FrameCutter
-from roamcast.node.link import LinkEnd, LinkState
+from roamcast.node.link import LinkEnd
 
 CODEC = Codec()
 
@@ -61,7 +60,7 @@ class Side:
 
     def take_snapshot(self) -> None:
         self.sync()
-        state = msgspec.msgpack.encode(self.end.snapshot())
+        state = freeze(self.end)
         self.snapshot = (state, list(self.sent), list(self.arrived))
         self.journal = []
 
@@ -72,7 +71,8 @@ class Side:
             self.end = self.new_end()
         else:
             state, sent, arrived = self.snapshot
-            self.end = LinkEnd.restored(msgspec.msgpack.decode(state, type=LinkState), CODEC)
+            self.end = thaw(state)
+            self.end.down()
             self.sent, self.arrived = list(sent), list(arrived)
         for entry in self.journal:
             self.apply(entry)

@@ -7,16 +7,16 @@ from copy import deepcopy
 from itertools import combinations
 from typing import Any
 
-import msgspec
 import networkx
 import pytest
 
 from roamcast.core.codec import Codec
 from roamcast.core.effects import Configured, LinkChanged, Received, SendFailed
 from roamcast.core.messages import Accepted, Fleeting
+from roamcast.core.snapshot import freeze, thaw
 from roamcast.node.frames import FrameCutter
 from roamcast.node.link import LinkError
-from roamcast.node.links import Links, LinksState, LinkTurn, Offer
+from roamcast.node.links import Links, LinkTurn, Offer
 
 CODEC = Codec()
 
@@ -40,7 +40,8 @@ class Station:
         self.peers: list[str] = []
         self.closes: list[str] = []
         if self.snapshot:
-            self.links.restore(msgspec.msgpack.decode(self.snapshot, type=LinksState))
+            self.links = thaw(self.snapshot)
+            self.links.down()
             self.counts, self.heard = (
                 dict(self.memory[0]),
                 {one: list(two) for one, two in self.memory[1].items()},
@@ -83,7 +84,7 @@ class Station:
 
     def freeze(self) -> None:
         self.sync()
-        self.snapshot = msgspec.msgpack.encode(self.links.snapshot())
+        self.snapshot = freeze(self.links)
         self.memory = deepcopy((self.counts, self.heard))
         self.journal = []
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import networkx
 
 from roamcast.core.notification import Message
-from roamcast.overlay.reach import Outcome, Reach, ReachState
+from roamcast.core.snapshot import freeze, thaw
+from roamcast.overlay.reach import Outcome, Reach
 
 Way = tuple[str, str]
 """From a broker to its peer."""
@@ -87,8 +87,7 @@ class Network:
 
     def restart(self, broker: str) -> None:
         """From a snapshot that went through bytes."""
-        state = msgspec.msgpack.encode(self.reaches[broker].snapshot())
-        self.reaches[broker] = Reach.restored(msgspec.msgpack.decode(state, type=ReachState))
+        self.reaches[broker] = thaw(freeze(self.reaches[broker]))
 
     def forget(self, at: str, broker: str) -> None:
         self.perform(at, self.reaches[at].forget(broker))

@@ -80,18 +80,6 @@ class Kept(NamedTuple):
     data: bytes
 
 
-class LinkState(msgspec.Struct, frozen=True):
-    """What of an end is durable, for a snapshot."""
-
-    peer: str
-    incarnation: int
-    peer_incarnation: int
-    sent: int
-    settled: int
-    received: int
-    kept: list[Kept]
-
-
 class LinkEnd:
     """This broker's end of the link to one peer.
 
@@ -149,29 +137,6 @@ class LinkEnd:
         self._parts: list[bytes] = []
         """Frames of a large message that is not complete yet."""
         self._fleeting_parts: list[bytes] = []
-
-    def snapshot(self) -> LinkState:
-        self._close_frame()
-        kept = [*self._written, *self._unwritten]
-        return LinkState(
-            self.peer, self.incarnation, self.peer_incarnation, self.sent, self.settled, self.received, kept
-        )
-
-    @classmethod
-    def restored(
-        cls,
-        state: LinkState,
-        codec: Codec,
-        kept_bytes_max: int = KEPT_BYTES_MAX,
-        fleeting_bytes_max: int = FLEETING_BYTES_MAX,
-    ) -> LinkEnd:
-        """The end as it was when the snapshot was taken, down."""
-        end = cls(state.peer, state.incarnation, codec, kept_bytes_max, fleeting_bytes_max)
-        end.peer_incarnation = state.peer_incarnation
-        end.sent, end.settled, end.received = state.sent, state.settled, state.received
-        end._unwritten.extend(Kept(*kept) for kept in state.kept)
-        end.kept_bytes = sum(map(_size, end._unwritten))
-        return end
 
     # --- figures ---
 

@@ -18,8 +18,8 @@ import msgspec
 from roamcast.core.codec import Codec
 from roamcast.core.effects import Configured, Input, LinkChanged, Received, SendFailed
 from roamcast.core.notification import Fleeting, Message
-from roamcast.node.link import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, LinkState, Resume
-from roamcast.overlay.reach import Outcome, Reach, ReachState
+from roamcast.node.link import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, Resume
+from roamcast.overlay.reach import Outcome, Reach
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -43,13 +43,6 @@ class LinkTurn(msgspec.Struct):
     """Connections to be closed, because their links were given up: (peer, why)."""
 
 
-class LinksState(msgspec.Struct, frozen=True):
-    """Everything durable, for a snapshot."""
-
-    reach: ReachState
-    ends: list[LinkState]
-
-
 class Links:
     """The ends of all links of one broker, by peer."""
 
@@ -65,13 +58,6 @@ class Links:
         self.ends: dict[str, LinkEnd] = {}
         self._codec = codec
         self._limits = (kept_bytes_max, fleeting_bytes_max)
-
-    def snapshot(self) -> LinksState:
-        return LinksState(self.reach.snapshot(), [end.snapshot() for end in self.ends.values()])
-
-    def restore(self, state: LinksState) -> None:
-        self.reach = Reach.restored(state.reach)
-        self.ends = {end.peer: LinkEnd.restored(end, self._codec, *self._limits) for end in state.ends}
 
     # --- the handshake: nothing of this changes anything ---
 

@@ -131,18 +131,6 @@ class Outcome(msgspec.Struct):
     """Links to be given up: (peer, why)."""
 
 
-class ReachState(msgspec.Struct, frozen=True):
-    """Everything that is remembered, for a snapshot."""
-
-    id: str
-    behind: dict[str, list[str]]
-    cut_off: list[str]
-    joining: dict[str, Joining]
-    attempts: int
-    questions: list[Question]
-    unheard: list[str]
-
-
 class Reach:
     """What one broker knows of the overlay. Every call that changes something says what follows from it."""
 
@@ -169,28 +157,6 @@ class Reach:
         }
         self.messages = tuple(self._handlers)
         """The types of message that `receive` is for."""
-
-    def snapshot(self) -> ReachState:
-        return ReachState(
-            self.id,
-            {peer: list(brokers) for peer, brokers in self._behind.items()},
-            list(self._cut_off),
-            {peer: msgspec.structs.replace(joining) for peer, joining in self._joining.items()},
-            self._attempts,
-            list(self._questions),
-            list(self._unheard),
-        )
-
-    @classmethod
-    def restored(cls, state: ReachState) -> Reach:
-        reach = cls(state.id)
-        reach._behind = {peer: dict.fromkeys(brokers) for peer, brokers in state.behind.items()}
-        reach._cut_off = dict.fromkeys(state.cut_off)
-        reach._joining = {peer: msgspec.structs.replace(one) for peer, one in state.joining.items()}
-        reach._attempts = state.attempts
-        reach._questions = list(state.questions)
-        reach._unheard = dict.fromkeys(state.unheard)
-        return reach
 
     # --- what is known ---
 
