@@ -57,10 +57,13 @@ class Reader(Protocol):
 class Connection:
     __slots__ = (
         "_chunks", "_have", "_need", "access", "aliases", "client", "connect", "guarded", "id",
-        "identity", "is_durable", "is_open", "out", "request", "session", "topics", "version", "waiting",
+        "identity", "is_durable", "is_open", "out", "request", "session", "taken", "topics", "version",
+        "waiting",
     )  # fmt: skip
 
-    __unsaved__ = ("_chunks", "_have", "_need", "access", "guarded", "is_durable", "out", "topics")
+    __unsaved__ = (
+        "_chunks", "_have", "_need", "access", "guarded", "is_durable", "out", "taken", "topics",
+    )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
 
     def __init__(self, id: int, connect: Connect, identity: Identity, access: ClientAccess) -> None:
@@ -89,6 +92,8 @@ class Connection:
         """Topic as it came to the attributes of what is published under it; None is forbidden."""
         self.guarded: dict[bytes, None] = {}
         """Topics under which access depends on the content."""
+        self.taken = b""
+        """What was read last, with the pieces that had come before."""
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 0
@@ -105,6 +110,7 @@ class Connection:
                 return b""
             data = b"".join(self._chunks)
             self._chunks, self._have, self._need = [], 0, 0
+        self.taken = data
         position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
         if position == len(data):
             return data

@@ -224,7 +224,7 @@ class Endpoint:
             whole = connection.read(self, data)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
-            return data
+            return connection.taken
         return whole if connection.is_durable else b""
 
     def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:

@@ -117,6 +117,8 @@ class Broker(SubscribingHost):
         self.now = 0.0
         self.buffer = Buffer(self.settings.buffer_bytes)
         self.front = front
+        self.collect: Callable[[Owner, str, Burst], None] | None = None
+        """Takes what is routed to owners that are no client: their first element is empty."""
         self.router = Router(
             routing,
             self._send_peer,
@@ -320,6 +322,9 @@ class Broker(SubscribingHost):
                     self._record_forwarded(peer, burst)
         issues, protocol = self._issues, self.protocol
         for owner in owners:
+            if not owner[0] and self.collect is not None:
+                self.collect(owner, source, burst)
+                continue
             if burst.published_at < issues.latest and issues.is_too_early(owner, burst):
                 continue
             protocol.on_notification(owner, source, burst)
@@ -337,6 +342,9 @@ class Broker(SubscribingHost):
             if not owners:
                 continue
             deliver = Deliver("", 0, part)
+            for owner in owners:
+                if not owner[0] and self.collect is not None:
+                    self.collect(owner, source, part)
             for client in {owner[0]: None for owner in owners}:
                 attachment = attachments.get(client)
                 if attachment is not None and attachment.queue is not None and attachment.connection:
@@ -493,6 +501,11 @@ class Broker(SubscribingHost):
 
     # --- for those who share this broker's messages and routes ---
 
+    @property
+    def members(self) -> list[str]:
+        """Every broker that can be reached, and this one."""
+        return sorted([self.id, *self._next_hops])
+
     def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
         """Messages of this type are not the core's: they go to this handler."""
         self._handlers[kind] = handler
@@ -527,6 +540,8 @@ class Broker(SubscribingHost):
             if attachment.hello.clean and came_from:
                 # Its client wants a new one. What it may publish was withdrawn where it came from.
                 session.advertisements = {}
+                if self.front is not None:
+                    self.front.arrived(session.client, session.capsule)
                 self._end(session, came_from)
                 return
         if self.front is not None:
@@ -734,3 +749,4 @@ class Broker(SubscribingHost):
                 burst.incarnation, burst.number, burst.count, "Burst", "publish", burst.count, burst.size,
             )
         )  # fmt: skip
+

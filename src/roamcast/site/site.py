@@ -41,6 +41,7 @@ from roamcast.site.inputs import (
 )
 from roamcast.site.retained import KeepThis, Recall, RetainedMessages, TellRetained
 from roamcast.site.settings import SiteSettings
+from roamcast.site.shared import SharedSubscriptions, Takes
 from roamcast.site.wills import PublishThat, Wills
 
 
@@ -59,6 +60,7 @@ class Site:
         self.links = Links(settings.id, Codec())
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
+        self.shared = SharedSubscriptions(self.broker)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
         self._now = 0.0
@@ -212,7 +214,9 @@ class Site:
         self.endpoint.inputs.append(Told(Recall(client, subscription.filter)))
 
     def join(self, client: str, subscription: Subscription) -> None:
-        raise NotImplementedError
+        takes = Takes(subscription.group, subscription.filter, client, joins=True)
+        self.endpoint.inputs.append(Told(takes))
 
     def leave(self, client: str, subscription: Subscription) -> None:
-        raise NotImplementedError
+        takes = Takes(subscription.group, subscription.filter, client, joins=False)
+        self.endpoint.inputs.append(Told(takes))
