@@ -30,9 +30,10 @@ check: setup ## Lint, types and the import rules between rooms
 	$(BIN)/mypy --strict
 	$(BIN)/python -m pytest -qq tests/test_rooms.py
 
-bench: setup ## Measure matching and the simulator on this machine
+bench: setup ## Measure matching, the simulator and the broker on this machine
 	$(BIN)/roamcast bench match
 	$(BIN)/roamcast bench sim
+	$(BIN)/roamcast bench broker
 
 clean: ## Remove .venv and everything that tools and runs left behind
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out

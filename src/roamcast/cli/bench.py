@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from roamcast.cli.output import emit_json, progress, table
+from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
 
@@ -20,6 +20,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="bench")
     group.command("match", epilog=show_examples("roamcast bench match --subscriptions 100000 --json"))(match)
     group.command("sim", epilog=show_examples("roamcast bench sim --repeat 5 --json"))(sim)
+    group.command(
+        "broker", epilog=show_examples("roamcast bench broker --against mosquitto,amqtt --out figures --json")
+    )(broker)
     group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
 
@@ -93,6 +96,73 @@ def journal(
     with progress("committing") as report:
         result = benchmark.run(folder, seconds, progress=report)
     show(result, title="bench journal", as_json=as_json)
+
+
+def broker(
+    against: Annotated[
+        str, typer.Option(help="What to compare with: mosquitto, amqtt, both with a comma, or none.")
+    ] = "mosquitto,amqtt",
+    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case with each broker, in turn.")] = 5,
+    idle: Annotated[int, typer.Option(min=1, help="Connections that are opened and stay silent.")] = 10_000,
+    quick: Annotated[bool, typer.Option("--quick", help="One very short run of each case.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder for the figure, broker.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """A broker process and others under the same load: messages per second. Exit code 1 if any is lost."""
+    from roamcast.bench import broker as benchmark
+
+    if out is not None:
+        prepare_out_folder(out)
+    names = benchmark.parse_names(against)
+    if quick:
+        seconds, rounds, idle = 0.1, 1, 200
+    with progress("measuring brokers") as report:
+        result = benchmark.run(against=names, seconds=seconds, rounds=rounds, idle=idle, progress=report)
+    if out is not None:
+        from roamcast.bench.broker_figure import write_figure
+
+        result["figure"] = str(out / "broker.png") if write_figure(result, out / "broker.png") else None
+    if as_json:
+        emit_json(result)
+    else:
+        show_broker(result)
+    if any("roamcast" in failure for failure in result["failures"]):
+        raise typer.Exit(1)
+
+
+def show_broker(result: dict[str, Any]) -> None:
+    columns = ["case", "QoS", "journal", "messages/s", "per core s"]
+    names = list(dict.fromkeys(name for row in result["cases"] for name in row["against"]))
+    for name in names:
+        columns += [name, "times", "per core s", "asked for", "holds"]
+    rows = []
+    for row in result["cases"]:
+        cells = [row["case"], row["qos"], row["journal"], row["messages_per_s"], row["messages_per_core_s"]]
+        for name in names:
+            other = row["against"].get(name, {})
+            parts = ("messages_per_s", "ratio", "ratio_per_core_s", "target", "holds")
+            cells += [other.get(part) for part in parts]
+        rows.append(cells)
+    table(columns, rows, title="bench broker: messages per second")
+    for title, part in (("latency", "latency"), ("memory with idle connections", "idle")):
+        keys = list(dict.fromkeys(key for row in result[part] for key in row))
+        if keys:
+            table(
+                [k.replace("_", " ") for k in keys],
+                [[r.get(k) for k in keys] for r in result[part]],
+                title=title,
+            )
+    for row in result["cases"]:
+        if "target_per_s" in row:
+            asked = f"{row['target_per_s']:,.0f} per second asked for"
+            print(f"{row['case']}: {asked}, {'holds' if row['holds'] else 'does not hold'}")
+    for name, settings in result["settings"].items():
+        print(f"{name}: {settings}")
+    for name, reason in result["skipped"].items():
+        print(f"{name} is left out: {reason}")
+    for failure in result["failures"]:
+        print(f"failed: {failure}")
 
 
 def show(result: dict[str, Any], *, title: str, as_json: bool) -> None:

@@ -1,0 +1,273 @@
+"""`roamcast bench broker`: Roamcast, Mosquitto and amqtt under the same load, in turn, on one core.
+
+Every figure is the median of short runs that alternate between the brokers, so that whatever else the
+machine does hits all of them. Beside messages per second stands what a broker does in a second of its
+core: that one does not depend on how much of the core others took.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from roamcast.bench.broker_cases import CASES, TOPIC, Case, content, even_cycle
+from roamcast.bench.contestants import OTHERS, ROAMCAST, Kind
+from roamcast.bench.mqtt_load import Figure, idle_connections, latencies_s
+from roamcast.bench.processes import BenchFailed, Process, running_on, two_cores, wait_until
+from roamcast.errors import InputError, did_you_mean
+
+AMQTT_TARGET = 10.0
+LATENCY_TARGET = 1.5
+LATENCY_PER_S = 500.0
+IDLE_CONNECTIONS = 10_000
+IDLE_BYTES_MAX = 400_000_000
+SETTLE_S = 30.0
+
+Report = Callable[[int, int], None]
+Row = dict[str, Any]
+
+
+def parse_names(text: str) -> list[str]:
+    """The brokers to compare with; `none` is no broker."""
+    names = [] if text == "none" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in OTHERS:
+            known = did_you_mean(name, OTHERS) or f"valid are {', '.join(OTHERS)}, both, or none"
+            raise InputError(f"--against {name}: {known}")
+    return names
+
+
+def run(
+    *,
+    against: Sequence[str],
+    seconds: float = 1.0,
+    rounds: int = 5,
+    idle: int = IDLE_CONNECTIONS,
+    progress: Report = lambda done, total: None,
+) -> dict[str, Any]:
+    skipped = {name: reason for name in against if (reason := OTHERS[name].missing()) is not None}
+    broker_core, load_core = two_cores()
+    with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as folder, ExitStack() as stack:
+        stack.enter_context(running_on(load_core))
+        field = Field(Path(folder), broker_core, stack)
+        for sync, kind in ROAMCAST.items():
+            field.enter(f"roamcast {sync}", kind)
+        for name in against:
+            if name not in skipped:
+                try:
+                    field.enter(name, OTHERS[name])
+                except BenchFailed as error:
+                    skipped[name] = str(error)
+        total = len(CASES) + 2
+        rows = []
+        for number, case in enumerate(CASES):
+            progress(number, total)
+            rows += field.measure(case, seconds, rounds)
+        progress(len(CASES), total)
+        latency = field.measure_latency(seconds, rounds)
+        progress(len(CASES) + 1, total)
+        memory = field.measure_idle(idle)
+        progress(total, total)
+    return {
+        "machine": machine(pinned=bool(broker_core)),
+        "settings": {name: kind.settings for name, (kind, _) in field.contestants.items()},
+        "load": "one process on the other core, raw sockets, 64- to 100-byte payloads, every message checked",
+        "rounds": rounds,
+        "seconds": seconds,
+        "content_filters_matching": content().matching,
+        "skipped": skipped,
+        "failures": field.failures,
+        "cases": rows,
+        "latency": latency,
+        "idle": memory,
+    }
+
+
+def machine(*, pinned: bool) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "pinned": pinned,
+    }
+
+
+class Field:
+    """The brokers that run, and what they are measured by."""
+
+    def __init__(self, folder: Path, core: frozenset[int], stack: ExitStack) -> None:
+        self.contestants: dict[str, tuple[Kind, Process]] = {}
+        self.failures: list[str] = []
+        """Runs that gave no figure, and why."""
+        self._folder = folder
+        self._core = core
+        self._stack = stack
+
+    def enter(self, name: str, kind: Kind) -> None:
+        process = kind.start(self._folder / name.replace(" ", "-"), self._core)
+        self._stack.callback(process.stop)
+        self.contestants[name] = kind, process
+
+    def names_for(self, syncs: Sequence[str], against_others: bool) -> list[str]:
+        own = [f"roamcast {sync}" for sync in syncs]
+        return own + [name for name in self.contestants if against_others and name in OTHERS]
+
+    def in_turn(
+        self, what: str, names: Sequence[str], rounds: int, one: Callable[[Process], Any]
+    ) -> dict[str, list[Any]]:
+        """What each gave, round after round; who fails once is out of this case."""
+        results: dict[str, list[Any]] = {name: [] for name in names}
+        failed: set[str] = set()
+        for turn in range(rounds):
+            for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+                if name in failed:
+                    continue
+                try:
+                    results[name].append(one(self.contestants[name][1]))
+                except (BenchFailed, OSError) as error:
+                    failed.add(name)
+                    self.failures.append(f"{what}: {name}: {error}")
+        return {name: found for name, found in results.items() if name not in failed}
+
+    # --- throughput ---
+
+    def measure(self, case: Case, seconds: float, rounds: int) -> list[Row]:
+        def one(process: Process) -> tuple[Figure, float]:
+            before_s = process.cpu_s()
+            figure = case.run(process.port, seconds)
+            return figure, figure.messages / max(process.cpu_s() - before_s, 1e-6)
+
+        names = self.names_for(list(case.targets), case.against_others)
+        found = self.in_turn(f"{case.name}, QoS {case.qos}", names, rounds, one)
+        summaries = {name: summary(runs) for name, runs in found.items()}
+        return [
+            self._row(case, sync, target, summaries)
+            for sync, target in case.targets.items()
+            if f"roamcast {sync}" in summaries
+        ]
+
+    def _row(self, case: Case, sync: str, target: float, summaries: dict[str, Row]) -> Row:
+        own = summaries[f"roamcast {sync}"]
+        row: Row = {
+            "case": case.name,
+            "qos": case.qos,
+            "journal": f"sync = {sync}" if case.qos else "not touched by QoS 0",
+            "records": "counters",
+            **own,
+            "against": {},
+        }
+        if case.at_least_per_s is not None:
+            row["target_per_s"] = case.at_least_per_s
+            row["holds"] = own["messages_per_s"] >= case.at_least_per_s
+            row["holds_per_core_s"] = own["messages_per_core_s"] >= case.at_least_per_s
+        for name, other in summaries.items():
+            if name in OTHERS:
+                row["against"][name] = compared(own, other, target if name == "mosquitto" else AMQTT_TARGET)
+        return row
+
+    # --- latency and memory ---
+
+    def measure_latency(self, seconds: float, rounds: int) -> list[Row]:
+        def one(process: Process) -> list[float]:
+            return latencies_s(process.port, even_cycle(1), TOPIC, LATENCY_PER_S, seconds)
+
+        found = self.in_turn("latency", self.names_for(["process", "group"], True), rounds, one)
+        rows: list[Row] = [
+            {
+                "broker": name,
+                "qos": 1,
+                "per_s": LATENCY_PER_S,
+                "p50_ms": 1_000 * median(at_rank(run, 0.5) for run in runs),
+                "p99_ms": 1_000 * median(at_rank(run, 0.99) for run in runs),
+            }
+            for name, runs in found.items()
+        ]
+        mosquitto = next((row for row in rows if row["broker"] == "mosquitto"), None)
+        for row in rows:
+            if mosquitto is not None and row["broker"].startswith("roamcast"):
+                row["p50_times_mosquitto"] = row["p50_ms"] / mosquitto["p50_ms"]
+                if row["broker"] == "roamcast process":
+                    row["target_times"] = LATENCY_TARGET
+                    row["holds"] = row["p50_times_mosquitto"] <= LATENCY_TARGET
+        return rows
+
+    def measure_idle(self, count: int) -> list[Row]:
+        count = min(count, descriptors_max() - 200)
+        rows: list[Row] = []
+        for name in self.names_for(["process"], True):
+            try:
+                row: Row = {"broker": name, **self._idle(name, count)}
+            except (BenchFailed, OSError) as error:
+                self.failures.append(f"idle connections: {name}: {error}")
+                continue
+            if name.startswith("roamcast"):
+                row |= {"target_bytes": IDLE_BYTES_MAX, "holds": row["resident_bytes"] < IDLE_BYTES_MAX}
+            rows.append(row)
+        return rows
+
+    def _idle(self, name: str, count: int) -> Row:
+        """With a broker that has done nothing before: what runs left in its memory is not what is asked."""
+        process = self.contestants[name][0].start(self._folder / f"idle-{name.replace(' ', '-')}", self._core)
+        try:
+            before = process.resident_bytes()
+            after = idle_connections(process.port, count, lambda: settled(process))
+        finally:
+            process.stop()
+        return {"connections": count, "resident_bytes": after, "before_bytes": before}
+
+
+def settled(process: Process) -> int:
+    """The memory of a process when it has come to rest."""
+    last = -1
+
+    def is_steady() -> bool:
+        nonlocal last
+        before, last = last, process.resident_bytes()
+        return last == before
+
+    wait_until(is_steady, SETTLE_S)
+    return process.resident_bytes()
+
+
+def descriptors_max() -> int:
+    """How many files this process and its children may have open, after asking for as many as allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def at_rank(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def summary(runs: Sequence[tuple[Figure, float]]) -> Row:
+    return {
+        "messages_per_s": median(figure.messages_per_s for figure, _ in runs),
+        "messages_per_s_best": max(figure.messages_per_s for figure, _ in runs),
+        "messages_per_core_s": median(per_core_s for _, per_core_s in runs),
+        "deliveries_per_s": median(figure.deliveries / figure.seconds for figure, _ in runs),
+        "load_share_of_core": median(figure.load_cpu_s / figure.seconds for figure, _ in runs),
+    }
+
+
+def compared(own: Row, other: Row, target: float) -> Row:
+    ratio = own["messages_per_s"] / other["messages_per_s"]
+    per_core_s = own["messages_per_core_s"] / other["messages_per_core_s"]
+    return {
+        "messages_per_s": other["messages_per_s"],
+        "messages_per_core_s": other["messages_per_core_s"],
+        "ratio": ratio,
+        "ratio_per_core_s": per_core_s,
+        "target": target,
+        "holds": ratio >= target,
+        "holds_per_core_s": per_core_s >= target,
+    }

@@ -1,0 +1,371 @@
+"""The load: MQTT clients on raw sockets, all in one process, that check every byte they receive.
+
+One process drives all brokers alike, faster than any of them: frames are made beforehand, written by
+the hundred, and checked by the read (see accounting).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from roamcast.bench.accounting import READ_BYTES, Acknowledged, Cycle, Echo, EvenStream, MixedStream
+from roamcast.bench.processes import HOST, BenchFailed
+from roamcast.mqtt import packets
+from roamcast.mqtt.packets import Packet
+from roamcast.mqtt.reading import cut, parse
+from roamcast.mqtt.writing import write
+
+PATIENCE_S = 30.0
+"""How long anything may take before the run is given up."""
+WINDOW_QOS_0 = 4_000
+"""Messages under way to the slowest subscriber, so that no broker has a reason to drop any."""
+WINDOW_QOS_1 = 1_000
+"""Messages that a publisher has sent and that are not acknowledged."""
+CHUNK = 250
+"""Messages in one write, where it is not said otherwise."""
+FILTERS_TOGETHER = 50
+"""Topic filters in one SUBSCRIBE."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one run gave."""
+
+    messages: int
+    deliveries: int
+    seconds: float
+    load_cpu_s: float
+
+    @property
+    def messages_per_s(self) -> float:
+        return self.messages / self.seconds
+
+
+class Connection:
+    """A client's connection. It blocks until `go`, and never afterwards."""
+
+    def __init__(self, port: int, client_id: str, version: int = 4, wait: bool = True) -> None:
+        self.version = version
+        self.socket = socket.create_connection((HOST, port), PATIENCE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.blocked: set[Connection] = set()
+        """Where it puts itself when the socket takes no more."""
+        self._waiting = b""
+        self._read = b""
+        self._packet_id = 0
+        self.send_all(packets.Connect(version, client_id, clean_start=True))
+        if wait:
+            self.welcome()
+
+    def welcome(self) -> None:
+        answer = self.receive_packet()
+        if not isinstance(answer, packets.Connack) or answer.reason:
+            raise BenchFailed(f"the broker answered CONNECT with {answer}")
+
+    def send_all(self, packet: Packet) -> None:
+        self.socket.sendall(write(packet, self.version))
+
+    def receive_packet(self) -> Packet:
+        while True:
+            whole = cut(self._read, 0, 1 << 20)
+            if whole is not None:
+                first, start, end = whole
+                packet = parse(first, self._read[start:end], self.version, from_client=False)
+                self._read = self._read[end:]
+                return packet
+            data = self.socket.recv(4096)
+            if not data:
+                raise BenchFailed("the broker closed a connection")
+            self._read += data
+
+    def subscribe(self, filters: Sequence[str], qos: int) -> None:
+        """Subscribe to all of these and wait until that is acknowledged."""
+        for at in range(0, len(filters), FILTERS_TOGETHER):
+            entries = tuple(
+                packets.SubscriptionEntry(filter, qos) for filter in filters[at : at + FILTERS_TOGETHER]
+            )
+            self._packet_id += 1
+            self.send_all(packets.Subscribe(self._packet_id, entries))
+            answer = self.receive_packet()
+            if not isinstance(answer, packets.Suback) or answer.reasons != (qos,) * len(entries):
+                raise BenchFailed(f"the broker answered SUBSCRIBE with {answer}")
+
+    def go(self) -> Connection:
+        self.socket.setblocking(False)
+        return self
+
+    @property
+    def is_blocked(self) -> bool:
+        return bool(self._waiting)
+
+    def send(self, data: bytes = b"") -> None:
+        """Send what the socket takes now, and keep the rest."""
+        data = self._waiting + data if self._waiting else data
+        try:
+            taken = self.socket.send(data) if data else 0
+        except BlockingIOError:
+            taken = 0
+        self._waiting = data[taken:]
+        if self._waiting:
+            self.blocked.add(self)
+
+    def receive(self) -> bytes:
+        data = self.socket.recv(READ_BYTES)
+        if not data:
+            raise BenchFailed("the broker closed a connection")
+        return data
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Poller:
+    """Connections and what to do when they can be read."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._handlers: dict[int, tuple[Connection, Callable[[], None]]] = {}
+        self._blocked: set[Connection] = set()
+
+    def add(self, connection: Connection, handler: Callable[[], None]) -> None:
+        number = connection.go().socket.fileno()
+        self._handlers[number] = connection, handler
+        connection.blocked = self._blocked
+        self._poll.register(number, select.EPOLLIN)
+
+    def turn(self, timeout_s: float) -> None:
+        for connection in self._blocked:
+            self._poll.modify(connection.socket, select.EPOLLIN | select.EPOLLOUT)
+        for number, events in self._poll.poll(timeout_s):
+            connection, handler = self._handlers[number]
+            if events & select.EPOLLOUT:
+                self._poll.modify(number, select.EPOLLIN)
+                self._blocked.discard(connection)
+                connection.send()
+            if events & ~select.EPOLLOUT:
+                handler()
+
+    def close(self) -> None:
+        self._poll.close()
+        for connection, _ in self._handlers.values():
+            connection.close()
+
+
+class Publisher:
+    """Sends a cycle of messages, some at a time, within its window."""
+
+    def __init__(self, connection: Connection, cycle: Cycle, chunk: int) -> None:
+        self.connection = connection
+        self.cycle = cycle
+        self.sent = 0
+        self.chunk = chunk
+        if len(cycle) % chunk:
+            raise ValueError("a cycle is a whole number of chunks")
+        self._chunks = [b"".join(cycle.frames[at : at + chunk]) for at in range(0, len(cycle), chunk)]
+        self.acknowledged = Acknowledged(cycle)
+
+    def may_send(self, done: int) -> bool:
+        """Whether there is room for a chunk when `done` messages have arrived everywhere."""
+        if self.connection.is_blocked or self.sent - done > WINDOW_QOS_0 - self.chunk:
+            return False
+        return not self.cycle.qos or self.sent - self.acknowledged.count <= WINDOW_QOS_1 - self.chunk
+
+    def send(self) -> None:
+        self.connection.send(self._chunks[self.sent // self.chunk % len(self._chunks)])
+        self.sent += self.chunk
+
+    def on_read(self) -> None:
+        self.acknowledged.take(self.connection.receive(), self.sent if self.cycle.qos else 0)
+
+    @property
+    def is_acknowledged(self) -> bool:
+        return not self.cycle.qos or self.acknowledged.count == self.sent
+
+
+def _receiver(connection: Connection, stream: EvenStream | MixedStream) -> Callable[[], None]:
+    def on_read() -> None:
+        acks = stream.take(connection.receive())
+        if acks:
+            connection.send(acks)
+
+    return on_read
+
+
+def one_to_many(
+    port: int,
+    cycle: Cycle,
+    subscribers: Sequence[tuple[Connection, EvenStream]],
+    seconds: float,
+    chunk: int = CHUNK,
+) -> Figure:
+    """One publisher sends as fast as its windows allow; every subscriber gets what is due to it."""
+    poller = Poller()
+    version = subscribers[0][0].version
+    publisher = Publisher(Connection(port, "bench-publisher", version), cycle, chunk)
+    poller.add(publisher.connection, publisher.on_read)
+    streams = [stream for _, stream in subscribers]
+    for connection, stream in subscribers:
+        poller.add(connection, _receiver(connection, stream))
+
+    def send() -> None:
+        done = min(stream.done() for stream in streams)
+        while publisher.may_send(done):
+            publisher.send()
+
+    def is_done() -> bool:
+        sent = publisher.sent
+        return publisher.is_acknowledged and all(one.received == one.expected(sent) for one in streams)
+
+    try:
+        elapsed_s, cpu_s = _run(poller, send, is_done, seconds)
+    finally:
+        poller.close()
+    return Figure(publisher.sent, sum(stream.received for stream in streams), elapsed_s, cpu_s)
+
+
+def many_to_one(port: int, cycles: Sequence[Cycle], seconds: float, chunk: int) -> Figure:
+    """Publishers with topics and sizes of their own, a few messages per write, to one subscriber."""
+    poller = Poller()
+    subscriber = Connection(port, "bench-subscriber")
+    subscriber.subscribe(["bench/#"], cycles[0].qos)
+    stream = MixedStream(cycles)
+    poller.add(subscriber, _receiver(subscriber, stream))
+    publishers = [
+        Publisher(Connection(port, f"bench-publisher-{number}"), cycle, chunk)
+        for number, cycle in enumerate(cycles)
+    ]
+    for publisher in publishers:
+        poller.add(publisher.connection, publisher.on_read)
+    most = WINDOW_QOS_0 - chunk * len(publishers)
+
+    def send() -> None:
+        # One write for each publisher in turn, so that the broker sees them mixed.
+        while sum(one.sent for one in publishers) - stream.received <= most:
+            ready = [one for one in publishers if one.may_send(one.sent)]
+            for publisher in ready:
+                publisher.send()
+            if not ready:
+                break
+
+    def is_done() -> bool:
+        return stream.received >= sum(one.sent for one in publishers) and all(
+            one.is_acknowledged for one in publishers
+        )
+
+    try:
+        elapsed_s, cpu_s = _run(poller, send, is_done, seconds)
+    finally:
+        poller.close()
+    stream.verify([one.sent for one in publishers])
+    return Figure(sum(one.sent for one in publishers), stream.received, elapsed_s, cpu_s)
+
+
+def one_in_flight(port: int, cycles: Sequence[Cycle], topics: Sequence[str], seconds: float) -> Figure:
+    """Clients that each send the next message when their last one has come back to them."""
+    poller = Poller()
+    echoes = [Echo(cycle) for cycle in cycles]
+    connections = []
+    open_count = 0
+    is_over = False
+
+    def handler(connection: Connection, echo: Echo) -> Callable[[], None]:
+        def on_read() -> None:
+            nonlocal open_count
+            answer = echo.take(connection.receive())
+            if answer is not None:
+                if is_over:
+                    open_count -= 1
+                else:
+                    connection.send(answer)
+
+        return on_read
+
+    for number, (echo, topic) in enumerate(zip(echoes, topics, strict=True)):
+        connection = Connection(port, f"bench-{number}")
+        connection.subscribe([topic], cycles[0].qos)
+        connections.append(connection)
+        poller.add(connection, handler(connection, echo))
+    started_cpu_s, started_s = time.process_time(), time.perf_counter()
+    for connection, echo in zip(connections, echoes, strict=True):
+        connection.send(echo.first())
+        open_count += 1
+    try:
+        while time.perf_counter() - started_s < seconds:
+            poller.turn(0.05)
+        is_over = True
+        # The last ones are answered too, but nothing follows them.
+        while open_count:
+            poller.turn(0.05)
+            if time.perf_counter() - started_s > seconds + PATIENCE_S:
+                raise BenchFailed(f"{open_count} messages did not come back")
+        elapsed_s = time.perf_counter() - started_s
+    finally:
+        poller.close()
+    count = sum(echo.count for echo in echoes)
+    return Figure(count, count, elapsed_s, time.process_time() - started_cpu_s)
+
+
+def latencies_s(port: int, cycle: Cycle, topic: str, per_s: float, seconds: float) -> list[float]:
+    """From when each message was to be sent, at a steady rate, until it has arrived."""
+    poller = Poller()
+    subscriber, stream = Connection(port, "bench-subscriber"), EvenStream(cycle)
+    subscriber.subscribe([topic], cycle.qos)
+    publisher = Publisher(Connection(port, "bench-publisher"), cycle, 1)
+    poller.add(subscriber, _receiver(subscriber, stream))
+    poller.add(publisher.connection, publisher.on_read)
+    took_s: list[float] = []
+    count = int(per_s * seconds)
+    started_s = time.perf_counter() + 0.01
+    try:
+        while len(took_s) < count:
+            now_s = time.perf_counter()
+            if publisher.sent < count and now_s >= started_s + publisher.sent / per_s:
+                publisher.send()
+            # Waiting in the kernel would add its own time to what is measured.
+            poller.turn(0)
+            now_s = time.perf_counter()
+            took_s += (now_s - started_s - number / per_s for number in range(len(took_s), stream.received))
+            if now_s > started_s + seconds + PATIENCE_S:
+                raise BenchFailed(f"{count - len(took_s)} messages did not arrive")
+    finally:
+        poller.close()
+    return took_s
+
+
+def idle_connections(port: int, count: int, measure: Callable[[], int]) -> int:
+    """What is measured when so many clients are connected and silent."""
+    connections: list[Connection] = []
+    try:
+        while len(connections) < count:
+            fresh = [
+                Connection(port, f"idle-{len(connections) + number}", wait=False)
+                for number in range(min(200, count - len(connections)))
+            ]
+            connections += fresh
+            for connection in fresh:
+                connection.welcome()
+        return measure()
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def _run(
+    poller: Poller, send: Callable[[], None], is_done: Callable[[], bool], seconds: float
+) -> tuple[float, float]:
+    """Send for so long, then wait until all has arrived: how long that took, and how much of this core."""
+    started_cpu_s, started_s = time.process_time(), time.perf_counter()
+    is_sending = True
+    while is_sending or not is_done():
+        now_s = time.perf_counter()
+        if is_sending:
+            is_sending = now_s - started_s < seconds
+            send()
+        elif now_s - started_s > seconds + PATIENCE_S:
+            raise BenchFailed(f"not everything arrived within {PATIENCE_S:.0f} s")
+        poller.turn(0.05)
+    return time.perf_counter() - started_s, time.process_time() - started_cpu_s

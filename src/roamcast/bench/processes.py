@@ -1,0 +1,144 @@
+"""Processes that a benchmark starts: on free ports of loopback, on a core of their own, stopped by id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HOST = "127.0.0.1"
+START_S = 60.0
+STOP_S = 10.0
+_PAUSE_S = 0.02
+
+
+class BenchFailed(Exception):
+    """A run that cannot be counted; the text says what went wrong."""
+
+
+def roamcast_command(*arguments: str) -> list[str]:
+    """How this very code is started again."""
+    return [sys.executable, "-c", "import sys; from roamcast.cli import main; sys.exit(main())", *arguments]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+@dataclass
+class Process:
+    """A program that serves on a port. Its output goes to a file."""
+
+    name: str
+    command: Sequence[str]
+    port: int
+    log: Path
+    cores: frozenset[int] = frozenset()
+    """Where it runs; empty lets the system choose."""
+    variables: dict[str, str] = field(default_factory=dict)
+    child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.child = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.variables},
+            )
+        if self.cores:
+            os.sched_setaffinity(self.child.pid, self.cores)
+
+    @property
+    def pid(self) -> int:
+        assert self.child is not None
+        return self.child.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self.child is not None and self.child.poll() is None
+
+    def is_listening(self) -> bool:
+        try:
+            socket.create_connection((HOST, self.port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+    def wait_listening(self, seconds: float = START_S) -> None:
+        if not wait_until(lambda: not self.is_running or self.is_listening(), seconds):
+            raise BenchFailed(f"{self.name} did not listen within {seconds:.0f} s: {self.last_words()}")
+        if not self.is_running:
+            raise BenchFailed(f"{self.name} ended: {self.last_words()}")
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return " ".join(lines[-1:]) or "it said nothing"
+
+    def send(self, number: signal.Signals) -> None:
+        if self.is_running:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        if self.child is not None:
+            self.child.wait(STOP_S)
+
+    def stop(self) -> None:
+        """Ask it to stop, and make it."""
+        self.send(signal.SIGTERM)
+        if self.child is not None:
+            try:
+                self.child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def cpu_s(self) -> float:
+        """Seconds of a core that it has taken so far."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def two_cores() -> tuple[frozenset[int], frozenset[int]]:
+    """A core for what is measured and one for the load; empty where there are not two."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return frozenset(), frozenset()
+    return frozenset(cores[:1]), frozenset(cores[1:2])
+
+
+@contextmanager
+def running_on(cores: frozenset[int]) -> Iterator[None]:
+    """This process on these cores while the block runs."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
