@@ -148,8 +148,9 @@ class MqttSession:
         try:
             return self._options[key]
         except KeyError:
-            decoded = decode_attributes(attributes)
-            options = None if self._needs_contents(decoded) else self.options_of(decoded, own)
+            options = self._common_options(own)
+            if options is None and not self._needs_contents():
+                options = self.options_of(decode_attributes(attributes), own)
             if len(self._options) >= OPTIONS_KEPT_MAX:
                 self._options.clear()
             self._options[key] = options
@@ -172,7 +173,21 @@ class MqttSession:
             tuple(one.identifier for one in wanting if one.identifier is not None),
         )
 
-    def _needs_contents(self, attributes: Attributes) -> bool:
+    def _common_options(self, own: bool) -> Options | None:
+        """What all subscriptions ask for alike; then it does not matter which of them it was for."""
+        asked = {
+            (one.qos, one.retain_as_published, one.identifier, own and one.no_local)
+            for one in self.subscriptions.values()
+        }
+        if len(asked) != 1:
+            return None
+        qos, retain_as_published, identifier, unwanted = asked.pop()
+        # How many matched would show in the identifiers.
+        if identifier is not None or unwanted:
+            return None
+        return Options(qos, retain_as_published, ())
+
+    def _needs_contents(self) -> bool:
         return any(_asks_more(parse(one.filter)) for one in self.subscriptions.values())
 
 

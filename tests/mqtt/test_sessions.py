@@ -1,0 +1,54 @@
+"""How a session's subscriptions decide in which way a notification is sent."""
+
+import pytest
+
+from roamcast.core.notification import encode_attributes
+from roamcast.mqtt.sessions import MqttSession, Options, Subscription
+
+HOT, COLD = {"topic": "t", "x": 9}, {"topic": "t", "x": 1}
+
+
+def session(*subscriptions: Subscription) -> MqttSession:
+    made = MqttSession("c")
+    for subscription in subscriptions:
+        made.subscribe(subscription)
+    return made
+
+
+def ranged(bound: int, **options: object) -> Subscription:
+    name = f"t?x>{bound}"
+    chosen = {"qos": 1, "no_local": False, "retain_as_published": False, "identifier": None} | options
+    return Subscription(name, f"topic = 't' AND x > {bound}", **chosen)  # type: ignore[arg-type]
+
+
+def test_where_all_ask_alike_contents_do_not_matter() -> None:
+    alike = session(ranged(0), ranged(5))
+    assert alike.options(encode_attributes({"topic": "t"}), False) == Options(1, False, ())
+
+
+@pytest.mark.parametrize("other", [{"qos": 2}, {"retain_as_published": True}, {"identifier": 7}])
+def test_where_they_differ_each_notification_is_looked_at(other: dict[str, object]) -> None:
+    differing = session(ranged(0), ranged(5, **other))
+    assert differing.options(encode_attributes({"topic": "t"}), False) is None
+    assert differing.options_of(COLD, False) == Options(1, False, ())
+    assert differing.options_of(HOT, False) != Options(1, False, ())
+
+
+def test_identifiers_tell_how_many_matched() -> None:
+    named = session(ranged(0, identifier=7), ranged(5, identifier=7))
+    assert named.options(encode_attributes({"topic": "t"}), False) is None
+    assert named.options_of(HOT, False).identifiers == (7, 7)
+
+
+def test_ones_own_are_left_out_where_all_say_so() -> None:
+    local = session(ranged(0, no_local=True), ranged(5, no_local=True))
+    assert local.options(encode_attributes({"topic": "t"}), False) == Options(1, False, ())
+    assert local.options(encode_attributes({"topic": "t"}), True) is None
+    assert local.options_of(HOT, True).qos == -1
+
+
+def test_what_is_remembered_is_forgotten_with_a_new_subscription() -> None:
+    growing = session(ranged(0))
+    assert growing.options(encode_attributes({"topic": "t"}), False) == Options(1, False, ())
+    growing.subscribe(ranged(5, qos=2))
+    assert growing.options(encode_attributes({"topic": "t"}), False) is None
