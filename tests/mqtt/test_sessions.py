@@ -3,9 +3,11 @@
 import pytest
 
 from roamcast.core.notification import encode_attributes
+from roamcast.filters.filter import Attributes
 from roamcast.mqtt.sessions import MqttSession, Options, Subscription
 
-HOT, COLD = {"topic": "t", "x": 9}, {"topic": "t", "x": 1}
+HOT: Attributes = {"topic": "t", "x": 9}
+COLD: Attributes = {"topic": "t", "x": 1}
 
 
 def session(*subscriptions: Subscription) -> MqttSession:
