@@ -42,7 +42,7 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
     if plan is None:
         options = session.options(burst.attributes, own)
         is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
-        if options is None or not is_plain:
+        if options is None or options.identity or not is_plain:
             return _send_singly(endpoint, connection, session, burst, sequence, options)
         plan = _plan(endpoint, connection, burst, options)
         if len(session.plans) >= PLANS_KEPT_MAX:
@@ -87,7 +87,7 @@ def _send_singly(
     sequence: int,
     options: Options | None,
 ) -> int:
-    """One by one, because each has options, an expiry or a size of its own."""
+    """One by one, because each has options, an identity, an expiry or a size of its own."""
     own, limit, left_out = burst.publisher == connection.client, connection.connect.maximum_packet_size, 0
     contents = endpoint.contents(burst) if options is None else [{}] * burst.count
     for position, attributes in enumerate(contents):
@@ -124,7 +124,7 @@ def _send_again(
 ) -> tuple[Burst, int]:
     """What was in flight when the last connection ended, with its packet ids; gives what is left."""
     in_flight, encoder, out = session.in_flight, endpoint.encoder, connection.out
-    options = session.options(burst.attributes, False) or Options(2, False, ())
+    options = session.options(burst.attributes, False) or Options(2, False, (), session.wants_identity)
     sent = 0
     while sent < burst.count and in_flight.is_resending:
         single = burst.part(sent, sent + 1)

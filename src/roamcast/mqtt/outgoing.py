@@ -10,6 +10,7 @@ from roamcast.core.notification import Burst, decode_attributes
 from roamcast.mqtt import properties
 from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.fields import write_variable
+from roamcast.mqtt.identities import identity_properties
 from roamcast.mqtt.marks import EXPIRY, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.sessions import Options
 
@@ -66,7 +67,7 @@ class Encoder:
 
     def writer(self, burst: Burst, version: int, qos: int, options: Options, now: float) -> FrameWriter:
         marks = burst.marks
-        if marks[0] & EXPIRY:
+        if marks[0] & EXPIRY or options.identity:
             return self._new_writer(burst, version, qos, options, int(now - burst.published_at))
         key = (burst.attributes, marks, version, qos, options)
         writer = self._writers.get(key)
@@ -80,6 +81,9 @@ class Encoder:
         flags = burst.marks[0]
         retain = bool(flags & RETAINED) or (options.retain_as_published and bool(flags & RETAIN))
         block = _amended(burst.marks[1:], options, age_s) if version == 5 else b""
+        if options.identity and version == 5:
+            number = 0 if flags & RETAINED else burst.number
+            block += identity_properties(burst.publisher, burst.incarnation, number)
         described = write_variable(len(block)) + block if version == 5 else b""
         return FrameWriter(self.topic_of(burst.attributes).encode(), qos, retain, described)
 

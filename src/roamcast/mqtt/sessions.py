@@ -38,6 +38,8 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     identifier: int | None
     group: str = ""
     """Of a shared subscription."""
+    identity: bool = False
+    """Whether the client wants to know whose each notification is, and which."""
 
 
 class Plan(NamedTuple):
@@ -54,6 +56,8 @@ class Options(NamedTuple):
     qos: int
     retain_as_published: bool
     identifiers: tuple[int, ...]
+    identity: bool = False
+    """Say whose it is, and which: each notification then has properties of its own."""
 
 
 class Capsule(msgspec.Struct, frozen=True, array_like=True):
@@ -166,11 +170,12 @@ class MqttSession:
         if not wanting:
             # Its subscription has gone since; or it is one's own and not wanted: then QoS is -1.
             unwanted = own and any(one.no_local for one in self.subscriptions.values())
-            return Options(-1 if unwanted else 2, False, ())
+            return Options(-1 if unwanted else 2, False, (), self.wants_identity)
         return Options(
             max(one.qos for one in wanting),
             any(one.retain_as_published for one in wanting),
             tuple(one.identifier for one in wanting if one.identifier is not None),
+            self.wants_identity,
         )
 
     def _common_options(self, own: bool) -> Options | None:
@@ -185,7 +190,11 @@ class MqttSession:
         # How many matched would show in the identifiers.
         if identifier is not None or unwanted:
             return None
-        return Options(qos, retain_as_published, ())
+        return Options(qos, retain_as_published, (), self.wants_identity)
+
+    @property
+    def wants_identity(self) -> bool:
+        return any(one.identity for one in self.subscriptions.values())
 
     def _needs_contents(self) -> bool:
         return any(_asks_more(parse(one.filter)) for one in self.subscriptions.values())

@@ -6,6 +6,7 @@ that has taken too long. Then retained messages follow.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 WHERE = "where"
 """The user property of a SUBSCRIBE that carries a selector."""
+IDENTITY = "roamcast-identity"
+"""The user property of a SUBSCRIBE that asks, with the value 1, for the identities of notifications."""
 
 GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
 
@@ -50,13 +53,13 @@ class Subscribing:
     # --- requests ---
 
     def on_subscribe(self, connection: Connection, session: MqttSession, packet: packets.Subscribe) -> None:
-        where = dict(packet.user_properties).get(WHERE)
+        asked = dict(packet.user_properties)
         requests: list[int] = []
         reasons: list[Reason] = []
         recall: list[Subscription] = []
         for entry in packet.entries:
             try:
-                subscription = self._read(connection, session, entry, packet.subscription_identifier, where)
+                subscription = self._read(connection, session, entry, packet.subscription_identifier, asked)
             except PacketError as error:
                 reasons.append(error.reason)
                 continue
@@ -74,19 +77,20 @@ class Subscribing:
         session: MqttSession,
         entry: packets.SubscriptionEntry,
         identifier: int | None,
-        where: str | None,
+        asked: Mapping[str, str],
     ) -> Subscription:
         """The subscription that an entry asks for, if it may have it."""
         endpoint = self._endpoint
         shared = split_shared(entry.filter) if connection.version == 5 else None
         group, text = shared if shared is not None else ("", entry.filter)
         try:
-            filter = subscription_filter(text, where)
+            filter = subscription_filter(text, asked.get(WHERE))
         except InputError as error:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
         subscription = Subscription(
-            entry.filter, filter.text, entry.qos, entry.no_local, entry.retain_as_published, identifier, group
-        )
+            entry.filter, filter.text, entry.qos, entry.no_local, entry.retain_as_published,
+            identifier, group, asked.get(IDENTITY) == "1",
+        )  # fmt: skip
         is_full = len(session.subscriptions) >= endpoint.settings.subscriptions_max
         if is_full and entry.filter not in session.subscriptions:
             raise PacketError(Reason.QUOTA_EXCEEDED, "a client may not have more subscriptions")
