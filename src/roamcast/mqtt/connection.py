@@ -18,7 +18,7 @@ from roamcast.mqtt.packet_ids import consecutive
 from roamcast.mqtt.packets import Connect, Packet, Puback, Pubrec
 from roamcast.mqtt.properties import split_publish
 from roamcast.mqtt.publishing import Described, resolve
-from roamcast.mqtt.reading import PINGREQ, cut, parse
+from roamcast.mqtt.reading import PINGREQ, cut, needed, parse
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.sessions import MqttSession
 from roamcast.mqtt.writing import write
@@ -115,7 +115,7 @@ class Connection:
         if position == len(data):
             return data
         rest = data[position:]
-        self._chunks, self._have, self._need = [rest], len(rest), _needed(rest)
+        self._chunks, self._have, self._need = [rest], len(rest), needed(rest)
         return data[:position]
 
     def read_waiting(self, endpoint: Reader) -> None:
@@ -266,13 +266,3 @@ class Connection:
         if sequence and self.session is not None:
             acknowledge = Acknowledge(self.session.stream, sequence)
             endpoint.inputs.append(Submitted(self.client, self.id, acknowledge))
-
-
-def _needed(rest: bytes) -> int:
-    """How many bytes there must be before the packet that begins here is whole."""
-    length = 0
-    for place, byte in enumerate(rest[1:5]):
-        length |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return 2 + place + length
-    return len(rest) + 1

@@ -115,7 +115,7 @@ def _is_too_large(
     if limit is None:
         return False
     qos = max(0, min(burst.marks[0] & QOS, options.qos))
-    frame = endpoint.encoder.again(burst, connection.version, qos, options, 1 if qos else 0, endpoint.now)
+    frame = endpoint.encoder.again(burst, connection.version, qos, options, 1, endpoint.now)
     return len(frame) > limit
 
 

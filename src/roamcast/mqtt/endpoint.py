@@ -31,10 +31,8 @@ from roamcast.mqtt.sessions import NEVER, MqttSession, Subscription
 from roamcast.mqtt.subscribing import Subscribing
 from roamcast.mqtt.timers import Timers
 from roamcast.mqtt.topics import decode_topic
+from roamcast.mqtt.user_properties import DESTINATION
 from roamcast.mqtt.writing import write
-
-DESTINATION = "roamcast-destination"
-"""The user property of a DISCONNECT that says which broker the client goes to."""
 
 PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096

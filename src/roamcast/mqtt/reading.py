@@ -79,6 +79,16 @@ def cut(data: bytes, start: int, packet_max: int) -> tuple[int, int, int] | None
     return (data[start], at, end) if end <= size else None
 
 
+def needed(rest: bytes) -> int:
+    """How many bytes there must be before the packet that begins here is whole."""
+    length = 0
+    for place, byte in enumerate(rest[1:5]):
+        length |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return 2 + place + length
+    return len(rest) + 1
+
+
 def parse(first: int, body: bytes, version: int, from_client: bool = True) -> Packet:
     """The packet of a frame, checked. `from_client` says which side sent it."""
     kind = first >> 4

@@ -21,15 +21,11 @@ from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.sessions import MqttSession, Subscription
 from roamcast.mqtt.topics import split_shared, subscription_filter
+from roamcast.mqtt.user_properties import IDENTITY, WHERE
 from roamcast.mqtt.writing import write
 
 if TYPE_CHECKING:
     from roamcast.mqtt.endpoint import Endpoint
-
-WHERE = "where"
-"""The user property of a SUBSCRIBE that carries a selector."""
-IDENTITY = "roamcast-identity"
-"""The user property of a SUBSCRIBE that asks, with the value 1, for the identities of notifications."""
 
 GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
 

@@ -1,0 +1,87 @@
+"""What a client receives: each notification is handed over once, and acknowledged when it is.
+
+What waits here has not been acknowledged, so the broker still has it, and the receive maximum bounds it.
+A process that ends, or a client that takes only the first few, loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from roamcast.mqtt.errors import PacketError
+from roamcast.mqtt.packet_ids import ENCODED
+from roamcast.mqtt.packets import Pubcomp, Publish
+from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.writing import write
+
+PUBACK = b"\x40\x02"
+PUBREC = b"\x50\x02"
+
+
+class Incoming:
+    def __init__(self, version: int, receive_maximum: int) -> None:
+        self._version = version
+        # MQTT 3.1.1 has no such limit: there only the packet ids bound what is unacknowledged.
+        self._unacknowledged_max = receive_maximum if version == 5 else 65_535
+        self._waiting: deque[tuple[Publish, int]] = deque()
+        """With the session that each came in."""
+        self._queued: dict[int, None] = {}
+        """Packet ids among those that wait."""
+        self._received: dict[int, None] = {}
+        """QoS 2: handed over, and not released by the broker."""
+        self._owed: dict[int, None] = {}
+        """QoS 1: handed over while there was no connection to acknowledge it on."""
+        self._session = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin_anew(self) -> None:
+        """The session of before is gone, and what its packet ids stood for; what waits here remains."""
+        self._session += 1
+        self._queued.clear()
+        self._received.clear()
+        self._owed.clear()
+
+    def on_publish(self, publish: Publish, out: list[bytes]) -> None:
+        packet_id = publish.packet_id
+        if not packet_id:
+            self._waiting.append((publish, self._session))
+        elif packet_id in self._received:
+            out.append(PUBREC + ENCODED[packet_id - 1])
+        elif packet_id in self._owed:
+            del self._owed[packet_id]
+            out.append(PUBACK + ENCODED[packet_id - 1])
+        elif packet_id not in self._queued:
+            if len(self._queued) + len(self._received) >= self._unacknowledged_max:
+                raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more publishes than were agreed")
+            self._queued[packet_id] = None
+            self._waiting.append((publish, self._session))
+
+    def on_pubrel(self, packet_id: int, out: list[bytes]) -> None:
+        known = packet_id in self._received
+        self._received.pop(packet_id, None)
+        reason = Reason.SUCCESS if known else Reason.PACKET_IDENTIFIER_NOT_FOUND
+        out.append(write(Pubcomp(packet_id, reason), self._version))
+
+    def take(self, out: list[bytes], is_connected: bool) -> Publish:
+        """The next one; from now on it is the application's."""
+        publish, session = self._waiting.popleft()
+        packet_id = publish.packet_id
+        if not packet_id or session != self._session:
+            return publish
+        del self._queued[packet_id]
+        if publish.qos == 2:
+            self._received[packet_id] = None
+        if is_connected:
+            out.append((PUBREC if publish.qos == 2 else PUBACK) + ENCODED[packet_id - 1])
+        elif publish.qos == 1:
+            self._owed[packet_id] = None
+        return publish
+
+    def drop_newest(self) -> bool:
+        """Forget the last one if it promises nothing."""
+        if not self._waiting or self._waiting[-1][0].qos:
+            return False
+        self._waiting.pop()
+        return True
