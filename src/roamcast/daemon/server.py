@@ -27,7 +27,7 @@ from roamcast.errors import InputError
 from roamcast.mqtt.access import Identity
 from roamcast.mqtt.packets import Connect
 from roamcast.mqtt.reasons import Reason
-from roamcast.site.inputs import Ruled, SiteInput, Started
+from roamcast.site.inputs import Full, Ruled, SiteInput, Started
 from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
@@ -133,6 +133,10 @@ class Server:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            limit = self.config.quotas.buffered_bytes_max
+            if self.site.queued_bytes > limit:
+                log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
+                self.engine.push(Full(limit * 9 // 10))
             for client in list(self._clients.values()):
                 if client.is_silent(now, self.config.mqtt.connect_timeout_s):
                     log.info("%s: nothing heard for %.0f s", client.address, now - client.last_heard_s)
