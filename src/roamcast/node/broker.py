@@ -578,7 +578,7 @@ class Broker(SubscribingHost):
         self._in_handoff[client] = came_from
         self.places.session_came(session, came_from)
         self.protocol.on_attach(session, came_from, received)
-        self.places.session_is_here(session, came_from)
+        self.places.session_is_here(client)
         if attachment is None and client in self.sessions:
             # It left before its session came: that is an attach and a detach at once.
             self.protocol.on_detach(session)
