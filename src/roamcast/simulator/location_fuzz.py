@@ -87,7 +87,8 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     name = drawn if protocol == ANY else find_protocol(protocol).name
     roams = rng.random() < 0.4
     is_fast = not roams and rng.random() < 0.35
-    graph = _draw_graph(rng)
+    # On a small graph one is everywhere at once, however fast.
+    graph = _draw_graph(rng, rng.choice((1, 4)) if is_fast else rng.randrange(7))
     delays = [0.001 * rng.randint(1, 100) for _ in topology.overlay]
     # From far below the delay of one link to far above that of the whole network.
     stay_s = round(rng.choice((0.3, 1.0, 3.0, 20.0)) * max(delays, default=0.01), 4)
@@ -100,8 +101,7 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     return Story(topology, settings, tuple(_draw_actions(setting, roams)))
 
 
-def _draw_graph(rng: random.Random) -> MovementGraph:
-    kind = rng.randrange(7)
+def _draw_graph(rng: random.Random, kind: int) -> MovementGraph:
     letters = "abcdefghijkl"[: rng.randint(2, 12)]
     if kind == 0:  # Figure 7.
         return MovementGraph([("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
@@ -190,14 +190,15 @@ def _walk(client: str, setting: Setting, start: Value) -> list[Action]:
     rng = setting.rng
     actions: list[Action] = []
     here, before, now_s = start, start, START_S + setting.stay_s * rng.random()
-    is_fast, turns = setting.is_fast and rng.random() < 0.8, rng.random() < 0.5
+    is_fast = setting.is_fast and rng.random() < 0.8
+    turns = not is_fast and rng.random() < 0.5
     while now_s < START_S + setting.duration_s:
         ends = setting.graph.neighbours(here)
         onward = ends if turns else [end for end in ends if end != before] or ends
         if onward:
             here, before = rng.choice(onward), here
             actions.append((round(now_s, 6), client, MoveTo({"location": here})))
-        now_s += setting.stay_s * (rng.uniform(0.1, 1.2) if is_fast else _slow_stay(rng))
+        now_s += setting.stay_s * (rng.uniform(0.05, 0.8) if is_fast else _slow_stay(rng))
     return actions
 
 
