@@ -142,7 +142,7 @@ def search(
     as_json: bool,
 ) -> bool:
     if kind.feature:
-        protocols, left_out = choose_for_location(protocol), {}
+        protocols, left_out = choose_for_location(protocol), dict[str, str]()
     else:
         protocols, left_out = choose_protocols(protocol, kind.faults)
     done, total = 0, len(seeds) * len(protocols)
