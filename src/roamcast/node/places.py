@@ -12,6 +12,7 @@ handoff: where it is does not change while its subscriptions are on the move.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -138,7 +139,8 @@ class Places:
             known = session.paces.get(name)
             if known is not None and (is_late or known.is_late):
                 stay_s = session.places[name].stay_s
-                if self._broker.now - known.changed_at < stay_s:
+                # Where no step is ever expected, none is early.
+                if self._broker.now - known.changed_at < stay_s < math.inf:
                     return True
         return False
 
