@@ -35,16 +35,20 @@ class Roamer:
 class BrokerNetwork:
     def __init__(self, edges: list[tuple[str, str]], protocol: str = "none") -> None:
         names = tuple(sorted({end for edge in edges for end in edge}))
-        topology = from_edges("test", names, edges)
         self.brokers = {name: Broker(name, find_protocol(protocol)) for name in names}
         self.links: dict[tuple[str, str], deque[Message]] = {}
-        for one, other in edges:
-            self.links[one, other], self.links[other, one] = deque(), deque()
         self.roamers: dict[str, Roamer] = {}
         self.connections = 0
         self.said: list[tuple[str, str, Message]] = []
         """Every message between brokers: from, to, what."""
-        for name in names:
+        self.lay(edges)
+
+    def lay(self, edges: list[tuple[str, str]]) -> None:
+        """Links, known to everyone from the beginning."""
+        topology = from_edges("test", tuple(self.brokers), edges)
+        for one, other in edges:
+            self.links[one, other], self.links[other, one] = deque(), deque()
+        for name in self.brokers:
             self.step(name, Configured(topology.peers(name), topology.next_hops(name)))
 
     def step(self, broker: str, item: Input) -> None:
@@ -88,11 +92,14 @@ class BrokerNetwork:
         self.step(broker, Detached(client, roamer.connection))
 
     def arrive(self, rng: random.Random) -> bool:
-        busy = [link for link, waiting in self.links.items() if waiting]
+        busy = self.busy()
         if not busy:
             return False
         self.arrive_on(*rng.choice(busy))
         return True
+
+    def busy(self) -> list[tuple[str, str]]:
+        return [link for link, waiting in self.links.items() if waiting]
 
     def arrive_on(self, sender: str, receiver: str) -> None:
         self.step(receiver, Received(sender, self.links[sender, receiver].popleft()))

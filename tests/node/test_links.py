@@ -11,7 +11,7 @@ import networkx
 import pytest
 
 from roamcast.core.codec import Codec
-from roamcast.core.effects import Configured, LinkChanged, Received, SendFailed
+from roamcast.core.effects import Configured, Joined, LinkChanged, Received, SendFailed
 from roamcast.core.messages import Accepted, Fleeting
 from roamcast.core.snapshot import freeze, thaw
 from roamcast.node.frames import FrameCutter
@@ -262,7 +262,10 @@ def test_joining_configures_the_broker_on_both_sides() -> None:
     assert a.connected("b", b.offer("a"), 11).inputs == [LinkChanged("b", True)]
     b.connected("a", Offer(brokers=("a",)), 22)
     told = [item for turn in exchange(a, b) for item in turn.inputs]
-    assert told == [Configured(["b"], {"b": "b"}), Configured(["a"], {"a": "a"})]
+    assert told == [
+        *(Configured(["b"], {"b": "b"}), Joined(["b"])),
+        *(Configured(["a"], {"a": "a"}), Joined(["a"])),
+    ]
     assert a.disconnected("b").inputs == [LinkChanged("b", False)]
     assert a.disconnected("b").inputs == []
 

@@ -30,6 +30,12 @@ class Configured(Input, frozen=True):
     next_hops: Mapping[str, str]
 
 
+class Joined(Input, frozen=True):
+    """After `Configured`: these brokers were in another tree until now, with sessions of their own."""
+
+    brokers: Sequence[str]
+
+
 class Attached(Input, frozen=True):
     """A client opened a connection and said hello."""
 

@@ -36,6 +36,8 @@ class Session(msgspec.Struct):
     deferred: list[tuple[int, str, str]] = []
     """Requests taken during a handoff, to be carried out after it: (request, kind, filter text),
     or, of a move, the values as JSON."""
+    begun: tuple[float, str] = (0.0, "")
+    """When and at which broker it was made: what tells it from any other session of the client."""
     last_broker: str = ""
     """Where the session was before its last move; "" if it never moved."""
     places: dict[str, Place] = {}

@@ -20,6 +20,7 @@ from roamcast.core.effects import (
     Detached,
     Effects,
     Input,
+    Joined,
     LinkChanged,
     Pressed,
     Received,
@@ -63,6 +64,7 @@ from roamcast.node.issues import IssueTimes
 from roamcast.node.locate import Locator
 from roamcast.node.places import Announced, Places
 from roamcast.node.requests import Requests
+from roamcast.node.reunion import Reunion
 from roamcast.node.subscribing import Ended, SubscribingHost
 
 
@@ -149,6 +151,7 @@ class Broker(SubscribingHost):
         """Clients whose handoff has not finished, and the broker they came from."""
         self.requests = Requests(self)
         self.endings = Endings(self)
+        self.reunion = Reunion(self)
         self.places = Places(self)
         self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
@@ -160,6 +163,7 @@ class Broker(SubscribingHost):
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
             Drain: self.endings.on_drain,
+            **self.reunion.handlers,
             Update: self._on_update,
             Settled: self.router.on_settled,
             About: self._on_about,
@@ -216,6 +220,7 @@ class Broker(SubscribingHost):
             "questions to everyone": self.locator.rivals,
             **self.requests.unfinished(),
             "sessions that end": self.endings.waiting,
+            **self.reunion.unfinished(),
             "moves not settled": self.places.waiting,
             "sessions waiting to depart": self._departing,
             "handoffs": self._in_handoff,
@@ -249,6 +254,8 @@ class Broker(SubscribingHost):
                 self._on_deadline()
             case Configured(peers, next_hops):
                 self._configure(peers, next_hops)
+            case Joined(brokers):
+                self.reunion.begin(brokers)
             case LinkChanged(peer, up):
                 self.record("link_up" if up else "link_down", peer=peer)
             case SendFailed(peer, messages):
@@ -269,6 +276,7 @@ class Broker(SubscribingHost):
             for client in [one for one, request in self._departing.items() if request.broker in lost]:
                 del self._departing[client]
             self.locator.lost(gone, lost)
+            self.reunion.lost(lost)
 
     def _on_message(self, sender: str, message: Message) -> None:
         handler = self._handlers.get(type(message))
@@ -439,6 +447,19 @@ class Broker(SubscribingHost):
         )  # fmt: skip
         self.locator.arrived(fresh, "")
 
+    def end_replaced(self, session: Session) -> None:
+        """Its client has another session, which stays."""
+        client = session.client
+        if self.endings.replace(client):
+            return
+        if client in self.attachments:
+            self._close(client, "attached elsewhere")
+        asking = self._departing.pop(client, None)
+        self._end(session)
+        self.endings.replace(client)
+        if asking is not None:
+            self.endings.ask(asking)
+
     def _end(self, session: Session, came_from: str = "") -> None:
         """What is left of the session goes; if its client is attached, it gets a new one then."""
         self.endings.begin(session)
@@ -549,6 +570,7 @@ class Broker(SubscribingHost):
         attachment = self.attachments.get(session.client)
         if came_from == "":
             session.number += 1
+            session.begun = (self.now, self.id)
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
@@ -586,7 +608,7 @@ class Broker(SubscribingHost):
     def session_requested(self, request: AttachRequest) -> None:
         if request.broker == self.id:
             return  # It went ahead of its own request: a proclaimed move.
-        if self.endings.ask(request):
+        if self.endings.ask(request) or self.reunion.holds_back(request):
             return
         session = self.sessions[request.client]
         if (request.broker, request.connection) in session.served:

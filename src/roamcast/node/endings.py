@@ -1,4 +1,4 @@
-"""Ending a session: because its client wants a new one, or has been away for too long.
+"""Ending a session: because its client wants a new one, has been away for too long, or has another.
 
 A session may still be owed what is stored elsewhere, and its subscriptions are
 known to others. So it ends like one whose client reads very fast: everything
@@ -24,6 +24,8 @@ class Endings:
         self.waiting: dict[str, Attachment | None] = {}
         """Clients whose session ends here, and the connection that waits for a new one."""
         self._asked: dict[str, list[AttachRequest]] = {}
+        self._replaced: dict[str, None] = {}
+        """Those of them that have another session already, elsewhere."""
 
     def begin(self, session: Session) -> None:
         """The session is here, and no client reads from it any more."""
@@ -31,6 +33,17 @@ class Endings:
         self.waiting[client] = broker.attachments.pop(client, None)
         broker.attachments[client] = broker.new_attachment(0, Hello(client))
         self._asked[client] = []
+
+    def replace(self, client: str) -> bool:
+        """If its session ends, no new one begins here then: there is one elsewhere."""
+        if client not in self.waiting:
+            return False
+        self._replaced[client] = None
+        return True
+
+    def has_successor(self, client: str) -> bool:
+        """Whether a new session will begin here when the present one is over."""
+        return self.waiting.get(client) is not None and client not in self._replaced
 
     def ask(self, request: AttachRequest) -> bool:
         """Another broker wants a session; whether it ends here and the request has to wait."""
@@ -67,11 +80,16 @@ class Endings:
         del broker.sessions[client]
         broker.record("detached", client=client, broker=broker.id, reason="session ended")
         broker.session_ended(client)
+        is_replaced = client in self._replaced
+        self._replaced.pop(client, None)
         if attachment is not None:
             broker.attachments[client] = attachment
-            broker.begin_session(session)
+            if is_replaced:
+                broker.locator.ask(attachment.connection, attachment.hello)
+            else:
+                broker.begin_session(session)
         for request in self._asked.pop(client):
-            if attachment is not None:
+            if attachment is not None and not is_replaced:
                 broker.session_requested(request)
             else:
                 broker.send(request.broker, HolderUnknown(client, request.connection))

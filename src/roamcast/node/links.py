@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 from roamcast.core.codec import Codec
-from roamcast.core.effects import Configured, Input, LinkChanged, Received, SendFailed
+from roamcast.core.effects import Configured, Input, Joined, LinkChanged, Received, SendFailed
 from roamcast.core.notification import Fleeting, Message
 from roamcast.node.link import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, Resume
 from roamcast.overlay.reach import Outcome, Reach
@@ -181,6 +181,8 @@ class Links:
             self.ends[peer].send(message)
         if outcome.is_changed:
             turn.inputs.append(Configured(self.reach.peers, self.reach.next_hops))
+        if outcome.joined:
+            turn.inputs.append(Joined(outcome.joined))
         for peer, why in outcome.closes:
             messages = self.ends.pop(peer).give_up()
             lost = [message for message in messages if type(message) not in self.reach.messages]

@@ -131,6 +131,11 @@ class Locator:
             self.host.send(peer, question)
         self.answer_if_complete(_key(question), gathering)
 
+    def ask_again(self) -> None:
+        """More brokers can be asked than could when they were."""
+        for client in list(self.rivals):
+            self.ask_everyone(self.pending[client])
+
     def note_rival(self, client: str, broker: str) -> None:
         """Another broker asks everyone for the same session."""
         if client in self.rivals and broker < (self.rivals[client] or self.host.id):

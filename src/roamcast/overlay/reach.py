@@ -127,6 +127,8 @@ class Outcome(msgspec.Struct):
     """Over the numbered lane of the links."""
     is_changed: bool = False
     """Whether `peers` or `next_hops` have changed: then the broker must be told (`Configured`)."""
+    joined: list[str] = []
+    """Brokers that can be reached and could not before."""
     closes: list[tuple[str, str]] = []
     """Links to be given up: (peer, why)."""
 
@@ -305,6 +307,7 @@ class Reach:
         if after == before:
             return
         self._out.is_changed = True
+        self._out.joined += [broker for broker in after if broker not in before]
         for broker in after:
             self._cut_off.pop(broker, None)
         lost = [broker for broker in before if broker not in after]

@@ -1,0 +1,194 @@
+"""Two trees have joined, and some client may have a session in each: one of the two ends.
+
+The session that was begun later stays. The other one ends as if its client had
+asked for that: what was kept for it is dropped, and if the client is attached
+there, its connection is closed; when it comes again, it gets the one that stays.
+
+Every broker tells those that have come within reach which sessions it holds
+(`Claims`), and who holds an older one ends it; who holds a newer one answers
+(`Rival`). A session on its way is followed, like any other question about it.
+Until a broker has heard all claims of a tree
+that joined, it does not let a session go to a broker of that tree: otherwise two
+sessions of one client could meet there.
+
+This serves protocols that keep nothing under a client's name at brokers where its
+session is not. `durable`, `phoenix`, `proactive` and `relocation` do, and would
+mistake what is left of one session for the other's: with them, trees that join
+should have no clients in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from roamcast.core.messages import AttachRequest, Cause, HolderUnknown, Message
+
+if TYPE_CHECKING:
+    from roamcast.node.broker import Broker
+
+CLAIMS_PER_MESSAGE = 1000
+
+NUMBERS_APART = 1000
+"""The attach numbers of a session that stays are so far above those of the one that ends."""
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """A session that `broker` holds."""
+
+    client: str
+    broker: str
+    begun: tuple[float, str]
+    """When and where: the session with the later one stays."""
+    number: int
+    incarnation: int
+
+
+class Claims(Message, frozen=True):
+    """What `broker` holds, for the brokers `to` that have just come within its reach."""
+
+    broker: str
+    to: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    is_last: bool
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ClaimIt(Message, frozen=True):
+    """Follows a session that was on its way when these brokers came within reach."""
+
+    client: str
+    to: tuple[str, ...]
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Rival(Message, frozen=True):
+    """A claim for one broker, which follows the session of the same client to where it went."""
+
+    claim: Claim
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Joining(msgspec.Struct):
+    """Brokers that have come within reach, and those of them whose claims are not known yet."""
+
+    brokers: dict[str, None]
+    unheard: dict[str, None]
+
+
+class Reunion:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._joining: list[Joining] = []
+        self._held_back: list[AttachRequest] = []
+
+    @property
+    def handlers(self) -> dict[type[Message], Callable[[str, Any], None]]:
+        return {Claims: self.on_claims, ClaimIt: self.on_claim_it, Rival: self.on_rival}
+
+    def unfinished(self) -> dict[str, object]:
+        return {"claims not heard": self._joining, "requests held back": self._held_back}
+
+    # --- saying what is held here ---
+
+    def begin(self, brokers: Iterable[str]) -> None:
+        """These brokers have come within reach, with sessions of their own."""
+        to = tuple(brokers)
+        self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to)))
+        held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
+        parts = [
+            tuple(held[start : start + CLAIMS_PER_MESSAGE])
+            for start in range(0, max(1, len(held)), CLAIMS_PER_MESSAGE)
+        ]
+        for position, part in enumerate(parts):
+            self._pass_on(Claims(self._broker.id, to, part, position == len(parts) - 1), "")
+        for client, (destination, _) in self._broker.locator.moved_to.items():
+            self._broker.send(destination, ClaimIt(client, to))
+        # Answers to earlier questions say nothing about those who were not asked.
+        self._broker.locator.ask_again()
+
+    def _claim_of(self, client: str) -> Claim | None:
+        """The claim to the session held here; if it ends, to the one that will begin then."""
+        broker, session = self._broker, self._broker.sessions[client]
+        begun = session.begun
+        if client in broker.endings.waiting:
+            if not broker.endings.has_successor(client):
+                return None
+            begun = (broker.now, broker.id)
+        return Claim(client, broker.id, begun, session.number, session.incarnation)
+
+    def on_claim_it(self, sender: str, message: ClaimIt) -> None:
+        broker, client = self._broker, message.client
+        if client in broker.sessions:
+            claim = self._claim_of(client)
+            if claim is not None:
+                self._pass_on(Claims(broker.id, message.to, (claim,), is_last=False), "")
+        elif client in broker.locator.moved_to:
+            broker.send(broker.locator.moved_to[client][0], message)
+
+    def _pass_on(self, message: Claims, sender: str) -> None:
+        others = [broker for broker in message.to if broker != self._broker.id]
+        hops = dict.fromkeys(self._broker.next_hop(one) for one in others if self._broker.is_reachable(one))
+        for peer in hops:
+            if peer != sender:
+                self._broker.send(peer, message)
+
+    # --- hearing it ---
+
+    def on_claims(self, sender: str, message: Claims) -> None:
+        self._pass_on(message, sender)
+        if self._broker.id not in message.to:
+            return
+        for claim in message.claims:
+            self._compare(claim)
+        if message.is_last:
+            for joining in self._joining:
+                joining.unheard.pop(message.broker, None)
+            self._go_on()
+
+    def on_rival(self, sender: str, message: Rival) -> None:
+        self._compare(message.claim)
+
+    def _compare(self, claim: Claim) -> None:
+        broker, client = self._broker, claim.client
+        if client not in broker.sessions:
+            if client in broker.locator.moved_to:
+                broker.send(broker.locator.moved_to[client][0], Rival(claim))
+            return
+        session, own = broker.sessions[client], self._claim_of(client)
+        if own is None or own.begun == claim.begun:
+            return
+        if own.begun < claim.begun:
+            broker.end_replaced(session)
+            return
+        # Nothing of the two may be mistaken for the other's.
+        session.number = max(session.number, claim.number) + NUMBERS_APART
+        session.incarnation = max(session.incarnation, claim.incarnation) + 1
+        broker.send(claim.broker, Rival(own))
+
+    def lost(self, brokers: Iterable[str]) -> None:
+        """They are gone for good: nobody waits for what they would claim."""
+        gone = dict.fromkeys(brokers)
+        for joining in self._joining:
+            joining.unheard = {one: None for one in joining.unheard if one not in gone}
+        self._held_back = [one for one in self._held_back if one.broker not in gone]
+        self._go_on()
+
+    # --- sessions that may not go yet ---
+
+    def holds_back(self, request: AttachRequest) -> bool:
+        """Whether the session may not go to this broker yet; its request is answered later."""
+        if not any(request.broker in joining.brokers for joining in self._joining):
+            return False
+        self._held_back.append(request)
+        return True
+
+    def _go_on(self) -> None:
+        """Who was held back asks again: meanwhile it may have got the other session."""
+        self._joining = [joining for joining in self._joining if joining.unheard]
+        held_back, self._held_back = self._held_back, []
+        for request in held_back:
+            if not self.holds_back(request):
+                self._broker.send(request.broker, HolderUnknown(request.client, request.connection))
