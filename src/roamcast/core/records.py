@@ -22,11 +22,45 @@ except `moved` (a client went to a broker, or away from one), which clients writ
 and `attached`, which both do: the broker when the session is there, the client when it hears of it.
 `crashed` and `started` are written by whoever runs the broker: it cannot say that it is down.
 `subscribed` and its like carry the reason "issued" or "settled". `located`: from now on the client's own
-state (its location) is what `attributes` say: "step" (at once) or "late" (when all knew); or why it was
-refused."""
+state (its location) is what `attributes` say; with a reason, it was refused and nothing changed."""
 
 FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent", "acknowledged"})
 """Kinds that are left out when a run keeps counters only: nothing that is owed depends on them."""
+
+_BURST = ("publisher", "incarnation", "number", "notifications")
+_CHANGE = ("client", "filter", "reason")
+_PLACE = ("client", "broker")
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "started": (),
+    "crashed": (),
+    "link_up": ("peer",),
+    "link_down": ("peer",),
+    "attached": _PLACE,
+    "detached": _PLACE,
+    "moved": _PLACE,
+    "located": ("client",),
+    "handoff_started": _PLACE,
+    "handoff_finished": _PLACE,
+    "subscribed": _CHANGE,
+    "unsubscribed": _CHANGE,
+    "advertised": _CHANGE,
+    "unadvertised": _CHANGE,
+    "published": (*_PLACE, *_BURST, "attributes"),
+    "forwarded": ("peer", *_BURST, "hops"),
+    "control": ("peer", "message", "cause", "hops"),
+    "queued": ("client", *_BURST),
+    "sent": ("client", *_BURST),
+    "delivered": ("client", *_BURST),
+    "acknowledged": ("client", "number", "notifications"),
+    "dropped": ("reason",),
+}
+"""Kind to the fields without which its row says nothing; a reader puts a row that lacks one aside."""
+
+NOTIFICATIONS_MAX = 1_000_000
+"""What one row can stand for at most."""
+NUMBER_BITS = 40
+"""A notification's number fits into so many: a thousand billion for each publisher and incarnation."""
 
 Level = Literal["none", "counters", "full"]
 """How much a node tells: nothing, what is needed to say what was owed and delivered, or every hop too."""

@@ -373,11 +373,7 @@ class MultiHopHandoff(MobilityProtocol):
             return
         hold = self.holds[client]
         if hold.own is not None:
-            limits = self.host.buffer.limits
-            if limits is not None and len(hold.own) >= limits.notifications_max:
-                self.host.dropped(client, burst, "overflow")
-            else:
-                hold.own.append(burst)
+            hold.own.append(burst)
         else:
             self.keep(hold.queue, client, burst)
             self.host.pump(client)

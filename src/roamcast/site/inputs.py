@@ -84,12 +84,6 @@ class Announced(SiteInput, frozen=True):
     payload: bytes
 
 
-class Full(SiteInput, frozen=True):
-    """All queues together may hold no more than this."""
-
-    bytes_max: int
-
-
 class Forgotten(SiteInput, frozen=True):
     """A broker is gone for good."""
 
@@ -112,7 +106,6 @@ AnyInput = (
     | LinkFrames
     | Announced
     | Forgotten
-    | Full
     | Tick
 )
 
