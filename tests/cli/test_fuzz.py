@@ -332,3 +332,34 @@ def test_messages_read_well() -> None:
     assert describe(Grant(Session("c", number=2, subscriptions={"x = 1": 1.5}))) == (
         "Grant session=Session client=c number=2 subscriptions={x = 1: 1.5}"
     )
+
+
+# Filters that depend on where clients are.
+
+
+def test_the_feature_location(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "--feature", "location", "--seeds", "0:8", "--workers", "1")
+    assert result["feature"] == "location"
+    figures = result["protocols"]["any"]
+    assert (figures["seeds"], figures["violations"]) == (8, 0)
+    assert figures["located"] > 50
+    one = run_json(capsys, "--feature", "location", "--protocol", "relocation", "--seeds", "3")
+    assert set(one["protocols"]) == {"relocation"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--feature", "colour"], "--feature 'colour': valid is location"),
+        (
+            ["--feature", "location", "--protocol", "home_broker"],
+            "--feature location --protocol home_broker: valid are any, all, ",
+        ),
+        (["--feature", "location", "--faults", "crash"], "--feature and --faults exclude each other"),
+        (["--feature", "location", "--story", "x"], "--feature and --story exclude each other"),
+    ],
+)
+def test_a_feature_that_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert refused(capsys, *arguments).startswith(message)

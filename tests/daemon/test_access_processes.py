@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import ssl
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +12,11 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
+from tests.daemon.broker_process import BrokerProcess, wait_until
 from tests.daemon.certificates import Authority
 
 from roamcast.daemon.users import changing_users, hash_password
 
-ROAMCAST = Path(sys.executable).parent / "roamcast"
-DEADLINE_S = 30.0
 PASSWORD = "open sesame, and quickly"
 
 CONFIG = """
@@ -48,52 +42,15 @@ topic = "cars/%u"
 """
 
 
-class Broker:
-    """A broker process in a folder; what it logs is kept."""
+class Broker(BrokerProcess):
+    """One with a user, and with certificates for itself and its clients."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.authority = Authority(folder, "ca")
         self.authority.sign("localhost", dns=("localhost",))
         with changing_users(str(folder / "users")) as users:
             users["alice"] = hash_password(PASSWORD.encode())
-        (folder / "site.toml").write_text(CONFIG)
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [ROAMCAST, "broker", "--config", folder / "site.toml"], stderr=subprocess.PIPE, text=True
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        self.port = int(self.wait_for(r"listens on (\d+)")[1])
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as log:
-            for line in log:
-                self.lines.append(line)
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        found: list[re.Match[str]] = []
-
-        def look() -> bool:
-            found.extend(match for line in list(self.lines) if (match := re.search(pattern, line)))
-            return bool(found)
-
-        wait_until(look, lambda: f"nothing like {pattern} in {''.join(self.lines)}")
-        return found[0]
-
-    def stop(self) -> None:
-        self.process.terminate()
-        code = self.process.wait(timeout=DEADLINE_S)
-        self._reader.join()
-        assert code == 0, "".join(self.lines)
-
-
-def wait_until(happened: Callable[[], bool], complaint: Callable[[], str]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not happened():
-        assert time.monotonic() < end, complaint()
-        time.sleep(0.01)
+        super().__init__(folder, CONFIG)
 
 
 @pytest.fixture

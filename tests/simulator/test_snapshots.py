@@ -12,6 +12,7 @@ from roamcast.core.records import Row
 from roamcast.core.snapshot import freeze, thaw
 from roamcast.mobility import PROTOCOLS
 from roamcast.simulator.fuzz import draw_story
+from roamcast.simulator.location_fuzz import ANY, draw_location_story
 from roamcast.simulator.network import Network
 from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.story import Story
@@ -53,10 +54,10 @@ def run_story(
     return rows, run_checked(story.topology, settings, story.actions, observe=both, prepare=prepare)
 
 
-def compare(protocol: str, seeds: range) -> None:
+def compare(protocol: str, seeds: range, draw: Callable[[str, int], Story] = draw_story) -> None:
     swaps = 0
     for seed in seeds:
-        story = draw_story(protocol, seed)
+        story = draw(protocol, seed)
         observed: list[int] = []
         expected, plain = run_story(story, lambda rows: observed.append(len(rows)))  # noqa: B023
         swapper = Swapper(seed, len(observed))
@@ -77,3 +78,7 @@ def test_thawed_brokers_go_on_as_if_nothing_had_been(protocol: str) -> None:
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_thawed_brokers_go_on_over_many_seeds(protocol: str) -> None:
     compare(protocol, range(3, 23))
+
+
+def test_thawed_brokers_still_know_where_clients_are() -> None:
+    compare(ANY, range(6), draw_location_story)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -41,6 +41,17 @@ COLUMNS = (
     *("lost", "duplicates", "out_of_order", "violations"),
 )
 FAULT_COLUMNS = ("crashes", "links_down")
+LOCATION_COLUMNS = ("located", "blacked_out")
+
+
+class Kind(NamedTuple):
+    """What is drawn, beyond what every story has."""
+
+    faults: tuple[str, ...] = ()
+    feature: str = ""
+
+
+PLAIN = Kind()
 
 
 def register(app: typer.Typer) -> None:
@@ -49,6 +60,7 @@ def register(app: typer.Typer) -> None:
         epilog=show_examples(
             "roamcast fuzz --protocol all --seeds 0:200 --json",
             "roamcast fuzz --protocol multi_hop_handoff --faults crash,partition",
+            "roamcast fuzz --feature location --seeds 0:200",
             "roamcast fuzz --protocol sub_unsub --seeds 17",
             "roamcast fuzz --story story.txt --trace",
         ),
@@ -67,6 +79,13 @@ def fuzz(
     faults: Annotated[
         str | None,
         typer.Option(help="Draw faults too: any of crash, partition, loss, by commas, or all."),
+    ] = None,
+    feature: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw stories of this feature: location (filters with myloc). Without --protocol, each seed"
+            " draws one of those that promise exactly once."
+        ),
     ] = None,
     failures_max: Annotated[
         int, typer.Option(min=1, help="How many failing seeds of a protocol are enough.")
@@ -87,19 +106,25 @@ def fuzz(
     What fails is shrunk to a short story that can be replayed. Exit code 1 if a promise was broken.
     With --faults, brokers crash and come back with their journal, links are down for a while, or
     transmissions are lost and made again; protocols that do not promise anything then are left out.
+    With --feature location, clients have filters that depend on where they are. Flooding says what they
+    are owed, and the timing of the links what those miss who are too fast; nothing else may be missing.
     """
     if story is not None:
         if seeds is not None:
             raise InputError("--seeds and --story exclude each other: a story is not drawn from a seed")
         if faults is not None:
             raise InputError("--faults and --story exclude each other: a story tells its faults itself")
+        if feature is not None:
+            raise InputError("--feature and --story exclude each other: a story tells itself what is in it")
         failed = replay(story, protocol, trace=trace, as_json=as_json)
     elif trace:
         raise InputError("--trace shows the messages of a story: name one with --story FILE")
     else:
         seeds = SEEDS_DEFAULT if seeds is None else seeds
-        protocol = "all" if protocol is None else protocol
-        failed = search(protocol, seeds, faults, failures_max, workers, as_json=as_json)
+        kind = Kind(parse_faults(faults), parse_feature(feature, faults))
+        if protocol is None:
+            protocol = "any" if kind.feature else "all"
+        failed = search(protocol, parse_seeds(seeds), kind, failures_max, workers, as_json=as_json)
     if failed:
         raise typer.Exit(EXIT_VIOLATIONS)
 
@@ -109,15 +134,17 @@ def fuzz(
 
 def search(
     protocol: str,
-    seeds_text: str,
-    faults_text: str | None,
+    seeds: range,
+    kind: Kind,
     failures_max: int,
     workers: int | None,
     *,
     as_json: bool,
 ) -> bool:
-    seeds, faults = parse_seeds(seeds_text), parse_faults(faults_text)
-    protocols, left_out = choose_protocols(protocol, faults)
+    if kind.feature:
+        protocols, left_out = choose_for_location(protocol), dict[str, str]()
+    else:
+        protocols, left_out = choose_protocols(protocol, kind.faults)
     done, total = 0, len(seeds) * len(protocols)
     with progress(f"fuzzing {protocol}") as show_progress:
 
@@ -126,8 +153,8 @@ def search(
             done += 1
             show_progress(done, total)
 
-        reports = fuzz_protocols(protocols, seeds, failures_max, workers or cores(), on_seed, faults)
-    result = {**merged(reports), "faults": list(faults), "left_out": left_out}
+        reports = fuzz_protocols(protocols, seeds, failures_max, workers or cores(), on_seed, kind)
+    result = {**merged(reports), **kind._asdict(), "left_out": left_out}
     if as_json:
         emit_json(result)
     else:
@@ -158,6 +185,27 @@ def parse_faults(text: str | None) -> tuple[str, ...]:
             valid = ", ".join(FAULTS)
             raise InputError(f"--faults {text!r}: there is no fault {name!r}; valid are {valid}, and all")
     return tuple(name for name in FAULTS if name in names or "all" in names)
+
+
+def parse_feature(text: str | None, faults: str | None) -> str:
+    if text not in (None, "location"):
+        raise InputError(f"--feature {text!r}: valid is location")
+    if text is not None and faults is not None:
+        raise InputError("--feature and --faults exclude each other: a blackout is predicted without faults")
+    return text or ""
+
+
+def choose_for_location(text: str) -> list[str]:
+    """The protocols that promise exactly once to clients whose filters depend on where they are."""
+    from roamcast.simulator.location_fuzz import ANY, protocols
+
+    if text in (ANY, "all"):
+        return protocols() if text == "all" else [ANY]
+    (name,) = parse_protocols(text)
+    if name not in protocols():
+        valid = ", ".join((ANY, "all", *protocols()))
+        raise InputError(f"--feature location --protocol {name}: valid are {valid}")
+    return [name]
 
 
 def choose_protocols(text: str, faults: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
@@ -191,17 +239,17 @@ def fuzz_protocols(
     failures_max: int,
     workers: int,
     on_seed: Callable[[], None],
-    faults: tuple[str, ...] = (),
+    kind: Kind = PLAIN,
 ) -> list[FuzzReport]:
     """One report for each protocol; how many workers there are changes nothing in them."""
     if workers == 1 or len(seeds) == 1:
         return [
-            collect(name, in_this_process(name, seeds, faults), failures_max, on_seed) for name in protocols
+            collect(name, in_this_process(name, seeds, kind), failures_max, on_seed) for name in protocols
         ]
     waiting_max = workers * CHUNKS_WAITING
     with process_pool(workers) as pool:
         return [
-            collect(name, in_processes(pool, name, seeds, faults, waiting_max), failures_max, on_seed)
+            collect(name, in_processes(pool, name, seeds, kind, waiting_max), failures_max, on_seed)
             for name in protocols
         ]
 
@@ -231,6 +279,8 @@ def add(report: FuzzReport, other: FuzzReport) -> None:
     report.out_of_order += other.out_of_order
     report.crashes += other.crashes
     report.links_down += other.links_down
+    report.located += other.located
+    report.blacked_out += other.blacked_out
     report.violations += other.violations
     report.failures += other.failures
     for name, count in other.excused.items():
@@ -238,26 +288,26 @@ def add(report: FuzzReport, other: FuzzReport) -> None:
 
 
 def in_this_process(
-    protocol: str, seeds: Iterable[int], faults: tuple[str, ...] = ()
+    protocol: str, seeds: Iterable[int], kind: Kind = PLAIN
 ) -> Iterator[FuzzReport]:
     from roamcast.simulator.fuzz import fuzz as run_seeds
 
     for seed in seeds:
         try:
-            yield run_seeds(protocol, [seed], faults=faults)
+            yield run_seeds(protocol, [seed], faults=kind.faults, feature=kind.feature)
         except Exception as error:
             # Without the seed, whoever writes a protocol could not look for the mistake.
             what = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"protocol {protocol} with seed {seed}: {what}") from error
 
 
-def run_chunk(protocol: str, seeds: range, faults: tuple[str, ...]) -> list[FuzzReport]:
+def run_chunk(protocol: str, seeds: range, kind: Kind) -> list[FuzzReport]:
     """What a worker process does."""
-    return list(in_this_process(protocol, seeds, faults))
+    return list(in_this_process(protocol, seeds, kind))
 
 
 def in_processes(
-    pool: ProcessPoolExecutor, protocol: str, seeds: range, faults: tuple[str, ...], waiting_max: int
+    pool: ProcessPoolExecutor, protocol: str, seeds: range, kind: Kind, waiting_max: int
 ) -> Iterator[FuzzReport]:
     """Reports of single seeds in their order, whichever worker is done first."""
     chunks = (seeds[start : start + SEEDS_PER_CHUNK] for start in range(0, len(seeds), SEEDS_PER_CHUNK))
@@ -266,7 +316,7 @@ def in_processes(
         while True:
             for chunk in islice(chunks, waiting_max - len(waiting)):
                 with interrupts_held_back():
-                    waiting.append(pool.submit(run_chunk, protocol, chunk, faults))
+                    waiting.append(pool.submit(run_chunk, protocol, chunk, kind))
             if not waiting:
                 return
             yield from waiting.popleft().result()
@@ -339,7 +389,8 @@ def merged(reports: list[FuzzReport]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    columns = (*COLUMNS, *FAULT_COLUMNS) if result["faults"] else COLUMNS
+    columns = (*COLUMNS, *(FAULT_COLUMNS if result["faults"] else ()))
+    columns = (*columns, *(LOCATION_COLUMNS if result["feature"] else ()))
     table_in_parts(
         ["mobility protocol", *(name.replace("_", " ") for name in columns)],
         [

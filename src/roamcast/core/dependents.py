@@ -106,6 +106,11 @@ class Dependents:
     def known(self, client: str) -> Whereabouts | None:
         return self._known.get(client)
 
+    def heard_from(self, client: str) -> str | None:
+        """The peer that told what is known here, if one did."""
+        heard = self._heard.get(client)
+        return None if heard is None else heard[0]
+
     def locate(self, whereabouts: Whereabouts) -> bool:
         """The session is here and says so; whether those further away must hear it."""
         client = whereabouts.client

@@ -78,6 +78,12 @@ class Told(Input, frozen=True):
     message: Message
 
 
+class Pressed(Input, frozen=True):
+    """All queues together may hold no more than this: the longest give up first."""
+
+    bytes_max: int
+
+
 class LinkChanged(Input, frozen=True):
     peer: str
     up: bool

@@ -292,10 +292,14 @@ class Unadvertise(Message, frozen=True):
 
 
 class Move(Message, frozen=True):
-    """The client's own state has changed: these variables (`location` is one) have these values now."""
+    """The client's own state has changed: these variables (`location` is one) have these values now.
+
+    `late`: it changed while the client was away, perhaps long ago and more than once.
+    """
 
     request: int
     values: dict[str, Value]
+    late: bool = False
     cause: ClassVar[Cause] = "subscribe"
 
 

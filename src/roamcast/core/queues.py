@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+import msgspec
+
 from roamcast.core.notification import Burst
 
 ARRIVALS_KEPT_MIN = 256
 """A buffer looks for arrivals that are gone when it remembers more than these."""
+
+
+class QueueLimits(msgspec.Struct, frozen=True):
+    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest."""
+
+    notifications_max: int
+    bytes_max: int
+    drops_newest: bool = False
 
 
 class Buffer:
@@ -18,8 +28,10 @@ class Buffer:
     came, over all queues, and takes from the oldest end, wherever that is.
     """
 
-    def __init__(self, limit_bytes: int | None = None) -> None:
+    def __init__(self, limit_bytes: int | None = None, limits: QueueLimits | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self.limits = limits
+        """Of each queue by itself."""
         self.used_bytes = 0
         self._arrivals: deque[tuple[DeliveryQueue, int]] = deque()
         self._tidy_at = ARRIVALS_KEPT_MIN
@@ -64,7 +76,8 @@ class DeliveryQueue:
     """
 
     __slots__ = (
-        "_buffer", "_limited", "appended", "base", "in_flight", "popped", "sent", "stream", "waiting",
+        "_buffer", "_limited", "_limits", "appended", "base", "in_flight", "popped", "sent", "size_bytes",
+        "stream", "waiting",
     )  # fmt: skip
 
     def __init__(self, stream: str, base: int = 0, buffer: Buffer | None = None) -> None:
@@ -79,6 +92,9 @@ class DeliveryQueue:
         """Notifications that came at the end and left at the front, ever: positions within the queue."""
         self._limited = buffer is not None and buffer.limit_bytes is not None
         self._buffer = buffer
+        self._limits = buffer.limits if buffer is not None else None
+        self.size_bytes = 0
+        """Counted only where there are limits."""
 
     def __len__(self) -> int:
         """Notifications held."""
@@ -88,12 +104,35 @@ class DeliveryQueue:
         return bool(self.in_flight or self.waiting)
 
     def append(self, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
-        """Add at the end; return what the shared buffer had to give up for it."""
+        """Add at the end; return what had to be given up for it, here or in another queue."""
         self.waiting.append(burst)
         self.appended += burst.count
-        if not self._limited or self._buffer is None:
-            return []
-        return self._buffer.added(self, self.appended, burst)
+        evicted = []
+        if self._limits is not None:
+            self.size_bytes += burst.size
+            evicted = self._shrink(self._limits)
+        is_here = not evicted or evicted[-1][1] is not burst
+        if is_here and self._limited and self._buffer is not None:
+            evicted += self._buffer.added(self, self.appended, burst)
+        return evicted
+
+    def _shrink(self, limits: QueueLimits) -> list[tuple[DeliveryQueue, Burst]]:
+        """Keep to the limits of this queue. What was sent stays: the client may have it already."""
+        evicted: list[tuple[DeliveryQueue, Burst]] = []
+        while self.waiting and (
+            self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
+        ):
+            if limits.drops_newest:
+                burst = self.waiting.pop()
+                self.appended -= burst.count
+                self.size_bytes -= burst.size
+                return [(self, burst)]
+            evicted.append((self, self.drop_waiting()))
+        return evicted
+
+    def drop_waiting(self) -> Burst:
+        """Give up the oldest burst that was not sent."""
+        return self._pop_front(self.waiting)
 
     def extend(self, bursts: Iterable[Burst]) -> list[tuple[DeliveryQueue, Burst]]:
         evicted = []
@@ -174,6 +213,8 @@ class DeliveryQueue:
     def _pop_front(self, bursts: deque[Burst]) -> Burst:
         burst = bursts.popleft()
         self.popped += burst.count
+        if self._limits is not None:
+            self.size_bytes -= burst.size
         if self._limited and self._buffer is not None:
             self._buffer.removed(burst)
         return burst

@@ -22,7 +22,8 @@ except `moved` (a client went to a broker, or away from one), which clients writ
 and `attached`, which both do: the broker when the session is there, the client when it hears of it.
 `crashed` and `started` are written by whoever runs the broker: it cannot say that it is down.
 `subscribed` and its like carry the reason "issued" or "settled". `located`: from now on the client's own
-state (its location) is what `attributes` say; with a reason, it was refused and nothing changed."""
+state (its location) is what `attributes` say: "step" (at once) or "late" (when all knew); or why it was
+refused."""
 
 FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent", "acknowledged"})
 """Kinds that are left out when a run keeps counters only: nothing that is owed depends on them."""

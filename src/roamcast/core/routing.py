@@ -272,8 +272,8 @@ class Router:
             assumed = tuple(self._as_from(source, entry) for entry in entries)
             state = self._peers[source]
             state.staged.append(Change(unsubscribe=assumed))
-            # And it knows of the subscriber, who came from there.
-            state.staged_whereabouts.pop(subscriber, None)
+            if self.dependents.heard_from(subscriber) == source:
+                state.staged_whereabouts.pop(subscriber, None)
         else:
             for entry in entries:
                 self._release(source, entry)
@@ -385,6 +385,12 @@ class Router:
         if self.dependents.locate(whereabouts):
             self._stage_whereabouts(whereabouts.client, None)
         self._commit(cause, then=token)
+
+    def relocate_client(self, whereabouts: Whereabouts) -> None:
+        """A client's session has come here: whatever else is as it was, its distance from others is not."""
+        self.dependents.locate(whereabouts)
+        self._stage_whereabouts(whereabouts.client, None)
+        self._commit("handoff")
 
     def settle(self, cause: Cause, token: Token) -> None:
         """The token comes back once every broker that must know whatever was said so far does."""

@@ -23,11 +23,12 @@ from roamcast.daemon.linking import Linking
 from roamcast.daemon.sections import Config, Listener
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.tls import ServerContext, listener_context
+from roamcast.daemon.websocket import WebSocketConnection
 from roamcast.errors import InputError
 from roamcast.mqtt.access import Identity
 from roamcast.mqtt.packets import Connect
 from roamcast.mqtt.reasons import Reason
-from roamcast.site.inputs import Ruled, SiteInput, Started
+from roamcast.site.inputs import Full, Ruled, SiteInput, Started
 from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
@@ -85,7 +86,7 @@ class Server:
         context = self._contexts[number].context if listener.is_secure else None
         try:
             server = await loop.create_server(
-                lambda: ClientConnection(self, self.config.listeners[number]),
+                lambda: self._new_connection(number),
                 listener.address,
                 listener.port,
                 backlog=1024,
@@ -97,6 +98,11 @@ class Server:
             raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
         self._servers.append(server)
         self.ports += [socket.getsockname()[1] for socket in server.sockets]
+
+    def _new_connection(self, number: int) -> asyncio.Protocol:
+        listener = self.config.listeners[number]
+        client = ClientConnection(self, listener)
+        return WebSocketConnection(client, listener) if listener.is_websocket else client
 
     def _reload(self) -> None:
         """Read users, access rules, certificates and peers again; what else is new needs a restart."""
@@ -133,6 +139,10 @@ class Server:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            limit = self.config.quotas.buffered_bytes_max
+            if self.site.queued_bytes > limit:
+                log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
+                self.engine.push(Full(limit * 9 // 10))
             for client in list(self._clients.values()):
                 if client.is_silent(now, self.config.mqtt.connect_timeout_s):
                     log.info("%s: nothing heard for %.0f s", client.address, now - client.last_heard_s)

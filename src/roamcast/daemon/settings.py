@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roamcast.core.queues import QueueLimits
 from roamcast.daemon.sections import Config
 from roamcast.mqtt.endpoint import EndpointSettings
 from roamcast.node.broker import BrokerSettings
@@ -16,6 +17,9 @@ def site_settings(config: Config) -> SiteSettings:
         broker=BrokerSettings(
             routing=mobility.routing,
             window=mqtt.inflight_max,
+            queue=QueueLimits(
+                quotas.queue_notifications_max, quotas.queue_bytes_max, drops_newest=quotas.drop == "newest"
+            ),
             records=config.events.level,
             clock_error_s=None,
             protocol=mobility.settings,

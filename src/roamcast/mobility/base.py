@@ -295,9 +295,10 @@ class MobilityProtocol:
         return (session.client,) if session.client in self.queues else None
 
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
-        """Queue a burst; what the broker's full buffer gives up for it is dropped."""
+        """Queue a burst; what a full queue or the broker's full buffer gives up for it is dropped."""
         for evicted_from, evicted in queue.append(burst):
-            self.host.dropped(self.client_of(evicted_from) or client, evicted, "overflow")
+            whose = client if evicted_from is queue else self.client_of(evicted_from) or client
+            self.host.dropped(whose, evicted, "overflow")
 
     def client_of(self, queue: DeliveryQueue) -> str | None:
         return next((client for client, held in self.stored() if held is queue), None)

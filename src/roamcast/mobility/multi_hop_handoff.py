@@ -373,7 +373,11 @@ class MultiHopHandoff(MobilityProtocol):
             return
         hold = self.holds[client]
         if hold.own is not None:
-            hold.own.append(burst)
+            limits = self.host.buffer.limits
+            if limits is not None and len(hold.own) >= limits.notifications_max:
+                self.host.dropped(client, burst, "overflow")
+            else:
+                hold.own.append(burst)
         else:
             self.keep(hold.queue, client, burst)
             self.host.pump(client)

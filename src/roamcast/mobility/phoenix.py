@@ -57,6 +57,7 @@ from roamcast.core.notification import Burst
 from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner
 from roamcast.core.session import Session
+from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
 
@@ -257,7 +258,8 @@ class Phoenix(MobilityProtocol):
         """Turn the entries of s round: from where it was to where it is. Then send MIG on."""
         subscriber, filters = message.subscriber, message.subscriptions
         # The neighbour does the same when MIG arrives: neither need be told what the other takes back.
-        taken_back = Update(unsubscribe=tuple((parse(text), subscriber) for text in filters))
+        entries = tuple((bind(parse(text), subscriber), subscriber) for text in filters)
+        taken_back = Update(unsubscribe=entries)
         self.host.relocate(filters, subscriber, last, target, taken_back)
         if isinstance(target, str):
             self.towards[subscriber] = target

@@ -22,6 +22,7 @@ from roamcast.core.effects import (
     Input,
     Joined,
     LinkChanged,
+    Pressed,
     Received,
     SendFailed,
     SessionOver,
@@ -49,7 +50,7 @@ from roamcast.core.messages import (
     cause_of,
 )
 from roamcast.core.notification import Burst
-from roamcast.core.queues import Buffer, DeliveryQueue
+from roamcast.core.queues import Buffer, DeliveryQueue, QueueLimits
 from roamcast.core.records import Level, Row
 from roamcast.core.routing import Owner, Router, Token
 from roamcast.core.session import Session
@@ -77,6 +78,8 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     """Notifications sent to a client and not yet acknowledged, at most."""
     buffer_bytes: int | None = None
     """Room for everything stored for clients; past it the oldest is overwritten."""
+    queue: QueueLimits | None = None
+    """Room for what is stored for one client."""
     records: Level = "full"
     clock_error_s: float | None = 0.0
     """How far the brokers' clocks may differ. What was published before a subscription
@@ -117,7 +120,7 @@ class Broker(SubscribingHost):
         check_combination(protocol, routing, self.settings.advertisements)
         self.id = id
         self.now = 0.0
-        self.buffer = Buffer(self.settings.buffer_bytes)
+        self.buffer = Buffer(self.settings.buffer_bytes, self.settings.queue)
         self.front = front
         self.collect: Callable[[Owner, str, Burst], None] | None = None
         """Takes what is routed to owners that are no client: their first element is empty."""
@@ -241,6 +244,8 @@ class Broker(SubscribingHost):
                     self._detach(client, "silent")
             case Told(message):
                 self._on_message(self.id, message)
+            case Pressed(bytes_max):
+                self._on_pressed(bytes_max)
             case SessionOver(client):
                 is_idle = client not in self.attachments and client not in self._departing
                 if client in self.sessions and is_idle:
@@ -308,6 +313,16 @@ class Broker(SubscribingHost):
         while self._timers and self._timers[0][0] <= self.now:
             _, _, token = heapq.heappop(self._timers)
             self.protocol.on_deadline(token)
+
+    def _on_pressed(self, bytes_max: int) -> None:
+        """Take from the longest queues what is too much; what was sent already stays."""
+        queues = [(queue.size_bytes, client, queue) for client, queue in self.protocol.stored()]
+        excess = sum(size for size, _, _ in queues) - bytes_max
+        for _, client, queue in sorted(queues, key=lambda one: -one[0]):
+            while excess > 0 and queue.waiting:
+                burst = queue.drop_waiting()
+                excess -= burst.size
+                self.dropped(client, burst, "overflow")
 
     # --- notifications ---
 
@@ -585,7 +600,7 @@ class Broker(SubscribingHost):
         self._in_handoff[client] = came_from
         self.places.session_came(session, came_from)
         self.protocol.on_attach(session, came_from, received)
-        self.places.session_is_here(session, came_from)
+        self.places.session_is_here(client)
         if attachment is None and client in self.sessions:
             # It left before its session came: that is an attach and a detach at once.
             self.protocol.on_detach(session)

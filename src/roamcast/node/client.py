@@ -41,6 +41,7 @@ from roamcast.core.messages import (
     Welcome,
 )
 from roamcast.core.records import Row
+from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse
 
 
@@ -123,9 +124,22 @@ class Client:
         )
         self._record("moved", reason=self._last_broker or None)
         self._last_broker = broker
+        self._gather_moves()
         # Requests may follow at once: the broker keeps them until the session is there.
         for request in self._unaccepted:
             self._send(request)
+
+    def _gather_moves(self) -> None:
+        """Of the moves that no broker has taken only where they led counts; the rest is repetition."""
+        last: dict[str, Value] = {}
+        for request in self._unaccepted:
+            if isinstance(request, Move):
+                last.update(request.values)
+        if last:
+            self._unaccepted = [
+                Move(request.request, last, late=True) if isinstance(request, Move) else request
+                for request in self._unaccepted
+            ]
 
     def _leave(self, destination: str) -> None:
         if not self.broker:

@@ -12,6 +12,7 @@ handoff: where it is does not change while its subscriptions are on the move.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -106,23 +107,23 @@ class Places:
 
     # --- moves ---
 
-    def move(self, session: Session, request: int, values: str, deferred: bool) -> None:
-        """The client has moved; if the request had to wait, more may have happened than one step."""
+    def move(self, session: Session, request: int, values: str, is_late: bool) -> None:
+        """The client has moved; if that had to wait, more may have happened than one step."""
         broker, client = self._broker, session.client
         new = _decoded(values)
         steps = {name: value for name, value in new.items() if _value(session, name) != value}
-        if steps and (self._is_early(session, steps, deferred) or not self._are_steps(session, steps)):
+        if steps and (self._is_early(session, steps, is_late) or not self._are_steps(session, steps)):
             self._announce(session, Waiting(session.places_number + 1, request, values))
             return
         if steps:
-            self._take(session, steps, is_late=deferred)
+            self._take(session, steps, is_late)
         broker.tell(client, SubscriptionSettled(request))
 
     def refuse(self, client: str, request: int, reason: str) -> None:
         self._broker.tell(client, RequestRefused(request, reason))
 
     def refuse_move(self, client: str, request: int, reason: str) -> None:
-        self._broker.record("located", client=client, broker=self._broker.id, reason=reason)
+        self._broker.record("located", client=client, broker=self._broker.id, reason=f"refused: {reason}")
         self.refuse(client, request, reason)
 
     def _are_steps(self, session: Session, steps: dict[str, Value]) -> bool:
@@ -132,13 +133,14 @@ class Places:
                 return False
         return True
 
-    def _is_early(self, session: Session, steps: dict[str, Value], deferred: bool) -> bool:
+    def _is_early(self, session: Session, steps: dict[str, Value], is_late: bool) -> bool:
         """Whether brokers do not expect a step yet, though the client is no faster than they think."""
         for name in steps:
             known = session.paces.get(name)
-            if known is not None and (deferred or known.is_late):
+            if known is not None and (is_late or known.is_late):
                 stay_s = session.places[name].stay_s
-                if self._broker.now - known.changed_at < stay_s:
+                # Where no step is ever expected, none is early.
+                if self._broker.now - known.changed_at < stay_s < math.inf:
                     return True
         return False
 
@@ -153,8 +155,9 @@ class Places:
             session.places[name] = Place(value, None, stay_s)
         known = {name: place.value for name, place in session.places.items() if place.value is not None}
         broker.record(
-            "located", client=session.client, broker=broker.id, attributes=encode_attributes(known)
-        )
+            "located", client=session.client, broker=broker.id, attributes=encode_attributes(known),
+            reason="late" if is_late else "step",
+        )  # fmt: skip
         session.places_number += 1
         broker.router.locate(_whereabouts(session), "subscribe")
 
@@ -185,16 +188,20 @@ class Places:
         self._broker.router.dependents.locate(_whereabouts(session))
 
     def session_came(self, session: Session, came_from: str) -> None:
-        """Before its protocol goes to work: what that tells others comes with the new whereabouts."""
+        """Before its protocol goes to work: what that tells others goes with the new whereabouts.
+
+        The client's moves wait until everyone knows.
+        """
         if came_from not in ("", self._broker.id) and _depends(session):
             session.places_number += 1
-            self._broker.router.locate(_whereabouts(session), "handoff")
-
-    def session_is_here(self, session: Session, came_from: str) -> None:
-        """After that: moves wait until everyone knows."""
-        if came_from not in ("", self._broker.id) and _depends(session):
             self.waiting[session.client] = Waiting(session.places_number)
-            self._broker.router.settle("handoff", Announced(session.client, session.places_number))
+            self._broker.router.relocate_client(_whereabouts(session))
+
+    def session_is_here(self, client: str) -> None:
+        """After that: find out when they do."""
+        waiting = self.waiting.get(client)
+        if waiting is not None and not waiting.values:
+            self._broker.router.settle("handoff", Announced(client, waiting.number))
 
     def before_departure(self, session: Session) -> None:
         """A jump that has not taken effect is made again where the session goes."""

@@ -79,8 +79,11 @@ class Requests:
                 self._publish(session, request.attributes, bodies, request.marks)
         elif request.request == session.accepted + 1:
             session.accepted += 1
-            text = encoded_values(request.values) if isinstance(request, Move) else request.filter.text
-            self._change(session, request.request, type(request).__name__, text)
+            if isinstance(request, Move):
+                self._change(session, request.request, "Move", encoded_values(request.values), request.late)
+            else:
+                kind, text = type(request).__name__, request.filter.text
+                self._change(session, request.request, kind, text, is_late=False)
         if self._broker.front is None:
             # A front numbers the requests itself, and has no use for an answer.
             self._broker.tell(session.client, Accepted(session.accepted))
@@ -108,7 +111,7 @@ class Requests:
     # --- changes ---
 
     def _change(
-        self, session: Session, request: int, kind: str, text: str, deferred: bool = False
+        self, session: Session, request: int, kind: str, text: str, is_late: bool
     ) -> None:
         """Carry a change out: now, or when the handoff and the last change of this filter are done."""
         broker, client = self._broker, session.client
@@ -118,7 +121,7 @@ class Requests:
             self._defer(session, request, kind, text)
             return
         if kind == "Move":
-            broker.places.move(session, request, text, deferred)
+            broker.places.move(session, request, text, is_late)
             return
         filter = parse(text)
         held = session.subscriptions if kind in ("Subscribe", "Unsubscribe") else session.advertisements
@@ -217,7 +220,7 @@ class Requests:
         self._carrying_on.add(client)
         deferred, session.deferred = session.deferred, []
         for request, kind, text in deferred:
-            self._change(session, request, kind, text, deferred=True)
+            self._change(session, request, kind, text, is_late=True)
         self._carrying_on.discard(client)
         if client in self._settling:
             return

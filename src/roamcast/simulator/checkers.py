@@ -126,10 +126,19 @@ class Result:
     crashes: int = 0
     links_down: int = 0
     """How often a link went down, also with one of its ends."""
+    located: int = 0
+    """Changes of clients' own state: epochs of those whose filters depend on it."""
+    blacked_out: int = 0
+    """Notifications that clients missed because they are too fast, exactly as predicted."""
     excused: dict[str, int] = field(default_factory=dict)
     violations_total: int = 0
     violations: list[Violation] = field(default_factory=list)
     """The first of them, told in words."""
+
+    def violate(self, kind: str, text: str, kept_max: int = 20) -> None:
+        self.violations_total += 1
+        if len(self.violations) < kept_max:
+            self.violations.append(Violation(kind, text))
 
 
 @dataclass(frozen=True)
@@ -488,9 +497,7 @@ class Checker:
             self._violate(kind, text())
 
     def _violate(self, kind: str, text: str) -> None:
-        self.result.violations_total += 1
-        if len(self.result.violations) < self._violations_max:
-            self.result.violations.append(Violation(kind, text))
+        self.result.violate(kind, text, self._violations_max)
 
     def violate(self, kind: str, text: str) -> None:
         """A violation that the driver found."""

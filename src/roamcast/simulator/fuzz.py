@@ -27,6 +27,7 @@ from roamcast.filters.selector import parse
 from roamcast.mobility import find_protocol
 from roamcast.simulator.faults import Crash, Cut, Heal, Restart
 from roamcast.simulator.links import Delay
+from roamcast.simulator.location_fuzz import draw_location_story
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import (
     Story,
@@ -260,6 +261,8 @@ class FuzzReport:
     out_of_order: int = 0
     crashes: int = 0
     links_down: int = 0
+    located: int = 0
+    blacked_out: int = 0
     excused: dict[str, int] = field(default_factory=dict)
     violations: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -271,11 +274,15 @@ def fuzz(
     progress: Callable[[int], None] | None = None,
     failures_max: int = 5,
     faults: Sequence[str] = (),
+    feature: str = "",
 ) -> FuzzReport:
     """Run the seeds; stop after so many failures, each shrunk to a short story."""
     report = FuzzReport(protocol)
     for seed in seeds:
-        story = draw_story(protocol, seed, faults)
+        if feature == "location":
+            story = draw_location_story(protocol, seed)
+        else:
+            story = draw_story(protocol, seed, faults)
         result = verdict(story)
         report.seeds += 1
         report.handoffs += result.handoffs
@@ -286,6 +293,8 @@ def fuzz(
         report.out_of_order += result.out_of_order
         report.crashes += result.crashes
         report.links_down += result.links_down
+        report.located += result.located
+        report.blacked_out += result.blacked_out
         for name, count in result.excused.items():
             report.excused[name] = report.excused.get(name, 0) + count
         if result.violations:

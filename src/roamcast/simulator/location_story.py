@@ -102,7 +102,7 @@ def _parse_graph(text: str) -> MovementGraph:
 
 def _format_graph(graph: MovementGraph) -> str:
     words = []
-    for start in graph.locations:
+    for start in sorted(graph.locations, key=str):
         ends = graph.neighbours(start)
         words += [] if ends else [f"{start}"]
         for end in ends:

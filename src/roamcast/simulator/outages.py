@@ -1,13 +1,12 @@
 """The engine with outages: brokers crash and restart from a journal, links go down and up again.
 
-It is the same driver with what makes a real one durable (DESIGN of links and
-journal), in virtual time. A broker's journal is the sequence of its steps,
-`(now, inputs)`. A link numbers what it carries and keeps it until the receiver
-has journalled it. After a crash a fresh broker is fed the journal, and what it
-says then is known already: rows by node and sequence, messages to peers by their
-number on the link. A number that the link has not seen belongs to a message that
-the crash kept from being sent; it goes out now. What was meant for clients is
-lost with their connections.
+It is the same driver with what makes a real one durable, in virtual time. A
+broker's journal is the sequence of its steps, `(now, inputs)`. A link numbers what
+it carries and keeps it until the receiver has journalled it. After a crash a fresh
+broker is fed the journal, and what it says then is known already: rows by node and
+sequence, messages to peers by their number on the link. A number that the link has
+not seen belongs to a message that the crash kept from being sent; it goes out now.
+What was meant for clients is lost with their connections.
 
 Networks without outages do none of this: see `Network`.
 """

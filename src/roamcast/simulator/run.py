@@ -10,6 +10,7 @@ from roamcast.core.records import Row
 from roamcast.mobility import check_combination, find_protocol
 from roamcast.simulator.checkers import Checker, Edges, Identity, Result
 from roamcast.simulator.links import longest_s
+from roamcast.simulator.location_checks import LocationChecker
 from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
 from roamcast.simulator.outages import FaultyNetwork
 from roamcast.simulator.topology import Topology
@@ -22,6 +23,8 @@ class Run:
     result: Result
     traffic: Traffic
     network: Network
+    location: LocationChecker | None = None
+    """What was seen of clients whose filters depend on where they are, where there may be such."""
 
 
 def check_settings(topology: Topology, settings: NetworkSettings) -> None:
@@ -48,6 +51,9 @@ def run_checked(
     """
     check_settings(topology, settings)
     checker = Checker(find_protocol(settings.protocol).promise, _edges(topology, settings))
+    location = LocationChecker(settings.location) if settings.location.variables else None
+    if location is not None:
+        observe = _both(location.observe, observe)
     make = FaultyNetwork if faults else Network
     network = make(topology, settings, _both(checker.observe, observe), trace)
     if prepare is not None:
@@ -55,7 +61,7 @@ def run_checked(
     network.run(actions, progress)
     result = checker.finish(_stored(network), network.asked())
     _check_at_rest(network, checker)
-    return Run(result, network.traffic, network)
+    return Run(result, network.traffic, network, location)
 
 
 def _edges(topology: Topology, settings: NetworkSettings) -> Edges:

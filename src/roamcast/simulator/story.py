@@ -53,6 +53,7 @@ from roamcast.filters.selector import parse as parse_filter
 from roamcast.simulator.checkers import Result, Violation
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart
 from roamcast.simulator.links import Delay
+from roamcast.simulator.location_oracle import judge_location
 from roamcast.simulator.location_story import (
     LINES,
     format_location_lines,
@@ -79,6 +80,16 @@ class Story:
         return any(isinstance(item, Fault) for _, _, item in self.actions)
 
     def run(
+        self,
+        observe: Callable[[list[Row]], None] | None = None,
+        trace: Callable[[float, str, str, Message], None] | None = None,
+    ) -> Run:
+        """Simulate it, and judge what clients got whose filters depend on where they are, too."""
+        run = self.simulate(observe, trace)
+        judge_location(self, run)
+        return run
+
+    def simulate(
         self,
         observe: Callable[[list[Row]], None] | None = None,
         trace: Callable[[float, str, str, Message], None] | None = None,

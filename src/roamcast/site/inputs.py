@@ -84,6 +84,12 @@ class Announced(SiteInput, frozen=True):
     payload: bytes
 
 
+class Full(SiteInput, frozen=True):
+    """All queues together may hold no more than this."""
+
+    bytes_max: int
+
+
 class Forgotten(SiteInput, frozen=True):
     """A broker is gone for good."""
 
@@ -106,6 +112,7 @@ AnyInput = (
     | LinkFrames
     | Announced
     | Forgotten
+    | Full
     | Tick
 )
 

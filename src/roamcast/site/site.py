@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from roamcast.core.codec import Codec
-from roamcast.core.effects import Configured, Deadline, Told
+from roamcast.core.effects import Configured, Deadline, Pressed, Told
 from roamcast.core.messages import Fleeting
 from roamcast.core.notification import encode_attributes
 from roamcast.errors import InputError
@@ -28,6 +28,7 @@ from roamcast.site.inputs import (
     Connected,
     Forgotten,
     Frames,
+    Full,
     Gone,
     LinkDown,
     LinkFrames,
@@ -100,6 +101,11 @@ class Site:
         times = [one for one in (self.broker.deadline(), self.endpoint.timers.next()) if one is not None]
         return min(times, default=None)
 
+    @property
+    def queued_bytes(self) -> int:
+        """What is stored for clients here."""
+        return sum(queue.size_bytes for _, queue in self.broker.protocol.stored())
+
     def journalled(self) -> None:
         """Everything that this site has received is in the journal: its peers may be told."""
         for end in self.links.ends.values():
@@ -127,6 +133,8 @@ class Site:
                 self._follow(self.links.refused(peer, why))
             case Forgotten(broker):
                 self._follow(self.links.forget(broker))
+            case Full(bytes_max):
+                self.endpoint.inputs.append(Pressed(bytes_max))
             case Tick():
                 self.endpoint.on_deadline()
                 self.endpoint.inputs.append(Deadline())

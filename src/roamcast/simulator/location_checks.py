@@ -1,0 +1,248 @@
+"""What clients are owed whose filters depend on where they are, and whether they got it.
+
+Figure 4 of Fiege et al. divides what arrives at a client into epochs, one for each
+location; an epoch begins when its broker takes the move. Here an epoch is known
+from the rows `located`. A notification arrives within one longest delay of being
+published, so it must be delivered if it matches in all epochs that this time
+touches, and may be if it matches in one of them. (Which one it was, an oracle
+tells: `location_oracle.py`.)
+
+That is promised as long as a client is no faster than brokers take for granted.
+For one that is, only what it should not have got is judged.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import networkx as nx
+
+from roamcast.core.notification import decode_attributes
+from roamcast.core.records import Row
+from roamcast.core.whereabouts import Pace
+from roamcast.filters.filter import Attributes, Filter, Value
+from roamcast.filters.own import NOTHING, Possible, Values, instance
+from roamcast.filters.selector import parse
+from roamcast.location import pace
+from roamcast.location.movement_graph import MovementGraph
+from roamcast.location.settings import LocationSettings
+
+ROUNDING_S = 1e-6
+"""What adding up delays may be wrong by."""
+
+Identity = tuple[str, int, int]
+"""Publisher, incarnation, number."""
+
+
+class Epoch(NamedTuple):
+    """A client's own state, from some time until its next epoch begins."""
+
+    begins_at: float
+    broker: str
+    values: dict[str, Value]
+    stays_s: dict[str, float]
+    """How long brokers take for granted that the client keeps each value."""
+    is_late: bool
+
+
+class Subscribed(NamedTuple):
+    """One subscription of one client; times that did not come are infinite."""
+
+    filter: Filter
+    issued_at: float
+    settled_at: float
+    ends_at: float
+    """When the unsubscription was issued…"""
+    ended_at: float
+    """… and when it had settled."""
+
+
+class Published(NamedTuple):
+    identity: Identity
+    at: float
+    broker: str
+    attributes: Attributes
+
+
+NEVER = float("inf")
+
+
+class LocationChecker:
+    """Give it every row of a run in order of time, then `judge`."""
+
+    def __init__(self, settings: LocationSettings) -> None:
+        self.settings = settings
+        self.published: list[Published] = []
+        self.subscriptions: dict[str, dict[str, list[Subscribed]]] = defaultdict(lambda: defaultdict(list))
+        self.epochs: dict[str, list[Epoch]] = defaultdict(list)
+        self.deliveries: dict[str, dict[Identity, float]] = defaultdict(dict)
+        self._paces: dict[tuple[str, str], Pace] = {}
+        self._graphs = {
+            name: _as_networkx(variable)
+            for name, variable in settings.variables.items()
+            if isinstance(variable, MovementGraph)
+        }
+        self._distances: dict[tuple[str, Value], dict[Value, int]] = {}
+        self._exact: dict[tuple[Filter, tuple[tuple[str, Value], ...]], Filter] = {}
+
+    # --- rows ---
+
+    def observe(self, rows: list[Row]) -> None:
+        for row in rows:
+            match row.kind:
+                case "published":
+                    self._on_published(row)
+                case "delivered":
+                    self._on_delivered(row)
+                case "located" if row.attributes is not None:
+                    self._on_located(row, row.attributes)
+                case "subscribed" | "unsubscribed":
+                    self._on_subscription(row)
+
+    def _on_published(self, row: Row) -> None:
+        attributes = decode_attributes(row.attributes or b"")
+        for identity in _identities(row):
+            self.published.append(Published(identity, row.time, row.node, attributes))
+
+    def _on_delivered(self, row: Row) -> None:
+        for identity in _identities(row):
+            self.deliveries[row.client or ""].setdefault(identity, row.time)
+
+    def _on_located(self, row: Row, attributes: bytes) -> None:
+        client, is_late = row.client or "", row.reason == "late"
+        values = dict(decode_attributes(attributes))
+        before = self.epochs[client][-1] if self.epochs[client] else None
+        stays_s = dict(before.stays_s) if before is not None else {}
+        for name, value in values.items():
+            if before is None or before.values.get(name) != value:
+                stays_s[name] = self._stay_s(client, name, row.time, is_late)
+        self.epochs[client].append(Epoch(row.time, row.node, values, stays_s, is_late))
+
+    def _stay_s(self, client: str, name: str, now: float, is_late: bool) -> float:
+        settings, key = self.settings, (client, name)
+        self._paces[key] = pace.changed(self._paces.get(key), now, is_late)
+        if settings.stay_s is not None:
+            return settings.stay_s
+        return pace.stay_s(self._paces[key], settings.stay_first_s, settings.estimate)
+
+    def _on_subscription(self, row: Row) -> None:
+        """Also plain ones: what matches both is owed to either."""
+        text, now = row.filter or "", row.time
+        known = self.subscriptions[row.client or ""][text]
+        match row.kind, row.reason:
+            case "subscribed", "issued":
+                known.append(Subscribed(parse(text), now, NEVER, NEVER, NEVER))
+            case "subscribed", _:
+                known[-1] = known[-1]._replace(settled_at=now)
+            case _, "issued":
+                known[-1] = known[-1]._replace(ends_at=now)
+            case _:
+                known[-1] = known[-1]._replace(ended_at=now)
+
+    # --- what a filter matches in an epoch ---
+
+    def exact(self, filter: Filter, values: dict[str, Value]) -> Filter:
+        """The plain filter for a client in this state."""
+        if not filter.own:
+            return filter
+        key = (filter, tuple(sorted(values.items())))
+        if key not in self._exact:
+            self._exact[key] = instance(filter, lambda name, within: self._near(values, name, within))
+        return self._exact[key]
+
+    def _near(self, values: dict[str, Value], name: str, within: float) -> Possible:
+        if name not in values:
+            return NOTHING
+        if name not in self._graphs:
+            return self.settings.variables[name].near((values[name],), 0, within)
+        return Values(tuple(self.within(name, values[name], within)), is_exact=True)
+
+    def within(self, name: str, value: Value, steps: float) -> Iterator[Value]:
+        key = (name, value)
+        if key not in self._distances:
+            self._distances[key] = nx.single_source_shortest_path_length(self._graphs[name], value)
+        return (other for other, distance in self._distances[key].items() if distance <= steps)
+
+    # --- the verdict ---
+
+    def judge(self, delay_s: float) -> Iterator[tuple[str, str]]:
+        """What went wrong: its kind, and what happened. No notification takes longer than this delay."""
+        for client, subscriptions in self.subscriptions.items():
+            held = [one for kept in subscriptions.values() for one in kept]
+            if any(one.filter.own for one in held):
+                yield from self._judge_client(client, held, delay_s + ROUNDING_S)
+
+    def _judge_client(
+        self, client: str, held: list[Subscribed], delay_s: float
+    ) -> Iterator[tuple[str, str]]:
+        epochs, delivered = self.epochs[client], self.deliveries[client]
+        begins = [epoch.begins_at for epoch in epochs]
+        in_time = self.is_in_time(client)
+        for notification in self.published:
+            at = notification.at
+            first = bisect_right(begins, at - ROUNDING_S) - 1
+            last = bisect_right(begins, at + delay_s) - 1
+            touched = [epochs[index].values if index >= 0 else {} for index in range(first, last + 1)]
+            had = notification.identity in delivered
+            if had and not any(self._may_match(held, notification, values) for values in touched):
+                yield "extra in epoch", self._tell(client, notification, touched)
+            if not had and in_time and all(self._must_match(held, notification, one) for one in touched):
+                yield "missing in epoch", self._tell(client, notification, touched)
+
+    def _may_match(
+        self, held: list[Subscribed], notification: Published, values: dict[str, Value]
+    ) -> bool:
+        return any(
+            self.exact(one.filter, values).matches(notification.attributes)
+            for one in held
+            if one.issued_at <= notification.at + ROUNDING_S and notification.at <= one.ended_at
+        )
+
+    def _must_match(
+        self, held: list[Subscribed], notification: Published, values: dict[str, Value]
+    ) -> bool:
+        return any(
+            self.exact(one.filter, values).matches(notification.attributes)
+            for one in held
+            if one.settled_at < notification.at < one.ends_at
+        )
+
+    def is_in_time(self, client: str) -> bool:
+        """Whether the client kept each value as long as brokers took for granted."""
+        last: dict[str, tuple[float, float]] = {}
+        before: dict[str, Value] = {}
+        for epoch in self.epochs[client]:
+            for name, value in epoch.values.items():
+                if before.get(name) == value:
+                    continue
+                changed_at, stay_s = last.get(name, (float("-inf"), 0.0))
+                if not epoch.is_late and epoch.begins_at - changed_at < stay_s - ROUNDING_S:
+                    return False
+                # One that was slower once may be faster than that later.
+                longest_s = max(stay_s, epoch.stays_s[name])
+                last[name] = (epoch.begins_at, longest_s)
+            before = epoch.values
+        return True
+
+    def _tell(self, client: str, notification: Published, touched: list[dict[str, Value]]) -> str:
+        publisher, _, number = notification.identity
+        return (
+            f"{client} and {publisher}/{number}, published at {notification.at:.6f} with"
+            f" {dict(notification.attributes)}, while it was at {touched}"
+        )
+
+
+def _as_networkx(graph: MovementGraph) -> nx.DiGraph:
+    """Read edge by edge, so that distances are found by other means than the brokers'."""
+    directed = nx.DiGraph()
+    directed.add_nodes_from(graph.locations)
+    directed.add_edges_from((start, end) for start in graph.locations for end in graph.neighbours(start))
+    return directed
+
+
+def _identities(row: Row) -> Iterator[Identity]:
+    for offset in range(row.notifications or 1):
+        yield row.publisher or "", row.incarnation or 0, (row.number or 0) + offset

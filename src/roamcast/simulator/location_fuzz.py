@@ -1,0 +1,268 @@
+"""Drawing stories of clients whose filters depend on where they are.
+
+In most of them everyone stays at one broker and walks: then flooding tells what is
+owed, and the timing what is missed. A third of those who walk are faster than the
+brokers take for granted. In the others clients change broker, too; there they are
+never too fast, and nothing may be missing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+from roamcast.core.effects import (
+    AdvertiseThat,
+    AttachTo,
+    Input,
+    LeaveFor,
+    MoveTo,
+    PublishThis,
+    SubscribeTo,
+    UnsubscribeFrom,
+)
+from roamcast.core.notification import encode_attributes
+from roamcast.filters.expression import Value
+from roamcast.filters.selector import parse
+from roamcast.location.movement_graph import MovementGraph, grid
+from roamcast.location.settings import LocationSettings
+from roamcast.location.variables import NumberSteps
+from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.simulator.links import Delay
+from roamcast.simulator.location_oracle import delivers_once
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.story import Story
+from roamcast.simulator.topology import Topology, parse_topology
+
+TOPOLOGIES = ("line:2", "line:3", "line:5", "star:4", "tree:2:2", "random:4", "random:6", "random:8")
+
+FILTERS = (
+    "location IN myloc", "location WITHIN 1 OF myloc", "location WITHIN 2 OF myloc",
+    "service = 'parking' AND location IN myloc", "service = 'parking' AND location IN myloc AND cost < 2",
+    "location IN myloc OR cost = 0", "location NOT IN myloc AND service = 'news'",
+    "location NOT WITHIN 1 OF myloc AND cost > 1", "cost <= my.budget",
+    "location IN myloc AND cost < my.budget",
+)  # fmt: skip
+
+PLAIN_FILTERS = ("service = 'news'", "cost < 2", "location IN ('a', 'b')", "location IS NOT NULL", "TRUE")
+
+ANY = "any"
+"""Not one protocol: each seed draws its own."""
+
+START_S = 30.0
+BUDGET = NumberSteps(fall=1, rise=1, lowest=0, highest=4)
+
+
+def protocols() -> list[str]:
+    """Those that promise exactly once; names with a colon are rules as published, except one."""
+    return [
+        name
+        for name, protocol in sorted(PROTOCOLS.items())
+        if delivers_once(protocol.promise)
+        and protocol.own_state
+        and not name.endswith(":published")
+    ]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the parts of a story have in common."""
+
+    rng: random.Random
+    topology: Topology
+    graph: MovementGraph
+    settings: NetworkSettings
+    stay_s: float
+    duration_s: float
+    is_fast: bool
+
+
+def draw_location_story(protocol: str, seed: int) -> Story:
+    """The story of a seed, for a protocol or for any of them."""
+    rng = random.Random(f"fuzz/location/{seed}")
+    topology = parse_topology(rng.choice(TOPOLOGIES), rng)
+    names = protocols()
+    drawn = rng.choice(names)
+    name = drawn if protocol == ANY else find_protocol(protocol).name
+    roams = rng.random() < 0.4
+    is_fast = not roams and rng.random() < 0.35
+    # On a small graph one is everywhere at once, however fast.
+    graph = _draw_graph(rng, rng.choice((1, 4)) if is_fast else rng.randrange(7))
+    delays = [0.001 * rng.randint(1, 100) for _ in topology.overlay]
+    # From far below the delay of one link to far above that of the whole network.
+    stay_s = round(rng.choice((0.3, 1.0, 3.0, 20.0)) * max(delays, default=0.01), 4)
+    learnt = not roams and rng.random() < 0.4
+    location = LocationSettings(
+        {"location": graph, "budget": BUDGET}, stay_s=None if learnt else stay_s, stay_first_s=stay_s
+    )
+    settings = _draw_settings(name, seed, rng, topology, delays, location)
+    setting = Setting(rng, topology, graph, settings, stay_s, stay_s * rng.randint(8, 30), is_fast)
+    return Story(topology, settings, tuple(_draw_actions(setting, roams)))
+
+
+def _draw_graph(rng: random.Random, kind: int) -> MovementGraph:
+    letters = "abcdefghijkl"[: rng.randint(2, 12)]
+    if kind == 0:  # Figure 7.
+        return MovementGraph([("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
+    if kind == 1:  # A long road, two ways or one.
+        places = [f"{letter}{number}" for letter in "ab" for number in range(rng.randint(5, 30))]
+        return MovementGraph([*pairwise(places), (places[-1], places[0])], one_way=rng.random() < 0.5)
+    if kind == 2:
+        return MovementGraph(pairwise(letters))
+    if kind == 3:  # Rooms on a corridor.
+        return MovementGraph([("a", room) for room in letters[1:]])
+    if kind in (4, 5):
+        return grid(rng.randint(2, 12), rng.randint(1, 12))
+    edges = [(rng.choice(letters), rng.choice(letters)) for _ in range(2 * len(letters))]
+    return MovementGraph(edges, letters, one_way=rng.random() < 0.5)
+
+
+def _draw_settings(
+    name: str,
+    seed: int,
+    rng: random.Random,
+    topology: Topology,
+    delays: list[float],
+    location: LocationSettings,
+) -> NetworkSettings:
+    protocol = find_protocol(name)
+    routing = rng.choice(protocol.strategies)
+    advertisements = rng.random() < 0.3
+    return NetworkSettings(
+        protocol=name,
+        routing=routing,
+        advertisements=advertisements and routing != "flooding" and protocol.advertisements,
+        link_delays=tuple(
+            (one, other, Delay(delay, delay))
+            for (one, other), delay in zip(topology.overlay, delays, strict=True)
+        ),
+        access_delay=Delay(0.005, 0.005),
+        notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.2))),
+        names_last_broker=rng.random() < 0.7,
+        location=location,
+        seed=seed,
+    )
+
+
+def _draw_actions(setting: Setting, roams: bool) -> list[Action]:
+    rng = setting.rng
+    clients = [f"c{number}" for number in range(rng.randint(2, 5))]
+    actions: list[Action] = []
+    walks: list[list[Action]] = []
+    for client in clients:
+        filters = rng.sample(FILTERS, rng.choice((1, 1, 2))) if rng.random() < 0.7 else []
+        filters += rng.sample(PLAIN_FILTERS, rng.choice((0, 0, 0, 1)))
+        start, budget = rng.choice(setting.graph.locations), rng.randint(0, 4)
+        actions += _opening(client, setting, filters, MoveTo({"location": start, "budget": budget}))
+        walks.append(_walk(client, setting, start) if rng.random() < 0.8 else [])
+        actions += walks[-1]
+        if rng.random() < 0.3:
+            actions += _spend(client, setting, budget)
+        if roams and rng.random() < 0.7:
+            actions += _roam(client, setting)
+        if roams and filters and rng.random() < 0.3:
+            actions += _changes(client, setting, filters)
+    for client in clients:
+        if rng.random() < 0.7 or client == clients[0]:
+            actions += _publishes(client, setting, walks)
+    # Sorted by time alone: equal times keep the order in which they were drawn.
+    return sorted(actions, key=lambda action: action[0])
+
+
+def _opening(client: str, setting: Setting, filters: list[str], start: MoveTo) -> list[Action]:
+    """Attach, advertise, say where one is, subscribe: in this order or another, all settled in time."""
+    rng = setting.rng
+    doings: list[Input] = [SubscribeTo(parse(text).text) for text in filters]
+    doings.append(start)
+    rng.shuffle(doings)
+    if setting.settings.advertisements:
+        doings.insert(0, AdvertiseThat(rng.choice(("TRUE", "location IS NOT NULL"))))
+    attach = AttachTo(rng.choice(setting.topology.brokers), 0)
+    return [
+        (round(0.01 * rng.random(), 6), client, attach),
+        *((1.0 + 2 * place, client, doing) for place, doing in enumerate(doings)),
+    ]
+
+
+def _walk(client: str, setting: Setting, start: Value) -> list[Action]:
+    """Steps along the graph; some prefer not to turn back."""
+    rng = setting.rng
+    actions: list[Action] = []
+    here, before, now_s = start, start, START_S + setting.stay_s * rng.random()
+    is_fast = setting.is_fast and rng.random() < 0.8
+    turns = not is_fast and rng.random() < 0.5
+    while now_s < START_S + setting.duration_s:
+        ends = setting.graph.neighbours(here)
+        onward = ends if turns else [end for end in ends if end != before] or ends
+        if onward:
+            here, before = rng.choice(onward), here
+            actions.append((round(now_s, 6), client, MoveTo({"location": here})))
+        now_s += setting.stay_s * (rng.uniform(0.05, 0.8) if is_fast else _slow_stay(rng))
+    return actions
+
+
+def _slow_stay(rng: random.Random) -> float:
+    """In stays as brokers take them for granted; a little longer than one, because times are rounded."""
+    return 1.001 + rng.choice((0.0, rng.expovariate(2)))
+
+
+def _spend(client: str, setting: Setting, budget: int) -> list[Action]:
+    """Another variable, in its own steps."""
+    rng = setting.rng
+    actions: list[Action] = []
+    now_s = START_S + setting.stay_s * rng.random()
+    for _ in range(rng.randint(1, 8)):
+        budget = min(max(budget + rng.choice((-1, 1)), 0), 4)
+        actions.append((round(now_s, 6), client, MoveTo({"budget": budget})))
+        now_s += setting.stay_s * _slow_stay(rng)
+    return actions
+
+
+def _publishes(client: str, setting: Setting, walks: list[list[Action]]) -> list[Action]:
+    """Mostly about where somebody is then, was shortly before or will be soon."""
+    rng = setting.rng
+    moves = [(at, item) for walk in walks for at, _, item in walk]
+    steps = [(at, item.values["location"]) for at, item in moves if isinstance(item, MoveTo)]
+    actions: list[Action] = []
+    every_s = setting.stay_s * rng.choice((0.05, 0.2, 0.5))
+    now_s = START_S
+    while now_s < START_S + setting.duration_s and len(actions) < 200:
+        now_s += rng.expovariate(1 / every_s)
+        near = [location for at, location in steps if abs(at - now_s) < 3 * setting.stay_s]
+        anywhere = not near or rng.random() < 0.2
+        attributes: dict[str, Value] = {
+            "location": rng.choice(setting.graph.locations if anywhere else near),
+            "service": rng.choice(("parking", "news")),
+            "cost": rng.randrange(4),
+        }
+        actions.append((round(now_s, 6), client, PublishThis(encode_attributes(attributes))))
+    return actions
+
+
+def _roam(client: str, setting: Setting) -> list[Action]:
+    rng, stay_s = setting.rng, setting.stay_s
+    actions: list[Action] = []
+    now_s = START_S
+    scale_s = stay_s * rng.choice((0.5, 2.0, 6.0))
+    while True:
+        now_s += rng.expovariate(1 / scale_s)
+        if now_s > START_S + setting.duration_s:
+            return actions
+        broker = rng.choice(setting.topology.brokers)
+        actions.append((round(now_s, 6), client, LeaveFor(broker if rng.random() < 0.2 else "")))
+        now_s += rng.expovariate(3 / scale_s)
+        actions.append((round(now_s, 6), client, AttachTo(broker, 0)))
+
+
+def _changes(client: str, setting: Setting, filters: list[str]) -> list[Action]:
+    """Subscribe and unsubscribe at any moment, also while away."""
+    rng = setting.rng
+    actions: list[Action] = []
+    for _ in range(rng.randint(1, 4)):
+        at = START_S + setting.duration_s * rng.random()
+        if rng.random() < 0.5:
+            actions.append((round(at, 6), client, UnsubscribeFrom(parse(rng.choice(filters)).text)))
+        else:
+            actions.append((round(at, 6), client, SubscribeTo(parse(rng.choice(FILTERS)).text)))
+    return actions

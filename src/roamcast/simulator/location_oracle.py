@@ -1,0 +1,252 @@
+"""Two oracles for clients that stay at their brokers and move from location to location.
+
+Flooding: the same story again, with everything sent to every broker and each
+client's filters applied where it is attached (section 3.3 of Fiege et al.). That
+is what logical mobility must look like: the same notifications in each epoch.
+
+Timing: a client that is too fast for the network misses some of these. Which ones
+follows from the delays of the links alone: what had been heard of it at each broker
+on the way, when the notification came by, and how many steps were allowed for.
+That account is made here without the brokers' tables, and must come out exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from roamcast.core.effects import AttachTo, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
+from roamcast.filters.expression import And, Expression, Or, Own, Value
+from roamcast.filters.filter import Attributes, Filter
+from roamcast.location.variables import NumberSteps
+from roamcast.mobility import Promise, find_protocol
+from roamcast.simulator.location_checks import Epoch, Identity, LocationChecker, Published
+
+if TYPE_CHECKING:
+    from roamcast.simulator.run import Run
+    from roamcast.simulator.story import Story
+
+
+def judge_location(story: Story, run: Run) -> None:
+    """Add to the result of a story what is to be said about filters on the clients' own state."""
+    checker, result = run.location, run.result
+    if checker is None or story.has_faults:
+        return
+    result.located = sum(map(len, checker.epochs.values()))
+    if is_standing(story, checker):
+        oracle = flooded(story).simulate().location
+        assert oracle is not None
+        blackout: dict[tuple[str, Identity], int] = {}
+        for kind, text in compare(story, checker, oracle, blackout):
+            result.violate(kind, text)
+        result.blacked_out = len(blackout)
+    elif delivers_once(find_protocol(story.settings.protocol).promise):
+        for kind, text in checker.judge(story.settings.delay_bound_s(story.topology)):
+            result.violate(kind, text)
+
+
+def delivers_once(promise: Promise) -> bool:
+    """Whether a protocol promises everything, once and in order, as far as its buffers last."""
+    broken = promise.duplicate | promise.reordered | promise.stale
+    return not broken and promise.lost <= {"overflow", "expired"}
+
+
+def is_standing(story: Story, checker: LocationChecker) -> bool:
+    """Whether all clients attach and subscribe once, before anything is published, and then only walk."""
+    first_publish_s = min((at for at, _, item in story.actions if isinstance(item, PublishThis)), default=0.0)
+    attached: dict[str, None] = {}
+    for at, client, item in story.actions:
+        is_elsewhere = isinstance(item, AttachTo) and client in attached
+        if is_elsewhere or isinstance(item, LeaveFor | UnsubscribeFrom):
+            return False
+        if not isinstance(item, MoveTo | PublishThis) and at > first_publish_s:
+            return False
+        if isinstance(item, AttachTo):
+            attached[client] = None
+    settled_s = first_publish_s - 4 * story.settings.delay_bound_s(story.topology)
+    return (
+        all(delay.is_fixed for delay in (story.settings.access_delay, story.settings.link_delay))
+        and all(delay.is_fixed for _, _, delay in story.settings.link_delays)
+        and not (story.settings.service_s or story.settings.access_bits_per_s or story.settings.loss)
+        and all(_is_walking(epochs, settled_s) for epochs in checker.epochs.values())
+        and all(
+            kept[0].settled_at < settled_s
+            for subscriptions in checker.subscriptions.values()
+            for kept in subscriptions.values()
+        )
+    )
+
+
+def _is_walking(epochs: list[Epoch], settled_s: float) -> bool:
+    """One first location, which all know in time, and then steps."""
+    return not epochs or (
+        epochs[0].begins_at < settled_s and not any(epoch.is_late for epoch in epochs[1:])
+    )
+
+
+def flooded(story: Story) -> Story:
+    """The same with flooding and filtering where the client is. Nobody roams, so no protocol is needed."""
+    settings = replace(story.settings, protocol="none", routing="flooding", advertisements=False)
+    return replace(story, settings=settings)
+
+
+class Timing:
+    """Which notifications do not get through, because news of a client's moves came too late."""
+
+    def __init__(self, story: Story, checker: LocationChecker) -> None:
+        self._story = story
+        self._checker = checker
+        self._brokers = {
+            client: item.broker for _, client, item in story.actions if isinstance(item, AttachTo)
+        }
+        self._delays: dict[tuple[str, str], float] = {}
+
+    def blackout(self, client: str) -> Iterator[tuple[Identity, int]]:
+        """What the client would get if all were flooded, and misses; and in which of its epochs."""
+        broker = self._brokers[client]
+        epochs = self._checker.epochs[client]
+        begins = [epoch.begins_at for epoch in epochs]
+        for notification in self._checker.published:
+            arrives_at = notification.at + self.delay_s(notification.broker, broker)
+            index = bisect_right(begins, arrives_at) - 1
+            values = epochs[index].values if index >= 0 else {}
+            wanted = any(
+                self._checker.exact(filter, values).matches(notification.attributes)
+                for filter in self._filters(client)
+            )
+            if wanted and not self._gets_through(notification, broker):
+                yield notification.identity, index
+
+    def _filters(self, client: str) -> Iterator[Filter]:
+        for kept in self._checker.subscriptions[client].values():
+            yield kept[0].filter
+
+    def delay_s(self, start: str, end: str) -> float:
+        if (start, end) not in self._delays:
+            path = self._story.topology.path(start, end)
+            between = self._story.settings.delay_between
+            self._delays[start, end] = sum(between(a, b).low_s for a, b in pairwise(path))
+        return self._delays[start, end]
+
+    def _gets_through(self, notification: Published, end: str) -> bool:
+        """Whether each broker on the way sends it on: for this client, or for any other behind the link."""
+        if self._story.settings.routing == "flooding":
+            return True
+        for here, there in pairwise(self._story.topology.path(notification.broker, end)):
+            at = notification.at + self.delay_s(notification.broker, here)
+            behind = [
+                client
+                for client, broker in self._brokers.items()
+                if there in self._story.topology.path(here, broker)
+            ]
+            if not any(self._lets_through(client, here, at, notification.attributes) for client in behind):
+                return False
+        return True
+
+    def _lets_through(self, client: str, broker: str, at: float, attributes: Attributes) -> bool:
+        delay_s = self.delay_s(self._brokers[client], broker)
+        epochs = self._checker.epochs[client]
+        known = bisect_right([epoch.begins_at + delay_s for epoch in epochs], at) - 1
+        epoch = epochs[known] if known >= 0 else None
+        return any(
+            self._may_match(filter.expression, attributes, epoch, delay_s) for filter in self._filters(client)
+        )
+
+    def _may_match(
+        self, expression: Expression, attributes: Attributes, epoch: Epoch | None, delay_s: float
+    ) -> bool:
+        """Whether a filter matches for any state that the client may be in."""
+        match expression:
+            case And():
+                return all(self._may_match(one, attributes, epoch, delay_s) for one in expression.children)
+            case Or():
+                return any(self._may_match(one, attributes, epoch, delay_s) for one in expression.children)
+            case Own(name, _, variable):
+                if epoch is None or variable not in epoch.values or name not in attributes:
+                    return False
+                return self._may_be(expression, attributes[name], epoch, delay_s)
+        return Filter(expression).matches(attributes)
+
+    def _may_be(self, condition: Own, attribute: Value, epoch: Epoch, delay_s: float) -> bool:
+        stay_s = epoch.stays_s[condition.variable]
+        distance_s = 2 * delay_s if self._checker.settings.rule.distance == "round_trip" else delay_s
+        steps = _steps(distance_s, stay_s, self._checker.settings.rule.rounding)
+        if steps == math.inf or (condition.negative and steps > 0):
+            return True
+        value = epoch.values[condition.variable]
+        variable = self._checker.settings.variables[condition.variable]
+        if isinstance(variable, NumberSteps):
+            return _number_may_be(condition, attribute, variable, value, steps)
+        near = self._checker.within(condition.variable, value, steps + int(condition.within))
+        return (attribute in near) is not condition.negative
+
+
+def _steps(distance_s: float, stay_s: float, rounding: str) -> float:
+    """How many times a client that stays so long may have moved on, begun stays included."""
+    if distance_s == 0 or stay_s == math.inf:
+        return 0
+    if stay_s == 0:
+        return math.inf
+    whole, rest = divmod(distance_s, stay_s)
+    nearly = 1e-6 * stay_s
+    if rest > stay_s - nearly:
+        return whole + 1
+    return whole + (1 if rounding == "up" and rest > nearly else 0)
+
+
+def _number_may_be(
+    condition: Own, attribute: Value, variable: NumberSteps, value: Value, steps: float
+) -> bool:
+    if isinstance(attribute, bool | str) or isinstance(value, str):
+        return False
+    low = max(value - variable.fall * steps, variable.lowest)
+    high = min(value + variable.rise * steps, variable.highest)
+    match condition.operator:
+        case "<":
+            return attribute < high
+        case "<=":
+            return attribute <= high
+        case ">":
+            return attribute > low
+        case ">=":
+            return attribute >= low
+    return (low - condition.within <= attribute <= high + condition.within) is not condition.negative
+
+
+def compare(
+    story: Story,
+    checker: LocationChecker,
+    oracle: LocationChecker,
+    blackout: dict[tuple[str, Identity], int],
+) -> Iterator[tuple[str, str]]:
+    """What differs from flooding and is not what the timing predicts: its kind, and what happened.
+
+    What the timing predicts is put into `blackout`: which client misses what, and in which epoch.
+    """
+    timing = Timing(story, checker)
+    for client, subscriptions in list(checker.subscriptions.items()):
+        if not any(kept[0].filter.own for kept in subscriptions.values()):
+            continue
+        if [epoch.values for epoch in checker.epochs[client]] != [e.values for e in oracle.epochs[client]]:
+            yield "other epochs", f"{client} has other epochs than with flooding"
+            continue
+        got, owed = checker.deliveries[client], oracle.deliveries[client]
+        predicted = dict(timing.blackout(client))
+        blackout.update(((client, identity), epoch) for identity, epoch in predicted.items())
+        if predicted and checker.is_in_time(client):
+            yield "blackout", f"{client} is not too fast, and yet misses {sorted(predicted)}"
+        for identity in got:
+            if identity not in owed:
+                yield "extra in epoch", f"{client} got {identity}, and with flooding does not"
+        for identity in owed:
+            if identity not in got and identity not in predicted:
+                yield "missing in epoch", f"{client} never got {identity}, and with flooding does"
+        for identity, epoch in predicted.items():
+            if identity in got:
+                yield "not as predicted", f"{client} got {identity} in epoch {epoch}, which is too late"
+        if [one for one in owed if one in got] != list(got):
+            yield "other order", f"{client} got what it got in another order than with flooding"
