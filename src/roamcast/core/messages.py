@@ -136,6 +136,12 @@ class Probe(Message, frozen=True):
     cause: ClassVar[Cause] = "subscribe"
 
 
+ATTACHED_AGAIN = "attached again"
+ATTACHED_ELSEWHERE = "attached elsewhere"
+NOT_THE_OWNER = "not the owner"
+"""Why a broker closes a connection."""
+
+
 # --- between brokers: locating a session and moving it --------------------------------------------
 
 
@@ -157,6 +163,8 @@ class AttachRequest(Message, frozen=True):
     received: dict[str, int]
     detours: int = 0
     deferred: bool = False
+    owner: str = ""
+    """Who the client has proved to be; a session is given only to whom it belongs."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -192,10 +200,11 @@ class HolderUnknown(Message, frozen=True):
 
 
 class AttachRefused(Message, frozen=True):
-    """The request was stale: the client is attached elsewhere by now."""
+    """The request was stale, because the client is attached elsewhere by now; or not its owner's."""
 
     client: str
     connection: int
+    reason: str = ATTACHED_ELSEWHERE
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -236,6 +245,7 @@ class Hello(Message, frozen=True):
     attached anywhere before, so that nobody needs to be asked. `clean` ends the
     session that is found, before a new one begins. `window` is how many
     notifications the client takes without acknowledging; 0 leaves it to the broker.
+    `owner` is who it has proved to be.
     """
 
     client: str
@@ -245,6 +255,7 @@ class Hello(Message, frozen=True):
     fresh: bool = False
     clean: bool = False
     window: int = 0
+    owner: str = ""
     cause: ClassVar[Cause] = "handoff"
 
 

@@ -45,6 +45,8 @@ class Session(msgspec.Struct):
     places_number: int = 0
     """One higher whenever brokers are to be told anew."""
     paces: dict[str, Pace] = {}
+    owner: str = ""
+    """Who may have it; nobody else gets it by giving the same name."""
     luggage: bytes = b""
     capsule: bytes = b""
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from roamcast.core.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
-from roamcast.core.messages import Deliver, Hello, Leave, SubscriptionSettled, Welcome
+from roamcast.core.messages import NOT_THE_OWNER, Deliver, Hello, Leave, SubscriptionSettled, Welcome
 from roamcast.core.notification import Burst, encode_attributes
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt import packets
@@ -162,13 +162,23 @@ class Endpoint:
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
         """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
         client = identity.client
+        connection = Connection(id, connect, identity, self.access.of(identity))
+        self.connections[id] = connection
         for other in (self._attaching.get(client), self._connection_of(client)):
+            if other is not None and other.identity.owner != identity.owner:
+                self._end(connection, Reason.NOT_AUTHORIZED, "this client id is somebody else's")
+                return
             if other is not None:
                 self._end(other, Reason.SESSION_TAKEN_OVER)
-        connection = Connection(id, connect, identity, self.access.of(identity))
-        self.connections[id] = self._attaching[client] = connection
+        self._attaching[client] = connection
         window = min(connect.receive_maximum, self.settings.window)
-        hello = Hello(client, fresh=not connect.client_id, clean=connect.clean_start, window=window)
+        hello = Hello(
+            client,
+            fresh=not connect.client_id,
+            clean=connect.clean_start,
+            window=window,
+            owner=identity.owner,
+        )
         self.inputs.append(Attached(client, id, hello))
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
@@ -412,12 +422,13 @@ class Endpoint:
                     welcomed.append(connection)
             elif type(message) is SubscriptionSettled:
                 self._subscribing.on_settled(id, message.request)
-        for _, id, _reason in effects.closes:
+        for _, id, why in effects.closes:
             connection = self.connections.get(id)
             if connection is not None:
                 # Whatever it sent in this turn came too late: no answer may say otherwise.
                 connection.out.clear()
-                self._end(connection, Reason.SESSION_TAKEN_OVER)
+                is_foreign = why == NOT_THE_OWNER
+                self._end(connection, Reason.NOT_AUTHORIZED if is_foreign else Reason.SESSION_TAKEN_OVER)
         for connection in welcomed:
             if connection.is_open and connection.waiting:
                 self._read_waiting(connection)

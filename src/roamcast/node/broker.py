@@ -30,6 +30,9 @@ from roamcast.core.effects import (
     Told,
 )
 from roamcast.core.messages import (
+    ATTACHED_AGAIN,
+    ATTACHED_ELSEWHERE,
+    NOT_THE_OWNER,
     About,
     Acknowledge,
     AttachRefused,
@@ -397,13 +400,16 @@ class Broker(SubscribingHost):
 
     def _on_attached(self, item: Attached) -> None:
         client, hello = item.client, item.hello
+        if not self._is_owner(hello):
+            self._out.closes.append((client, item.connection, NOT_THE_OWNER))
+            return
         if self._is_overtaken(hello):
-            self._out.closes.append((client, item.connection, "attached again"))
+            self._out.closes.append((client, item.connection, ATTACHED_AGAIN))
             return
         if client in self.endings.waiting:
-            self._give_up_waiting(client, "attached again")
+            self._give_up_waiting(client, ATTACHED_AGAIN)
         elif client in self.attachments:
-            self._close(client, "attached again")
+            self._close(client, ATTACHED_AGAIN)
         attachment = self.new_attachment(item.connection, hello)
         if client in self.endings.waiting:
             self.endings.waiting[client] = attachment
@@ -425,9 +431,16 @@ class Broker(SubscribingHost):
         elif client in self.locator.pending:
             return
         elif hello.fresh:
-            self.begin_session(Session(client))
+            self.begin_session(Session(client, owner=hello.owner))
         else:
             self.locator.ask(item.connection, hello)
+
+    def _is_owner(self, hello: Hello) -> bool:
+        """Whether what is known here of this client belongs to whoever says hello."""
+        session, attachment = self.sessions.get(hello.client), self.attachments.get(hello.client)
+        if session is not None:
+            return session.owner == hello.owner
+        return attachment is None or attachment.hello.owner == hello.owner
 
     def _is_overtaken(self, hello: Hello) -> bool:
         """Whether a later attach of the same client is known here: this connection is an old one."""
@@ -443,7 +456,7 @@ class Broker(SubscribingHost):
         """A new session; what its client publishes is numbered on from the former one."""
         fresh = Session(
             former.client, former.number, former.moves, former.served, former.incarnation, former.published,
-            former.accepted,
+            former.accepted, owner=former.owner,
         )  # fmt: skip
         self.locator.arrived(fresh, "")
 
@@ -532,8 +545,10 @@ class Broker(SubscribingHost):
     def _on_leave(self, client: str, message: Leave) -> None:
         """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
         self._detach(client, "proclaimed")
-        if message.destination in self._next_hops and client in self.sessions:
-            self.session_requested(AttachRequest(client, message.destination, 0, -1, message.received))
+        session = self.sessions.get(client)
+        if message.destination in self._next_hops and session is not None:
+            received, owner = message.received, session.owner
+            self.session_requested(AttachRequest(client, message.destination, 0, -1, received, owner=owner))
 
     # --- for those who share this broker's messages and routes ---
 
@@ -613,11 +628,14 @@ class Broker(SubscribingHost):
         session = self.sessions[request.client]
         if (request.broker, request.connection) in session.served:
             return  # A second copy, by way of where the session was before.
+        if session.owner != request.owner:
+            self._refuse(request, NOT_THE_OWNER)
+            return
         if 0 <= request.moves <= session.moves:
             self._refuse(request)
             return
         if request.client in self.attachments:
-            self._close(request.client, "attached elsewhere")
+            self._close(request.client, ATTACHED_ELSEWHERE)
         if self.requests.is_settling(request.client):
             self._let_wait(request)
         else:
@@ -632,8 +650,8 @@ class Broker(SubscribingHost):
         self._departing[request.client] = newer
         self._refuse(older)
 
-    def _refuse(self, request: AttachRequest) -> None:
-        self.send(request.broker, AttachRefused(request.client, request.connection))
+    def _refuse(self, request: AttachRequest, reason: str = ATTACHED_ELSEWHERE) -> None:
+        self.send(request.broker, AttachRefused(request.client, request.connection, reason))
 
     def _depart(self, session: Session, request: AttachRequest) -> None:
         session.moves = max(session.moves, request.moves)
@@ -661,8 +679,8 @@ class Broker(SubscribingHost):
     def adopt(self, session: Session) -> None:
         self.locator.adopt(session)
 
-    def attach_refused(self, request: AttachRequest) -> None:
-        """Our request was stale. If the client has come again since, ask again for that."""
+    def attach_refused(self, request: AttachRequest, reason: str) -> None:
+        """Our request was stale, or not allowed. If the client has come again since, ask again for that."""
         attachment = self.attachments.get(request.client)
         if attachment is not None and attachment.connection != request.connection:
             self.locator.ask(attachment.connection, attachment.hello)
@@ -670,7 +688,7 @@ class Broker(SubscribingHost):
         # Whatever the client asked for here was not accepted: it will ask again where it is now.
         self.requests.forget_held(request.client)
         if attachment is not None:
-            self._close(request.client, "attached elsewhere")
+            self._close(request.client, reason)
 
     def handoff_finished(self, client: str) -> None:
         came_from = self._in_handoff.pop(client, None)

@@ -55,7 +55,7 @@ class LocatorHost(Protocol):
         """Another broker asks for a session held here."""
 
     def session_arrived(self, session: Session, came_from: str, received: dict[str, int]) -> None: ...
-    def attach_refused(self, request: AttachRequest) -> None: ...
+    def attach_refused(self, request: AttachRequest, reason: str) -> None: ...
 
 
 class Gathering:
@@ -107,7 +107,9 @@ class Locator:
     def ask(self, connection: int, hello: Hello) -> None:
         """Get the session here, for a client that has attached."""
         client, last_broker = hello.client, hello.last_broker
-        request = AttachRequest(client, self.host.id, connection, hello.moves, hello.received)
+        request = AttachRequest(
+            client, self.host.id, connection, hello.moves, hello.received, owner=hello.owner
+        )
         self.pending[client] = request
         if client in self.moved_to:
             self.host.send(self.moved_to[client][0], request)
@@ -147,7 +149,7 @@ class Locator:
         if rival:
             self.host.send(rival, msgspec.structs.replace(request, deferred=True))
         else:
-            self.arrived(Session(request.client), "")
+            self.arrived(Session(request.client, owner=request.owner), "")
 
     def on_holder_unknown(self, sender: str, message: HolderUnknown) -> None:
         request = self.pending.get(message.client)
@@ -183,7 +185,7 @@ class Locator:
         self.rivals.pop(message.client, None)
         for waiting in self.queued.pop(message.client, []):
             self.host.send(waiting.broker, HolderUnknown(waiting.client, waiting.connection))
-        self.host.attach_refused(request)
+        self.host.attach_refused(request, message.reason)
 
     # --- at the brokers that are asked ---
 
