@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import msgspec
@@ -17,11 +18,38 @@ from roamcast.mqtt.packets import Connack, Connect
 from roamcast.mqtt.reading import CONNECT, cut, parse_connect
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.writing import refusal, write
-from roamcast.site.inputs import Connected, Frames, Gone, SiteInput
+from roamcast.site.inputs import Connected, Frames, Gone, SiteInput, Slow
 
 log = logging.getLogger("roamcast.clients")
 
 KEEP_ALIVE_GRACE = 1.5
+
+
+class Budget:
+    """How much a client may send: notifications and bytes per second, and so many at once after a pause."""
+
+    def __init__(
+        self, count: Callable[[], int], per_s: float | None, burst: int, bytes_per_s: float | None
+    ) -> None:
+        self._count = count
+        """How many notifications have come so far."""
+        self._counted = 0
+        self._rates = (per_s or float("inf"), bytes_per_s or float("inf"))
+        self._burst = (float(burst), bytes_per_s or float("inf"))
+        self._left = list(self._burst)
+        self._at_s = 0.0
+
+    def spend(self, now_s: float, size: int) -> float:
+        """So many bytes have come; for how many seconds nothing more should."""
+        counted = self._count()
+        spent, self._counted = (counted - self._counted, size), counted
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
+        pause_s = 0.0
+        for i, rate in enumerate(self._rates):
+            if rate != float("inf"):
+                self._left[i] = min(self._burst[i], self._left[i] + elapsed_s * rate) - spent[i]
+                pause_s = max(pause_s, -self._left[i] / rate)
+        return pause_s
 
 
 class Refused(Exception):
@@ -41,12 +69,16 @@ class Door(Protocol):
     """What a connection needs of the server."""
 
     connect_packet_max: int
+    output_bytes_max: int
 
     def push(self, item: SiteInput) -> None: ...
     def opened(self, client: ClientConnection) -> int:
         """A number for the connection; Refused if there are too many."""
 
     def lost(self, client: ClientConnection) -> None: ...
+    def came_in(self, id: int) -> Budget | None:
+        """A connection was admitted: how fast it may send; None: as fast as it can."""
+
     async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
         """Who this is; Refused if it may not come in."""
 
@@ -55,8 +87,8 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_door", "_first", "address", "host", "id", "is_slow", "keep_alive_s", "last_heard_s",
-        "listener", "transport",
+        "_admission", "_budget", "_door", "_first", "address", "host", "id", "keep_alive_s",
+        "last_heard_s", "listener", "transport",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
@@ -67,16 +99,17 @@ class ClientConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.keep_alive_s = 0.0
         self.last_heard_s = 0.0
-        self.is_slow = False
         self._first: bytes | None = b""
         """What came before the CONNECT was whole; None once it has been accepted."""
         self._admission: asyncio.Task[None] | None = None
+        self._budget: Budget | None = None
 
     # --- called by asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not every loop's transports are of asyncio's classes.
         self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=self._door.output_bytes_max)
         self.last_heard_s = time.monotonic()
         found = transport.get_extra_info("peername")
         self.host = str(found[0]) if found else ""
@@ -91,6 +124,8 @@ class ClientConnection(asyncio.Protocol):
         if self._first is None:
             self.last_heard_s = time.monotonic()
             self._door.push(Frames(self.id, data))
+            if self._budget is not None:
+                self._hold_back(self._budget, len(data))
         elif self.id:
             self._first += data
             if self._admission is None:
@@ -105,10 +140,23 @@ class ClientConnection(asyncio.Protocol):
             self._door.lost(self)
 
     def pause_writing(self) -> None:
-        self.is_slow = True
+        if self._first is None:
+            self._door.push(Slow(self.id, is_slow=True))
 
     def resume_writing(self) -> None:
-        self.is_slow = False
+        if self._first is None:
+            self._door.push(Slow(self.id, is_slow=False))
+
+    def _hold_back(self, budget: Budget, size: int) -> None:
+        """Read nothing more for a while from a client that sends faster than it may."""
+        pause_s = budget.spend(time.monotonic(), size)
+        if pause_s > 0 and self.transport is not None:
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_later(pause_s, self._read_on)
+
+    def _read_on(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     # --- coming in ---
 
@@ -150,6 +198,7 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._admission = None
         rest, self._first = self._first, None
+        self._budget = self._door.came_in(self.id)
         self.keep_alive_s, self.last_heard_s = connect.keep_alive, time.monotonic()
         self._door.push(Connected(self.id, without_secrets(connect), identity))
         if rest:

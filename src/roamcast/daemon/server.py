@@ -16,7 +16,7 @@ import msgspec
 
 from roamcast.daemon.addresses import is_loopback
 from roamcast.daemon.admission import Admission
-from roamcast.daemon.clients import ClientConnection, Refused
+from roamcast.daemon.clients import Budget, ClientConnection, Refused
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.journal import Journal
 from roamcast.daemon.linking import Linking
@@ -47,8 +47,11 @@ class Server:
         self.site = site
         self.engine = Engine(site, journal, self)
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
+        self.output_bytes_max = config.quotas.output_bytes_max
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
+        self._coming: set[int] = set()
+        """Connections that have not said yet who they are."""
         self._addresses: Counter[str] = Counter()
         self._opened = 0
         self._servers: list[asyncio.Server] = []
@@ -161,14 +164,30 @@ class Server:
             raise Refused(Reason.SERVER_BUSY, f"there are {quotas.connections_max} connections already")
         if limit is not None and self._addresses[host] >= limit and not is_loopback(host):
             raise Refused(Reason.SERVER_BUSY, f"there are {limit} connections from {host} already")
+        if len(self._coming) >= quotas.connecting_max:
+            raise Refused(Reason.SERVER_BUSY, f"{quotas.connecting_max} connections are coming in already")
         self._opened += 1
         self._addresses[host] += 1
         id = (self.site.starts << 32) + self._opened
         self._clients[id] = client
+        self._coming.add(id)
         return id
+
+    def came_in(self, id: int) -> Budget | None:
+        self._coming.discard(id)
+        quotas, connections = self.config.quotas, self.site.endpoint.connections
+        if quotas.publish_per_s is None and quotas.publish_bytes_per_s is None:
+            return None
+
+        def published() -> int:
+            connection = connections.get(id)
+            return connection.published if connection is not None else 0
+
+        return Budget(published, quotas.publish_per_s, quotas.publish_burst, quotas.publish_bytes_per_s)
 
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
+        self._coming.discard(client.id)
         self._addresses[client.host] -= 1
         if not self._addresses[client.host]:
             del self._addresses[client.host]

@@ -35,6 +35,7 @@ class Reader(Protocol):
     received_max: int
     waiting_max: int
     alias_max: int
+    qos_max: int
 
     def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
         """The attributes of what is published under this topic; None if the client may not do that."""
@@ -57,12 +58,13 @@ class Reader(Protocol):
 class Connection:
     __slots__ = (
         "_chunks", "_have", "_need", "access", "aliases", "client", "connect", "guarded", "id",
-        "identity", "is_durable", "is_open", "out", "request", "session", "taken", "topics", "version",
-        "waiting",
+        "identity", "is_durable", "is_open", "is_slow", "out", "published", "request", "session",
+        "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
     __unsaved__ = (
-        "_chunks", "_have", "_need", "access", "guarded", "is_durable", "out", "taken", "topics",
+        "_chunks", "_have", "_need", "access", "guarded", "is_durable", "is_slow", "out",
+        "published", "taken", "topics",
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
 
@@ -92,6 +94,10 @@ class Connection:
         """Topic as it came to the attributes of what is published under it; None is forbidden."""
         self.guarded: dict[bytes, None] = {}
         """Topics under which access depends on the content."""
+        self.is_slow = False
+        """Whether it does not read what is sent to it; what promises nothing is left out then."""
+        self.published = 0
+        """Notifications that came over this connection."""
         self.taken = b""
         """What was read last, with the pieces that had come before."""
         self._chunks: list[bytes] = []
@@ -185,6 +191,8 @@ class Connection:
             raise PacketError(Reason.PROTOCOL_ERROR, "a topic name is empty")
         if qos:
             self.is_durable = True
+            if qos > endpoint.qos_max:
+                raise PacketError(Reason.QOS_NOT_SUPPORTED, f"QoS {qos}: at most {endpoint.qos_max}")
         if qos == 2:
             self._take_twice(endpoint, topic, marks, packet_id, payloads)
             return
@@ -237,6 +245,7 @@ class Connection:
         if qos:
             request = self.request + 1
             self.request += len(payloads)
+        self.published += len(payloads)
         publish = Publish(request, attributes, tuple(payloads), marks)
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
         if marks[0] & RETAIN:

@@ -37,6 +37,8 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
             burst, sequence = _send_again(endpoint, connection, session, burst, sequence)
             if not burst.count:
                 return 0
+    elif connection.is_slow:
+        return burst.count
     own = burst.publisher == connection.client
     plan = session.plans.get((burst.attributes, burst.marks, own))
     if plan is None:

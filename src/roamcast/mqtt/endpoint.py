@@ -56,6 +56,13 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
     """What a client may send before its session is there."""
+    sessions_max: int = 100_000
+    qos_max: int = 2
+    topic_bytes_max: int = 4096
+    topic_levels_max: int = 64
+    user_properties_max: int = 64
+    """Of one PUBLISH."""
+    shared: bool = True
     retain: bool = True
 
 
@@ -119,6 +126,7 @@ class Endpoint:
         self.received_max = settings.receive_maximum
         self.waiting_max = settings.waiting_bytes_max
         self.alias_max = settings.topic_alias_maximum
+        self.qos_max = settings.qos_max
 
     # --- the broker's front ---
 
@@ -159,6 +167,11 @@ class Endpoint:
             connection.topics.clear()
             connection.guarded.clear()
 
+    def set_slow(self, id: int, is_slow: bool) -> None:
+        connection = self.connections.get(id)
+        if connection is not None:
+            connection.is_slow = is_slow
+
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
         """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
         client = identity.client
@@ -190,7 +203,10 @@ class Endpoint:
         client = connection.client
         self._attaching.pop(client, None)
         self._wills.pop(client, None)
-        session = self.sessions[client]
+        session, is_new = self.sessions[client], not self._present.get(client, True)
+        if is_new and len(self.sessions) > self.settings.sessions_max:
+            self._end(connection, Reason.QUOTA_EXCEEDED, "there are too many sessions here")
+            return
         session.connection, session.timer = connection.id, 0
         session.plans.clear()
         session.expiry_s = self._expiry_of(connection.connect)
@@ -212,6 +228,8 @@ class Endpoint:
             session_present=present,
             session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
             receive_maximum=settings.receive_maximum,
+            maximum_qos=settings.qos_max,
+            shared_subscription_available=settings.shared,
             retain_available=settings.retain,
             maximum_packet_size=settings.packet_max,
             assigned_client_id=None if connect.client_id else connection.client,
@@ -239,6 +257,7 @@ class Endpoint:
         known = self._attributes.get(topic)
         if known is None:
             name = decode_topic(topic)
+            self.check_size(name)
             if len(self._attributes) >= TOPICS_KEPT_MAX:
                 self._attributes.clear()
             known = self._attributes[topic] = (name, encode_attributes({TOPIC: name}))
@@ -248,6 +267,14 @@ class Endpoint:
             connection.guarded[topic] = None
             return attributes
         return attributes if decision.allowed else None
+
+    def check_size(self, topic: str) -> None:
+        """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
+        longest, deepest = self.settings.topic_bytes_max, self.settings.topic_levels_max
+        if len(topic.encode()) > longest:
+            raise PacketError(Reason.TOPIC_NAME_INVALID, f"a topic of more than {longest} bytes")
+        if topic.count("/") >= deepest:
+            raise PacketError(Reason.TOPIC_NAME_INVALID, f"a topic of more than {deepest} levels")
 
     def permitted(
         self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
@@ -261,7 +288,7 @@ class Endpoint:
         ]
 
     def described(self, block: bytes) -> Described:
-        return self._properties.read(block)
+        return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
         if not self.settings.retain:

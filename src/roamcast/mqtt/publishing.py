@@ -44,10 +44,15 @@ class PropertyReader:
     def _restore(self) -> None:
         self._known: dict[bytes, Described] = {}
 
-    def read(self, block: bytes) -> Described:
+    def read(self, block: bytes, user_properties_max: int) -> Described:
         found = self._known.get(block)
         if found is None:
-            found = described(publish_properties(block))
+            properties = publish_properties(block)
+            if properties is not None and len(properties.user_properties) > user_properties_max:
+                raise PacketError(
+                    Reason.QUOTA_EXCEEDED, f"more than {user_properties_max} user properties in one packet"
+                )
+            found = described(properties)
             if len(self._known) >= BLOCKS_KEPT_MAX:
                 self._known.clear()
             self._known[block] = found

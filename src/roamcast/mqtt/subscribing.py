@@ -61,7 +61,7 @@ class Subscribing:
                 continue
             is_new = entry.filter not in session.subscriptions
             requests += self._enter(connection, session, subscription)
-            reasons.append(GRANTED[entry.qos])
+            reasons.append(GRANTED[subscription.qos])
             if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
                 recall.append(subscription)
         answer = packets.Suback(packet.packet_id, tuple(reasons))
@@ -83,9 +83,12 @@ class Subscribing:
             filter = subscription_filter(text, asked.get(WHERE))
         except InputError as error:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
+        endpoint.check_size(entry.filter)
+        if group and not endpoint.settings.shared:
+            raise PacketError(Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are off")
         subscription = Subscription(
-            entry.filter, filter.text, entry.qos, entry.no_local, entry.retain_as_published,
-            identifier, group, asked.get(IDENTITY) == "1",
+            entry.filter, filter.text, min(entry.qos, endpoint.qos_max), entry.no_local,
+            entry.retain_as_published, identifier, group, asked.get(IDENTITY) == "1",
         )  # fmt: skip
         is_full = len(session.subscriptions) >= endpoint.settings.subscriptions_max
         if is_full and entry.filter not in session.subscriptions:

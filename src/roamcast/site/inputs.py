@@ -44,6 +44,13 @@ class Frames(SiteInput, frozen=True):
     data: bytes
 
 
+class Slow(SiteInput, frozen=True):
+    """A client does not read what is sent to it, or does so again."""
+
+    connection: int
+    is_slow: bool
+
+
 class Gone(SiteInput, frozen=True):
     """A connection has ended, without a word."""
 
@@ -105,6 +112,7 @@ AnyInput = (
     | Ruled
     | Connected
     | Frames
+    | Slow
     | Gone
     | LinkUp
     | LinkRefused

@@ -37,6 +37,7 @@ from roamcast.site.inputs import (
     Ruled,
     SiteEffects,
     SiteInput,
+    Slow,
     Started,
     Tick,
 )
@@ -117,6 +118,9 @@ class Site:
         match item:
             case LinkFrames(peer, data):
                 self._on_link_frames(peer, data)
+                return
+            case Slow(connection, is_slow):
+                self.endpoint.set_slow(connection, is_slow)
                 return
             case Announced(topic, payload):
                 attributes = encode_attributes({TOPIC: topic})

@@ -1,0 +1,142 @@
+"""Limits on what a client may send and hold: a real broker, raw sockets, reason codes."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from tests.daemon.broker_process import DEADLINE_S, BrokerProcess
+
+from roamcast.daemon.clients import Budget
+from roamcast.mqtt import packets
+from roamcast.mqtt.packets import Packet
+from roamcast.mqtt.reading import cut, parse
+from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.writing import write
+
+CONFIG = """
+id = "small"
+data = "data"
+[[listener]]
+port = 0
+[mqtt]
+packet_bytes_max = 2048
+topic_levels_max = 3
+user_properties_max = 2
+qos_max = 1
+[quotas]
+subscriptions_per_client_max = 2
+queue_notifications_max = 3
+connecting_max = 20
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    started = BrokerProcess(tmp_path_factory.mktemp("small"), CONFIG)
+    yield started
+    started.stop()
+
+
+class Raw:
+    """A connection without manners."""
+
+    def __init__(
+        self, broker: BrokerProcess, client: str, expiry: int | None = None, clean: bool = True
+    ) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", broker.port), DEADLINE_S)
+        self._rest = b""
+        self.send(packets.Connect(5, client, clean_start=clean, session_expiry=expiry))
+        self.connack = self.receive()
+
+    def send(self, packet: Packet) -> None:
+        self.socket.sendall(write(packet, 5))
+
+    def receive(self) -> Packet:
+        while (whole := cut(self._rest, 0, 1 << 20)) is None:
+            data = self.socket.recv(65_536)
+            assert data, "the broker closed the connection"
+            self._rest += data
+        first, start, end = whole
+        packet = parse(first, self._rest[start:end], 5, from_client=False)
+        self._rest = self._rest[end:]
+        return packet
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def ends_with(broker: BrokerProcess, packet: Packet) -> Reason:
+    """The reason with which a connection ends that sent this."""
+    with closing(Raw(broker, "rude")) as raw:
+        raw.send(packet)
+        answer = raw.receive()
+        assert isinstance(answer, packets.Disconnect), answer
+        assert raw.socket.recv(1) == b"", "the broker keeps the connection"
+        return answer.reason
+
+
+def test_what_is_too_much_ends_the_connection_with_its_reason(broker: BrokerProcess) -> None:
+    user_properties = tuple((str(n), "x") for n in range(3))
+    many = packets.PublishProperties(user_properties=user_properties)
+    assert ends_with(broker, packets.Publish("a", b"x" * 3000)) == Reason.PACKET_TOO_LARGE
+    assert ends_with(broker, packets.Publish("a/b/c/d")) == Reason.TOPIC_NAME_INVALID
+    assert ends_with(broker, packets.Publish("a", properties=many)) == Reason.QUOTA_EXCEEDED
+    assert ends_with(broker, packets.Publish("a", qos=2, packet_id=1)) == Reason.QOS_NOT_SUPPORTED
+
+
+def test_subscriptions_are_granted_as_far_as_there_is_room(broker: BrokerProcess) -> None:
+    with closing(Raw(broker, "greedy")) as raw:
+        entries = tuple(packets.SubscriptionEntry(f"t/{n}", 2) for n in range(3))
+        raw.send(packets.Subscribe(1, entries))
+        suback = raw.receive()
+        assert isinstance(suback, packets.Suback)
+        assert suback.reasons == (Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_1, Reason.QUOTA_EXCEEDED)
+
+
+def test_a_full_queue_keeps_the_newest(broker: BrokerProcess) -> None:
+    with closing(Raw(broker, "away", expiry=100)) as away:
+        away.send(packets.Subscribe(1, (packets.SubscriptionEntry("news", 1),)))
+        away.receive()
+        away.send(packets.Disconnect())
+    with closing(Raw(broker, "writer")) as writer:
+        for number in range(1, 7):
+            writer.send(packets.Publish("news", str(number).encode(), 1, packet_id=number))
+            assert writer.receive() == packets.Puback(number)
+    with closing(Raw(broker, "away", expiry=0, clean=False)) as away:
+        received = [away.receive() for _ in range(3)]
+        assert [one.payload for one in received if isinstance(one, packets.Publish)] == [b"4", b"5", b"6"]
+
+
+def test_somebody_who_never_says_connect_takes_no_place_from_others(broker: BrokerProcess) -> None:
+    silent = [socket.create_connection(("127.0.0.1", broker.port), DEADLINE_S) for _ in range(20)]
+    try:
+        with closing(socket.create_connection(("127.0.0.1", broker.port), DEADLINE_S)) as one_more:
+            assert one_more.recv(1) == b"", "it was let in"
+        for one in silent:
+            one.close()
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                Raw(broker, "polite").close()
+                break
+            except (AssertionError, ConnectionError):
+                assert time.monotonic() < end
+                time.sleep(0.05)
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_budget_pauses_whoever_is_too_fast() -> None:
+    sent = 0
+    budget = Budget(lambda: sent, per_s=10.0, burst=20, bytes_per_s=None)
+    sent = 20
+    assert budget.spend(100.0, 1000) == 0.0
+    sent = 25
+    assert budget.spend(100.0, 1000) == pytest.approx(0.5)
+    assert budget.spend(101.0, 1000) == 0.0
+    bytes_only = Budget(lambda: 0, per_s=None, burst=1, bytes_per_s=1000.0)
+    assert bytes_only.spend(5.0, 1000) == 0.0
+    assert bytes_only.spend(5.0, 500) == pytest.approx(0.5)
