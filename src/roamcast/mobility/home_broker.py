@@ -40,6 +40,7 @@ from roamcast.core.queues import DeliveryQueue
 from roamcast.core.routing import Owner, Token
 from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
 
 IN_TRANSIT = "in transit"
@@ -69,6 +70,14 @@ class ForwardEvents(Message, frozen=True):
     number: int
     bursts: tuple[Burst, ...]
     cause: ClassVar[Cause] = "transfer"
+
+
+class LeaveHome(Message, frozen=True):
+    """The session is over: nobody is at home any more."""
+
+    client: str
+    filters: tuple[Filter, ...]
+    cause: ClassVar[Cause] = "subscribe"
 
 
 class ChangeAtHome(Message, frozen=True):
@@ -185,6 +194,16 @@ class HomeBroker(MobilityProtocol):
         if home is not None:
             home.queue.rewind(received.get(self.host.id, 0))
         self.host.hand_over(session, destination)
+
+    def on_end(self, session: Session) -> None:
+        """The home broker takes the subscriptions back, wherever the session ends."""
+        self.visits.pop(session.client, None)
+        self.host.send(home_of(session), LeaveHome(session.client, tuple(map(parse, session.subscriptions))))
+
+    def on_leave_home(self, sender: str, message: LeaveHome) -> None:
+        for filter in message.filters:
+            self.host.unsubscribe((message.client,), filter, "subscribe")
+        del self.homes[message.client]
 
     # --- notifications reach the home broker, and no other ---
 

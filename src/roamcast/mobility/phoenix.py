@@ -288,6 +288,10 @@ class Phoenix(MobilityProtocol):
             if ts >= message.ts_last:
                 self.host.send(target, NXT(subscriber, ts, ts_next))
 
+    def on_end(self, session: Session) -> None:
+        super().on_end(session)
+        del self.local[session.client]
+
     # --- algorithm 2.3: REP ---
 
     def on_rep(self, sender: str, message: REP) -> None:

@@ -123,6 +123,12 @@ class Reactive(MobilityProtocol):
                 proxy.queue.rewind(received.get(STREAM, 0))
         self.host.hand_over(session, destination)
 
+    def on_end(self, session: Session) -> None:
+        super().on_end(session)
+        proxy = self.current.pop(session.client, None)
+        if proxy is not None:
+            self.proxies = {key: one for key, one in self.proxies.items() if one is not proxy}
+
     # --- steps 6A to 9: request what is stored, and meanwhile subscribe ---
 
     def move_in(self, session: Session, broker: str, number: int) -> None:

@@ -174,6 +174,10 @@ class Relocation(MobilityProtocol):
         self.left[session.client, session.number] = cache
         self.host.hand_over(session, destination)
 
+    def on_end(self, session: Session) -> None:
+        super().on_end(session)
+        del self.caches[session.client, self.current.pop(session.client).number]
+
     # --- A.2: an inner broker; fig. 11, subscription and fetch ---
 
     def turn(self, message: Resubscribe, target: str | Owner, replay_to: str) -> None:

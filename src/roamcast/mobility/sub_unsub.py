@@ -129,6 +129,10 @@ class SubUnsub(MobilityProtocol):
         self.host.set_timer(self.host.now + self.waits_bounds * self.bound_s, (session.client, stay.number))
         self.host.hand_over(session, destination)
 
+    def on_end(self, session: Session) -> None:
+        super().on_end(session)
+        del self.stays[session.client, self.current.pop(session.client).number]
+
     # --- after the pre-defined period: unsubscribe at the old broker, transfer, merge ---
 
     def on_deadline(self, token: Token) -> None:
