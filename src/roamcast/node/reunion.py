@@ -6,10 +6,9 @@ there, its connection is closed; when it comes again, it gets the one that stays
 
 Every broker tells those that have come within reach which sessions it holds
 (`Claims`), and who holds an older one ends it; who holds a newer one answers
-(`Rival`). A session on its way is followed, like any other question about it.
-Until a broker has heard all claims of a tree
-that joined, it does not let a session go to a broker of that tree: otherwise two
-sessions of one client could meet there.
+(`Rival`). A session on its way is followed, as every question about it is. Until
+a broker has heard all claims of a tree that joined, it does not let a session go
+to a broker of that tree: otherwise two sessions of one client could meet there.
 
 This serves protocols that keep nothing under a client's name at brokers where its
 session is not. `durable`, `phoenix`, `proactive` and `relocation` do, and would
