@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +28,7 @@ def register(app: typer.Typer) -> None:
     group.command(
         "broker", epilog=show_examples("roamcast bench broker --against mosquitto,amqtt --out figures --json")
     )(broker)
+    group.command("chaos", epilog=show_examples("roamcast bench chaos --seconds 60 --seed 7 --json"))(chaos)
     group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
 
@@ -117,7 +123,7 @@ def broker(
     names = benchmark.parse_names(against)
     if quick:
         seconds, rounds, idle = 0.1, 1, 200
-    with progress("measuring brokers") as report:
+    with progress("measuring brokers") as report, failing_plainly():
         result = benchmark.run(against=names, seconds=seconds, rounds=rounds, idle=idle, progress=report)
     if out is not None:
         from roamcast.bench.broker_figure import write_figure
@@ -163,6 +169,55 @@ def show_broker(result: dict[str, Any]) -> None:
         print(f"{name} is left out: {reason}")
     for failure in result["failures"]:
         print(f"failed: {failure}")
+
+
+def chaos(
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long things fail.")] = 60.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="What everything is drawn from. [default: any]")
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that roam.")] = 50,
+    brokers: Annotated[int, typer.Option(min=2, max=20, help="Broker processes.")] = 5,
+    keep: Annotated[
+        Path | None, typer.Option(help="A folder for logs and journals, kept in any case.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
+    from roamcast.bench import chaos as benchmark
+
+    if keep is not None:
+        prepare_out_folder(keep, option="--keep")
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    print(f"seed {seed}", file=sys.stderr)
+    with progress("chaos"), failing_plainly():
+        result = benchmark.run(seconds=seconds, seed=seed, clients=clients, brokers=brokers, keep=keep)
+    if as_json:
+        emit_json(result)
+    else:
+        told = [*result["troubles"], *result["examples"]]
+        shown = {key: value for key, value in result.items() if key not in ("troubles", "examples", "links")}
+        show(shown | {"links": ", ".join(result["links"])}, title="bench chaos", as_json=False)
+        print(*told, sep="\n", end="\n" if told else "")
+    if not result["kept"]:
+        where = f"logs and journals are in {result['folder']}"
+        print(f"a promise was broken with seed {seed}; {where}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@contextmanager
+def failing_plainly() -> Iterator[None]:
+    """A run that cannot be counted is one line and exit code 1; one that is stopped stops its processes."""
+    from roamcast.bench.processes import BenchFailed
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except BenchFailed as error:
+        print(f"roamcast: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show(result: dict[str, Any], *, title: str, as_json: bool) -> None:

@@ -1,0 +1,121 @@
+"""Broker processes joined by links, each link through a relay, and what can be done to them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roamcast.bench.mqtt_load import Connection
+from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
+from roamcast.bench.relays import Relay
+from roamcast.daemon.recovery import find_recoverable
+from roamcast.daemon.segments import RECORD_HEAD_BYTES, SegmentScan, pack_length, seal_record
+from roamcast.mqtt import packets
+
+JOIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A link: the first broker dials the second."""
+
+    dialer: int
+    listener: int
+    relay: Relay
+
+
+class BrokerNetwork:
+    """Brokers b0, b1, … over the edges of a tree."""
+
+    def __init__(self, folder: Path, edges: Sequence[tuple[int, int]], settings: Sequence[str]) -> None:
+        count = len(edges) + 1
+        self.folder = folder
+        self.settings = settings
+        self.link_ports = [free_port() for _ in range(count)]
+        self.edges = [Edge(one, other, Relay(self.link_ports[other])) for one, other in edges]
+        self.brokers: list[Process] = []
+
+    async def start(self) -> None:
+        for edge in self.edges:
+            await edge.relay.start()
+        for number in range(len(self.link_ports)):
+            port = free_port()
+            process = Process(f"b{number}", self._command(number, port), port, self.folder / f"b{number}.log")
+            self.brokers.append(process)
+            process.start()
+        for process in self.brokers:
+            await asyncio.to_thread(process.wait_listening)
+        await asyncio.to_thread(self._wait_joined)
+
+    def _command(self, number: int, port: int) -> list[str]:
+        command = roamcast_command(
+            "broker", "--id", f"b{number}", "--listen", f"{HOST}:{port}", "--data", str(self.data(number)),
+            "--peer-listen", f"{HOST}:{self.link_ports[number]}",
+        )  # fmt: skip
+        for edge in self.edges:
+            if edge.dialer == number:
+                command += ["--peer", f"b{edge.listener}={HOST}:{edge.relay.port}"]
+        for setting in self.settings:
+            command += ["--set", setting]
+        return command
+
+    def data(self, number: int) -> Path:
+        return self.folder / f"b{number}"
+
+    def _wait_joined(self) -> None:
+        """Until what is published at the first broker arrives at every other: then all links are up."""
+        deadline = time.monotonic() + JOIN_S
+        for number, broker in enumerate(self.brokers[1:], start=1):
+            topic = f"joined/{number}"
+            subscriber, publisher = (
+                Connection(broker.port, "joined"),
+                Connection(self.brokers[0].port, "asks"),
+            )
+            subscriber.subscribe([topic], 0)
+            subscriber.socket.settimeout(0.2)
+            while True:
+                publisher.send_all(packets.Publish(topic))
+                try:
+                    subscriber.receive_packet()
+                    break
+                except TimeoutError:
+                    if time.monotonic() > deadline:
+                        raise BenchFailed(f"{broker.name} did not join within {JOIN_S:.0f} s") from None
+            subscriber.close()
+            publisher.close()
+
+    async def stop(self) -> None:
+        for process in self.brokers:
+            process.kill()
+        for edge in self.edges:
+            await edge.relay.close()
+
+    def restart(self, number: int) -> None:
+        self.brokers[number].start()
+
+
+def damage_tail(journal: Path, kind: str, rng: random.Random) -> int:
+    """Leave behind the last record what a commit leaves that was torn, or hit by a flipped bit, before
+    anything of it was promised; how many bytes.
+
+    The broker must not be running. No promise is in what is written here, so none may be lost by it.
+    """
+    scans = find_recoverable(journal).scans
+    if not scans:
+        return 0
+    scan: SegmentScan = scans[-1]
+    entry = rng.randbytes(rng.randint(20, 400))
+    record = bytearray(RECORD_HEAD_BYTES) + pack_length(len(entry)) + entry
+    seal_record(record, scan.head.marker, scan.next, 1)
+    if kind == "torn":
+        del record[rng.randrange(1, len(record)) :]
+    else:
+        record[rng.randrange(len(record))] ^= 1 << rng.randrange(8)
+    with scan.path.open("r+b") as file:
+        file.seek(scan.end)
+        file.write(record)
+    return len(record)
