@@ -75,7 +75,8 @@ class RoamingClient:
         self._qos = qos
         self._session = RoamingSession(id, world.ledger, world.ledger.subscriptions[id])
         self._writer: asyncio.StreamWriter | None = None
-        self._lingering: list[asyncio.StreamWriter] = []
+        self._opened: list[asyncio.StreamWriter] = []
+        """Connections that may still be open, the newest last."""
         self._was_at: int | None = None
 
     @property
@@ -102,7 +103,7 @@ class RoamingClient:
                     await asyncio.sleep(PAUSE_S)
         finally:
             publishing.cancel()
-            for writer in [*self._lingering, *([self._writer] if self._writer else [])]:
+            for writer in self._opened:
                 writer.transport.abort()
 
     async def _move(self) -> None:
@@ -125,6 +126,7 @@ class RoamingClient:
             await asyncio.sleep(PAUSE_S)
             return
         self._writer = writer
+        self._opened.append(writer)
         writer.write(session.connect())
         with suppress(OSError):
             if not await self._read(reader, writer, WELCOME_S, until_welcome=True):
@@ -173,8 +175,9 @@ class RoamingClient:
         if self._was_at is not None and self._was_at != self.broker:
             self._world.handoffs += 1
         self._was_at = self.broker
-        while self._lingering:
-            self._lingering.pop().transport.abort()
+        for writer in self._opened[:-1]:
+            writer.transport.abort()
+        del self._opened[:-1]
 
     def _count_refusal(self, reason: Reason) -> None:
         name = reason.name.lower()
@@ -184,15 +187,12 @@ class RoamingClient:
         self._session.is_welcome = False
         self._writer = None
         how = self._rng.choice(("silent", "goodbye", "linger")) if self._world.is_roaming else "silent"
-        if how == "linger":
-            self._lingering.append(writer)
-            return
         if how == "goodbye":
             with suppress(OSError):
                 writer.write(write(packets.Disconnect(), 5))
             writer.close()
-            return
-        writer.transport.abort()
+        elif how == "silent":
+            writer.transport.abort()
 
     async def _publish(self) -> None:
         while True:
