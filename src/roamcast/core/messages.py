@@ -260,7 +260,7 @@ class Hello(Message, frozen=True):
 
 
 class Publish(Message, frozen=True):
-    """Notifications with the same attributes, one for each body.
+    """Notifications, one for each body.
 
     Requests are numbered by the client, which sends those again that were not
     accepted. Each body counts as one, from `request` on. With `request` 0 nothing
@@ -271,6 +271,8 @@ class Publish(Message, frozen=True):
     attributes: bytes
     bodies: tuple[bytes, ...] = (b"",)
     marks: bytes = b""
+    varied: tuple[bytes, ...] = ()
+    """See `Burst.varied`."""
     cause: ClassVar[Cause] = "publish"
 
     @property

@@ -13,7 +13,7 @@ broker decodes them only when it meets a key for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -53,6 +53,8 @@ class Burst(Message, frozen=True, gc=False):
     count: int = 1
     marks: bytes = b""
     """What the access side noted of these notifications; the core carries it along and never looks."""
+    varied: tuple[bytes, ...] = ()
+    """The attributes of each notification, where they are not all the same; `attributes` is empty then."""
 
     cause = "publish"
 
@@ -63,7 +65,7 @@ class Burst(Message, frozen=True, gc=False):
     @property
     def size(self) -> int:
         """Bytes of content, as buffers and links count them; cutting a burst does not change the sum."""
-        size = self.count * len(self.attributes)
+        size = self.count * len(self.attributes) if not self.varied else sum(map(len, self.varied))
         for body in self.bodies:  # Most often one: then this is half of what `sum` would take.
             size += len(body)
         return size
@@ -74,24 +76,40 @@ class Burst(Message, frozen=True, gc=False):
 
     def head(self, count: int) -> Burst:
         """The first `count` notifications of this burst."""
-        return msgspec.structs.replace(self, bodies=self.bodies[:count], count=count)
+        return self.part(0, count)
 
     def part(self, start: int, end: int) -> Burst:
         """The notifications from one position up to another; this burst itself if that is all of it."""
         if start == 0 and end == self.count:
             return self
+        attributes, varied = self.attributes, self.varied[start:end]
+        if len(varied) == 1:
+            attributes, varied = varied[0], ()
         return msgspec.structs.replace(
             self,
             number=self.number + start if self.number else 0,
+            attributes=attributes,
             bodies=self.bodies[start:end],
             count=end - start,
+            varied=varied,
         )
 
     def tail(self, skip: int) -> Burst:
         """What is left of this burst without its first `skip` notifications."""
-        return msgspec.structs.replace(
-            self, number=self.number + skip, bodies=self.bodies[skip:], count=self.count - skip
-        )
+        return self.part(skip, self.count)
+
+    def uniform(self) -> Iterator[Burst]:
+        """The runs with the same attributes, each as a burst of its own."""
+        varied, start = self.varied, 0
+        for position in range(1, len(varied) + 1):
+            if position == len(varied) or varied[position] != varied[start]:
+                part = self.part(start, position)
+                if part.varied:
+                    part = msgspec.structs.replace(part, attributes=varied[start], varied=())
+                yield part
+                start = position
+        if not varied:
+            yield self
 
 
 class Fleeting(Burst, frozen=True, gc=False):

@@ -11,10 +11,11 @@ from typing import Protocol
 from roamcast.core.effects import Input, Submitted
 from roamcast.core.messages import Acknowledge, Publish
 from roamcast.mqtt.access import ClientAccess, Identity
+from roamcast.mqtt.bursts import Frames as Burst
 from roamcast.mqtt.bursts import acknowledged, cut_bursts, written_acknowledgements
 from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.marks import PLAIN, RETAIN
-from roamcast.mqtt.packet_ids import consecutive
+from roamcast.mqtt.packet_ids import consecutive, following
 from roamcast.mqtt.packets import Connect, Packet, Puback, Pubrec
 from roamcast.mqtt.properties import split_publish
 from roamcast.mqtt.publishing import Described, resolve
@@ -24,6 +25,8 @@ from roamcast.mqtt.sessions import MqttSession
 from roamcast.mqtt.writing import write
 
 PUBACK, PUBREC = 0x40, 0x50
+QOS_0, QOS_1 = 0x30, 0x32
+"""First bytes of a PUBLISH that is neither retained nor sent again."""
 TOPICS_KEPT_MAX = 2048
 
 
@@ -147,8 +150,7 @@ class Connection:
             kind = data[position] >> 4
             if kind == 3:
                 bursts, end = cut_bursts(data, position, packet_max, version)
-                for first, topic, block, packet_id, payloads in bursts:
-                    self._publish(endpoint, first, topic, block, packet_id, payloads)
+                self._publish_bursts(endpoint, bursts)
                 if bursts:
                     position = end
                     continue
@@ -173,6 +175,60 @@ class Connection:
         return position
 
     # --- PUBLISH ---
+
+    def _publish_bursts(self, endpoint: Reader, bursts: list[Burst]) -> None:
+        """PUBLISH packets; those without properties that differ in their topics alone stay together."""
+        start, count = 0, len(bursts)
+        while start < count:
+            first, topic, block, packet_id, payloads = bursts[start]
+            end = start + 1
+            if first in (QOS_0, QOS_1):
+                while end < count and bursts[end][0] == first and not bursts[end][2]:
+                    end += 1
+            if end - start == 1 or block or not self._publish_varied(endpoint, first, bursts[start:end]):
+                end = start + 1
+                self._publish(endpoint, first, topic, block, packet_id, payloads)
+            start = end
+
+    def _publish_varied(self, endpoint: Reader, first: int, bursts: list[Burst]) -> bool:
+        """Several topics at once; False if one of them needs a closer look."""
+        varied: list[bytes] = []
+        bodies: list[bytes] = []
+        qos = 1 if first == QOS_1 else 0
+        if qos > endpoint.qos_max:
+            return False
+        topics = self.topics
+        for _, topic, _, _, payloads in bursts:
+            attributes = topics.get(topic)
+            if attributes is None or topic in self.guarded:
+                return False
+            if len(payloads) == 1:
+                varied.append(attributes)
+                bodies.append(payloads[0])
+            else:
+                varied += [attributes] * len(payloads)
+                bodies += payloads
+        request = 0
+        if qos:
+            self.is_durable = True
+            request = self.request + 1
+            self.request += len(bodies)
+        self.published += len(bodies)
+        publish = Publish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
+        endpoint.inputs.append(Submitted(self.client, self.id, publish))
+        if qos:
+            self._answer_bursts(bursts)
+        return True
+
+    def _answer_bursts(self, bursts: list[Burst]) -> None:
+        """PUBACKs; runs of packet ids over several topics are answered at once."""
+        start, count, out = bursts[0][3], 0, self.out
+        for _, _, _, packet_id, payloads in bursts:
+            if packet_id != following(start, count):
+                out.append(written_acknowledgements(PUBACK, start, count))
+                start, count = packet_id, 0
+            count += len(payloads)
+        out.append(written_acknowledgements(PUBACK, start, count))
 
     def _publish(
         self, endpoint: Reader, first: int, topic: bytes, block: bytes, packet_id: int, payloads: list[bytes]

@@ -8,9 +8,11 @@ from typing import Protocol
 from roamcast.core.messages import Deliver
 from roamcast.core.notification import Burst
 from roamcast.filters.filter import Attributes
+from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.connection import Connection, Reader
 from roamcast.mqtt.marks import EXPIRY, QOS, message_expiry
 from roamcast.mqtt.outgoing import Encoder, runs_of
+from roamcast.mqtt.packet_ids import consecutive
 from roamcast.mqtt.sessions import MqttSession, Options, Plan
 
 PUBREL = b"\x62\x02"
@@ -40,6 +42,14 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
     elif connection.is_slow:
         return burst.count
     own = burst.publisher == connection.client
+    if burst.varied:
+        return _deliver_varied(endpoint, connection, session, burst, sequence, own)
+    return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
+
+
+def _deliver_uniform(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+) -> int:
     plan = session.plans.get((burst.attributes, burst.marks, own))
     if plan is None:
         options = session.options(burst.attributes, own)
@@ -52,6 +62,42 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
         session.plans[burst.attributes, burst.marks, own] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
+
+
+def _deliver_varied(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+) -> int:
+    """Several topics: together if all are sent with the same QoS, and nothing must be looked at singly."""
+    plans, marks, qos = session.plans, burst.marks, -1
+    writers: list[FrameWriter] = []
+    for attributes in burst.varied:
+        plan = plans.get((attributes, marks, own))
+        if plan is None or plan[0] < 0 or (writers and plan[0] != qos):
+            return _deliver_runs(endpoint, connection, session, burst, sequence, own)
+        qos = plan[0]
+        writers.append(plan[2])
+    bodies, out = burst.bodies, connection.out
+    if not qos or not sequence:
+        out += [writer.write((body,)) for writer, body in zip(writers, bodies, strict=True)]
+        _pass_over(endpoint, connection, session, burst, sequence)
+        return 0
+    position = 0
+    for packet_id, count in session.in_flight.send(burst, sequence, qos):
+        for one in consecutive(packet_id, count):
+            out.append(writers[position].write((bodies[position],), one))
+            position += 1
+    return 0
+
+
+def _deliver_runs(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+) -> int:
+    """Topic by topic."""
+    left_out = 0
+    for part in burst.uniform():
+        left_out += _deliver_uniform(endpoint, connection, session, part, sequence, own)
+        sequence += part.count if sequence else 0
+    return left_out
 
 
 def _plan(endpoint: Sender, connection: Connection, burst: Burst, options: Options) -> Plan:
@@ -126,7 +172,6 @@ def _send_again(
 ) -> tuple[Burst, int]:
     """What was in flight when the last connection ended, with its packet ids; gives what is left."""
     in_flight, encoder, out = session.in_flight, endpoint.encoder, connection.out
-    options = session.options(burst.attributes, False) or Options(2, False, (), session.wants_identity)
     sent = 0
     while sent < burst.count and in_flight.is_resending:
         single = burst.part(sent, sent + 1)
@@ -135,6 +180,8 @@ def _send_again(
             break
         packet_id, qos, has_it = known
         if not has_it:
+            options = session.options(single.attributes, False)
+            options = options or Options(2, False, (), session.wants_identity)
             out.append(encoder.again(single, connection.version, qos, options, packet_id, endpoint.now))
         elif in_flight.is_released(packet_id):
             out.append(PUBREL + packet_id.to_bytes(2, "big"))

@@ -69,6 +69,7 @@ from roamcast.node.places import Announced, Places
 from roamcast.node.requests import Requests
 from roamcast.node.reunion import Reunion
 from roamcast.node.subscribing import Ended, SubscribingHost
+from roamcast.node.ways import Ways
 
 
 class BrokerSettings(msgspec.Struct, frozen=True):
@@ -135,6 +136,7 @@ class Broker(SubscribingHost):
             front.outside if front is not None else None,
             Ploc(self.settings.location.variables, self.settings.location.rule),
         )
+        self._ways = Ways(self.router, front)
         self.sessions: dict[str, Session] = {}
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
@@ -330,12 +332,14 @@ class Broker(SubscribingHost):
     # --- notifications ---
 
     def _on_burst(self, source: str, burst: Burst) -> None:
-        route = self.router.route(burst.attributes)
-        if route[2] and self.front is not None:
-            for part, peers, owners in self.router.table.split(burst, route, self.front.contents(burst)):
-                self._pass_on(source, part, peers, owners)
-        else:
-            self._pass_on(source, burst, route[0], route[1])
+        if not burst.varied:
+            # Nearly always all of it goes one way.
+            route = self.router.route(burst.attributes)
+            if not route[2]:
+                self._pass_on(source, burst, route[0], route[1])
+                return
+        for part, peers, owners in self._ways.of(burst):
+            self._pass_on(source, part, peers, owners)
 
     def _pass_on(
         self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
@@ -357,13 +361,8 @@ class Broker(SubscribingHost):
 
     def _on_fleeting(self, source: str, burst: Burst) -> None:
         """What promises nothing goes to the peers and to those who are attached, past every queue."""
-        route = self.router.route(burst.attributes)
-        if route[2] and self.front is not None:
-            parts = self.router.table.split(burst, route, self.front.contents(burst))
-        else:
-            parts = [(burst, route[0], route[1])]
         out, attachments = self._out, self.attachments
-        for part, peers, owners in parts:
+        for part, peers, owners in self._ways.of(burst):
             out.sends += [(peer, part) for peer in peers if peer != source]
             if not owners:
                 continue
@@ -377,16 +376,21 @@ class Broker(SubscribingHost):
                     out.to_clients.append((client, attachment.connection, deliver))
 
     def publish(
-        self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes = b""
+        self,
+        session: Session,
+        attributes: bytes,
+        bodies: tuple[bytes, ...],
+        marks: bytes = b"",
+        varied: tuple[bytes, ...] = (),
     ) -> None:
         """Give the notifications their identity and send them on their way."""
         first = session.published + 1
         session.published += len(bodies)
-        burst = Burst(
-            session.client, session.incarnation, first, attributes, self.now, bodies, len(bodies), marks
-        )
+        client, incarnation, count = session.client, session.incarnation, len(bodies)
+        burst = Burst(client, incarnation, first, attributes, self.now, bodies, count, marks, varied)
         if self._records_any:
-            self._record_published(session, burst)
+            for part in burst.uniform():
+                self._record_published(session, part)
         self._on_burst("", burst)
 
     def _record_published(self, session: Session, burst: Burst) -> None:
@@ -514,9 +518,10 @@ class Broker(SubscribingHost):
             if message.request:
                 self.requests.on_request(item.client, message)
                 return
-            bodies, marks = message.bodies, message.marks
+            attributes, bodies, marks = message.attributes, message.bodies, message.marks
+            count, varied = len(bodies), message.varied
             self._on_fleeting(
-                "", Fleeting(item.client, 0, 0, message.attributes, self.now, bodies, len(bodies), marks)
+                "", Fleeting(item.client, 0, 0, attributes, self.now, bodies, count, marks, varied)
             )
         elif type(message) is Acknowledge:
             self._on_acknowledge(item.client, attachment, message)

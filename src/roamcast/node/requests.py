@@ -76,7 +76,10 @@ class Requests:
             if 0 <= skip < len(request.bodies):
                 session.accepted = request.request + len(request.bodies) - 1
                 bodies = request.bodies[skip:] if skip else request.bodies
-                self._publish(session, request.attributes, bodies, request.marks)
+                if request.varied:
+                    self._publish_varied(session, request, bodies)
+                else:
+                    self._publish(session, request.attributes, bodies, request.marks)
         elif request.request == session.accepted + 1:
             session.accepted += 1
             if isinstance(request, Move):
@@ -103,6 +106,15 @@ class Requests:
                 "dropped", client=session.client, broker=self._broker.id, publisher=session.client,
                 notifications=len(bodies), attributes=attributes, reason="not advertised",
             )  # fmt: skip
+
+    def _publish_varied(self, session: Session, request: Publish, bodies: tuple[bytes, ...]) -> None:
+        """Notifications with different attributes: together, unless each must be looked at."""
+        varied = request.varied[-len(bodies) :]
+        if not self._broker.router.uses_advertisements:
+            self._broker.publish(session, b"", bodies, request.marks, varied)
+            return
+        for attributes, body in zip(varied, bodies, strict=True):
+            self._publish(session, attributes, (body,), request.marks)
 
     def _is_advertised(self, session: Session, encoded: bytes) -> bool:
         attributes = decode_attributes(encoded)
