@@ -13,7 +13,7 @@ import msgspec
 
 from roamcast.mqtt import properties
 from roamcast.mqtt.bursts import FrameWriter
-from roamcast.mqtt.fields import write_variable
+from roamcast.mqtt.fields import write_string, write_variable
 from roamcast.mqtt.packet_ids import ENCODED, PACKET_ID_MAX, following
 from roamcast.mqtt.packets import Connack, Publish, PublishProperties
 from roamcast.mqtt.reasons import Reason
@@ -175,7 +175,14 @@ class Outgoing:
             frame = self._frame(one.publish, packet_id)
             out.append(bytes((frame[0] | DUP,)) + frame[1:])
 
+    def check(self, publish: Publish) -> None:
+        """Whether it can be written at all: InputError if not."""
+        self._writer(publish)
+
     def _frame(self, publish: Publish, packet_id: int) -> bytes:
+        return self._writer(publish).write((publish.payload,), packet_id)
+
+    def _writer(self, publish: Publish) -> FrameWriter:
         key = (publish.topic, publish.qos, publish.retain, publish.properties)
         writer = self._writers.get(key)
         if writer is None:
@@ -183,9 +190,9 @@ class Outgoing:
             described = write_variable(len(block)) + block if self._version == 5 else b""
             if len(self._writers) >= WRITERS_KEPT_MAX:
                 self._writers.clear()
-            writer = FrameWriter(publish.topic.encode(), publish.qos, publish.retain, described)
-            self._writers[key] = writer
-        return writer.write((publish.payload,), packet_id)
+            name = write_string(publish.topic)[2:]
+            writer = self._writers[key] = FrameWriter(name, publish.qos, publish.retain, described)
+        return writer
 
     # --- acknowledgements ---
 

@@ -1,0 +1,353 @@
+"""Keeps a client attached: opens connections, feeds its machine, and begins again when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from roamcast.client.addresses import Address, AddressBook
+from roamcast.client.errors import FINAL, ClientClosed, ClientError, ConnectError, in_words
+from roamcast.client.records import ClientLog
+from roamcast.client.wire import Wire, open_wire
+from roamcast.mqtt.client import Accepted, ClientSession, Ended, Event, Refused
+from roamcast.mqtt.client_outgoing import Acknowledged
+from roamcast.mqtt.client_requests import OF_ITS_OWN, Granted
+from roamcast.mqtt.packets import Connack
+from roamcast.mqtt.reasons import Reason
+
+log = logging.getLogger("roamcast.client")
+
+SHORT_S = 1.0
+"""A connection that does not last so long counts as a failed attempt."""
+BACK_OFF_FIRST_S = 0.1
+PUBLISHES_PER_TURN = 256
+
+
+class Policy(msgspec.Struct, frozen=True):
+    connect_timeout_s: float
+    reconnect: bool
+    give_up_after_s: float | None
+    back_off_max_s: float
+    queue_max: int
+
+
+class Waiter(Protocol):
+    """Who waits for the answer to a publish or a request."""
+
+    def settle(self, event: Acknowledged | Granted) -> None: ...
+
+    def fail(self, error: ClientError) -> None: ...
+
+
+class Attachment:
+    def __init__(
+        self,
+        session: ClientSession,
+        book: AddressBook,
+        policy: Policy,
+        context: ssl.SSLContext | None,
+        records: ClientLog | None,
+        arrived: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.book = book
+        self.waiters: dict[int, Waiter] = {}
+        """By token."""
+        self.failure: ClientError | None = None
+        """Why the client is of no use any more."""
+        self.connack = Connack()
+        self.dropped = 0
+        self._policy, self._context, self._records, self._arrived = policy, context, records, arrived
+        self._wire: Wire | None = None
+        self._connecting = book.current
+        self._answer: asyncio.Future[Connack] | None = None
+        """The CONNACK that is waited for."""
+        self._attaching = asyncio.Lock()
+        self._down = asyncio.Event()
+        self._attached_at = 0.0
+        self._failed_rounds = 0
+        self._writable = asyncio.Event()
+        self._is_flushing = False
+        self._unflushed = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Attach to the first broker that lets us; the last error if none does."""
+        for address in self.book.addresses:
+            try:
+                await self._attach(address)
+                break
+            except ConnectError as error:
+                if error.is_final or address is self.book.addresses[-1]:
+                    self.failure = error
+                    raise
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_attached())
+
+    async def close(self, session_expiry_s: int | None) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        wire = self._wire
+        self.session.leave(session_expiry_s=session_expiry_s)
+        self.fail(ClientClosed("the client is closed"))
+        if wire is not None:
+            await wire.finished()
+
+    def fail(self, error: ClientError) -> None:
+        """Nothing more will come of this client."""
+        failure = self.failure = self.failure or error
+        self._hang_up()
+        waiters, self.waiters = self.waiters, {}
+        for waiter in waiters.values():
+            waiter.fail(failure)
+        self._writable.set()
+        self._arrived()
+
+    async def move(self, address: Address, destination: str) -> None:
+        """Leave the broker there is, which is told the destination if there is one, and attach to another."""
+        async with self._attaching:
+            if self.failure is not None:
+                raise self.failure
+            self.session.leave(destination)
+            self._hang_up()
+            self.book.current = address
+            try:
+                await self._attach(address)
+            except ConnectError:
+                # From here on it is as if a connection had been lost.
+                self._down.set()
+                raise
+
+    # --- connections ---
+
+    async def _attach(self, address: Address) -> None:
+        loop = asyncio.get_running_loop()
+        self._answer = answer = loop.create_future()
+        timeout_s = self._policy.connect_timeout_s
+        self._note_broker(address)
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._wire = await open_wire(address, self, self._context)
+                self.session.begin(loop.time())
+                self.flush()
+                self.connack = await answer
+            if self._wire is None:
+                raise ConnectError(f"{address}: the connection was lost at once")
+        except TimeoutError:
+            raise ConnectError(f"{address}: no answer within {timeout_s:g} s") from None
+        finally:
+            self._answer = None
+            if not self.session.is_connected:
+                self._hang_up()
+        self.book.current, self._attached_at = address, loop.time()
+        self._down.clear()
+        self._writable.set()
+        self._record("attached")
+        self._arm()
+        log.info("attached to %s, session present: %s", address, self.connack.session_present)
+
+    def _hang_up(self) -> None:
+        """Write what is left, and be without a connection."""
+        self.flush()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.finish()
+        self.session.cut()
+        self.session.is_listening = True
+        self._writable.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _keep_attached(self) -> None:
+        try:
+            while True:
+                await self._down.wait()
+                await self._attach_again()
+        except ConnectError as error:
+            self.fail(error)
+        except Exception as error:
+            # Whoever waits must not wait for ever.
+            self.fail(ClientError(f"internal error: {type(error).__name__}: {error}"))
+            raise
+
+    async def _attach_again(self) -> None:
+        """From one address to the next, with growing pauses, until a broker lets us or it takes too long."""
+        loop, policy = asyncio.get_running_loop(), self._policy
+        began, attempts = loop.time(), 0
+        if began - self._attached_at > SHORT_S:
+            self._failed_rounds = 0
+        self.book.go_on()
+        while self._down.is_set():
+            if attempts % len(self.book.addresses) == 0:
+                await asyncio.sleep(self._back_off_s())
+                self._failed_rounds += 1
+            async with self._attaching:
+                if not self._down.is_set():
+                    return
+                try:
+                    await self._attach(self.book.current)
+                except ConnectError as error:
+                    log.info("%s", error)
+                    limit_s = policy.give_up_after_s
+                    if error.is_final or (limit_s is not None and loop.time() - began > limit_s):
+                        raise
+            if self._down.is_set():
+                self.book.go_on()
+            attempts += 1
+
+    def _back_off_s(self) -> float:
+        """None at first but a little chance, so that not all clients of a broker come back at once."""
+        if not self._failed_rounds:
+            return random.uniform(0.0, BACK_OFF_FIRST_S / 2)
+        longest_s: float = BACK_OFF_FIRST_S * 2.0 ** min(self._failed_rounds, 20)
+        return min(longest_s, self._policy.back_off_max_s) * random.uniform(0.5, 1.0)
+
+    def _on_end(self, why: str, is_final: bool = False) -> None:
+        """The connection is over."""
+        error = ConnectError(f"{self._connecting}: {why}", is_final=is_final)
+        self._hang_up()
+        if self._answer is not None:
+            if not self._answer.done():
+                self._answer.set_exception(error)
+        elif is_final or not self._policy.reconnect:
+            self.fail(error)
+        else:
+            log.info("%s", error)
+            self._down.set()
+
+    # --- what a wire tells ---
+
+    def on_data(self, wire: Wire, data: bytes) -> None:
+        if wire is not self._wire:
+            return
+        self.perform(self.session.receive(asyncio.get_running_loop().time(), data))
+        if len(self.session.incoming):
+            self._arrived()
+            self._limit()
+        self.flush()
+
+    def on_lost(self, wire: Wire, why: str) -> None:
+        if wire is self._wire:
+            self._wire = None
+            self._on_end(f"the connection was lost ({why})")
+
+    def on_writable(self, wire: Wire) -> None:
+        if wire is self._wire:
+            self._writable.set()
+
+    def _limit(self) -> None:
+        """Stop reading while too much waits here; but not while an answer is waited for behind it."""
+        incoming, limit = self.session.incoming, self._policy.queue_max
+        if len(incoming) < limit or self._wire is None:
+            return
+        if not self.waiters:
+            self._wire.listen(False)
+            self.session.listen(asyncio.get_running_loop().time(), False)
+            return
+        while len(incoming) > limit and incoming.drop_newest():
+            self.dropped += 1
+
+    def listen(self) -> None:
+        """Read on."""
+        if not self.session.is_listening and self._wire is not None:
+            self.session.listen(asyncio.get_running_loop().time(), True)
+            self._wire.listen(True)
+
+    # --- what the machine says ---
+
+    def perform(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if type(event) is Acknowledged or type(event) is Granted:
+                waiter = self.waiters.pop(event.token, None)
+                if waiter is not None:
+                    waiter.settle(event)
+                elif type(event) is Granted and event.token == OF_ITS_OWN:
+                    self._on_restored(event)
+            elif type(event) is Accepted:
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(event.connack)
+            elif type(event) is Refused:
+                self._on_refused(event)
+            elif type(event) is Ended:
+                taken = event.reason is Reason.SESSION_TAKEN_OVER
+                self._on_end(in_words(event.reason, event.text), is_final=taken)
+
+    def _on_refused(self, event: Refused) -> None:
+        if self._answer is not None and not self._answer.done():
+            text = f"{self._connecting}: refused: {in_words(event.reason, event.text)}"
+            self._answer.set_exception(ConnectError(text, event.reason, is_final=event.reason in FINAL))
+
+    def _on_restored(self, event: Granted) -> None:
+        """A subscription was made again because the session was gone; nobody else hears of a refusal."""
+        for name, reason in zip(event.filters, event.reasons, strict=False):
+            if reason.failed:
+                log.warning("the subscription %s could not be made again: %s", name, in_words(reason))
+
+    # --- writing ---
+
+    def flush(self) -> None:
+        """Write what the machine has."""
+        self._unflushed = 0
+        wire = self._wire
+        data = self.session.take_out(asyncio.get_running_loop().time())
+        if data and wire is not None:
+            wire.write(data)
+            if wire.is_full:
+                self._writable.clear()
+
+    def flush_soon(self) -> None:
+        """Write at the end of this turn of the loop, together with whatever else comes up in it."""
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._is_flushing = False
+        self.flush()
+
+    async def pace(self) -> None:
+        """Give others a turn now and then, and wait while the connection takes no more."""
+        self._unflushed += 1
+        if self._unflushed < PUBLISHES_PER_TURN:
+            self.flush_soon()
+            return
+        self.flush()
+        await asyncio.sleep(0)
+        if self._wire is not None and self._wire.is_full:
+            await self._writable.wait()
+
+    # --- time and records ---
+
+    def _arm(self) -> None:
+        """Only later deadlines come in between, so one timer at a time will do."""
+        deadline = self.session.deadline()
+        if deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.perform(self.session.on_time(asyncio.get_running_loop().time()))
+        self.flush()
+        if self._wire is not None:
+            self._arm()
+
+    def _note_broker(self, address: Address) -> None:
+        self._connecting = address
+        if self._records is not None:
+            left = self._records.broker
+            self._records.broker = address.broker or str(address)
+            self._records.write("moved", left)
+
+    def _record(self, kind: str) -> None:
+        if self._records is not None:
+            self._records.write(kind)

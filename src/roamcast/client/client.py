@@ -1,0 +1,354 @@
+"""The client that applications use: `async with roamcast.connect([...]) as client:`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from roamcast.client.addresses import Address, AddressBook
+from roamcast.client.attachment import Attachment, Policy
+from roamcast.client.errors import ClientClosed
+from roamcast.client.messages import Properties, make_publish, make_subscribe
+from roamcast.client.notification import Notification, notification_of
+from roamcast.client.records import ClientLog
+from roamcast.client.waiting import Answer, Batch, raise_refusal
+from roamcast.errors import InputError
+from roamcast.mqtt.client import ClientSession, ClientSettings
+from roamcast.mqtt.packets import Unsubscribe, Version, Will
+
+SESSION_EXPIRY_S = 3600
+"""How long a broker keeps the session of a client that is away, unless told otherwise."""
+OUTBOX_MAX = 4096
+"""Publishes that are not acknowledged: a publish beyond waits."""
+
+
+def connect(
+    addresses: str | Sequence[str],
+    *,
+    client_id: str | None = None,
+    clean: bool = True,
+    session_expiry: int = SESSION_EXPIRY_S,
+    keep_alive: int = 60,
+    version: Version = 5,
+    username: str | None = None,
+    password: str | bytes | None = None,
+    tls: bool | ssl.SSLContext = False,
+    cafile: str | None = None,
+    certfile: str | None = None,
+    keyfile: str | None = None,
+    will: Will | None = None,
+    receive_maximum: int = 1024,
+    queue_max: int = 1024,
+    connect_timeout: float = 10.0,
+    reconnect: bool = True,
+    give_up_after: float | None = None,
+    back_off_max: float = 10.0,
+    records: str | Path | None = None,
+    run: str = "client",
+) -> Client:
+    """A client for the brokers at these addresses; `async with` connects it, and disconnects it at the end.
+
+    An address is `[BROKER=][mqtt://|mqtts://]HOST[:PORT]`; BROKER is the broker's id, which a proclaimed move
+    needs. The first broker that answers is taken; when the connection is lost, the next in order is tried,
+    round and round, with growing pauses, for `give_up_after` seconds or for ever (or never, without
+    `reconnect`). Whatever can be tried again is: publishes, subscriptions, acknowledgements.
+
+    - `clean`: begin without what an earlier client of this `client_id` left, and leave nothing behind. With
+      `clean=False` the session outlives the client by `session_expiry` seconds: subscriptions stay, and what
+      is published with QoS 1 and 2 is kept.
+    - `queue_max`: notifications that wait to be taken; then reading stops.
+    - `records`: a folder for this client's own event log (Parquet): what was delivered, where it attached.
+    """
+    return Client(
+        AddressBook(addresses, bool(tls)),
+        ClientSettings(
+            client_id=client_id or f"roamcast-{random.SystemRandom().getrandbits(64):016x}",
+            version=checked_version(version),
+            clean=clean,
+            session_expiry_s=session_expiry,
+            keep_alive_s=keep_alive,
+            username=username,
+            password=password.encode() if isinstance(password, str) else password,
+            will=will,
+            receive_maximum=receive_maximum,
+            first_packet_id=random.randint(1, 65_535),
+        ),
+        Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max),
+        tls_context(tls, cafile, certfile, keyfile),
+        (Path(records), run) if records is not None else None,
+    )
+
+
+def checked_version(version: int) -> Version:
+    if version not in (4, 5):
+        raise InputError(f"MQTT version {version}: valid are 4 (MQTT 3.1.1) and 5")
+    return 4 if version == 4 else 5
+
+
+def tls_context(
+    tls: bool | ssl.SSLContext, cafile: str | None, certfile: str | None, keyfile: str | None
+) -> ssl.SSLContext:
+    """The context for addresses with TLS; by default the system's authorities are trusted."""
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    try:
+        context = ssl.create_default_context(cafile=cafile)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"cafile {cafile}: cannot be used ({error.strerror or 'no certificate'})") from None
+    if certfile is not None:
+        try:
+            context.load_cert_chain(certfile, keyfile)
+        except (OSError, ssl.SSLError) as error:
+            what = error.strerror or "no certificate or key in PEM, or they do not belong together"
+            raise InputError(f"certfile {certfile}: cannot be used ({what})") from None
+    return context
+
+
+class Client:
+    """A client; `connect` makes one. It is an async context manager and an async iterator."""
+
+    def __init__(
+        self,
+        book: AddressBook,
+        settings: ClientSettings,
+        policy: Policy,
+        context: ssl.SSLContext,
+        records: tuple[Path, str] | None,
+    ) -> None:
+        self._book, self._settings, self._policy, self._context = book, settings, policy, context
+        self._records_to = records
+        self._records: ClientLog | None = None
+        self._session = ClientSession(settings)
+        self._attachment: Attachment | None = None
+
+    # --- life ---
+
+    async def __aenter__(self) -> Client:
+        if self._attachment is not None:
+            raise ClientClosed("a client is entered once: make another one with connect()")
+        self._arrival = asyncio.Event()
+        self._room = asyncio.Semaphore(OUTBOX_MAX)
+        if self._records_to is not None:
+            self._records = ClientLog(*self._records_to, self.client_id)
+        attachment = Attachment(
+            self._session, self._book, self._policy, self._context, self._records, self._arrival.set
+        )
+        self._attachment = attachment
+        try:
+            await attachment.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect. What waits to be taken is not acknowledged: a lasting session keeps it."""
+        attachment, records = self._attachment, self._records
+        self._records = None
+        try:
+            if attachment is not None:
+                ends = self._settings.clean and self._settings.version == 5
+                self._arrival.set()
+                await attachment.close(0 if ends else None)
+        finally:
+            if records is not None:
+                records.close()
+
+    @property
+    def client_id(self) -> str:
+        return self._session.client_id
+
+    @property
+    def address(self) -> Address:
+        """Of the broker where the client is, or was last."""
+        return self._book.current
+
+    @property
+    def is_attached(self) -> bool:
+        return self._session.is_connected
+
+    @property
+    def session_present(self) -> bool:
+        """Whether the broker knew the session at the last attach."""
+        return self._attachment is not None and self._attachment.connack.session_present
+
+    @property
+    def dropped(self) -> int:
+        """Notifications of QoS 0 dropped because nobody took them while an answer was waited for."""
+        return self._attachment.dropped if self._attachment is not None else 0
+
+    def _live(self) -> Attachment:
+        attachment = self._attachment
+        if attachment is None:
+            raise ClientClosed("the client is not connected: use it within `async with`")
+        if attachment.failure is not None:
+            raise attachment.failure
+        return attachment
+
+    # --- subscribing ---
+
+    async def subscribe(
+        self,
+        filter: str,
+        *,
+        qos: int = 0,
+        where: str | None = None,
+        no_local: bool = False,
+        retain_as_published: bool = False,
+        retain_handling: int = 0,
+        identifier: int | None = None,
+    ) -> int:
+        """Subscribe to a topic filter, and return when the broker has acknowledged it; the QoS it granted.
+
+        `city/+/air?pm10>50` filters by content too, and `where` takes a whole selector; both need a broker of
+        Roamcast. SubscribeError if the broker refuses.
+        """
+        attachment = self._live()
+        packet = make_subscribe(
+            self._settings.version, filter, where, self._records is not None,
+            qos, no_local, retain_as_published, retain_handling, identifier,
+        )  # fmt: skip
+        answer = Answer(attachment, self._session.subscribe(packet))
+        attachment.flush_soon()
+        granted = await answer.granted()
+        return int(granted.reasons[0])
+
+    async def unsubscribe(self, filter: str) -> None:
+        """End a subscription, and return when the broker has acknowledged it."""
+        attachment = self._live()
+        answer = Answer(attachment, self._session.unsubscribe(Unsubscribe(0, (filter,))))
+        attachment.flush_soon()
+        await answer.granted()
+
+    # --- receiving ---
+
+    def __aiter__(self) -> Client:
+        return self
+
+    async def __anext__(self) -> Notification:
+        """The next notification; it is acknowledged by being taken. Ends when the client is closed."""
+        session = self._session
+        while not len(session.incoming):
+            attachment = self._attachment
+            if attachment is None:
+                raise ClientClosed("the client is not connected: use it within `async with`")
+            if isinstance(attachment.failure, ClientClosed):
+                raise StopAsyncIteration
+            if attachment.failure is not None:
+                raise attachment.failure
+            self._arrival.clear()
+            await self._arrival.wait()
+        return self._take()
+
+    def _take(self) -> Notification:
+        notification = notification_of(self._session.take())
+        if self._records is not None:
+            self._records.delivered(notification)
+        attachment = self._attachment
+        if attachment is not None and attachment.failure is None:
+            attachment.flush_soon()
+            if len(self._session.incoming) <= self._policy.queue_max // 2:
+                attachment.listen()
+        return notification
+
+    # --- publishing ---
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes | str = b"",
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties = (),
+        content_type: str | None = None,
+        message_expiry: int | None = None,
+        response_topic: str | None = None,
+        correlation_data: bytes | None = None,
+    ) -> None:
+        """Publish, and return when the broker has acknowledged it (QoS 0: when it is on its way).
+
+        `properties` are user properties: attributes for content filters. PublishError if the broker refuses.
+        Publishes of one client arrive in the order of these calls. Cancelling ends the waiting, not the
+        publish.
+        """
+        attachment = self._live()
+        publish = make_publish(
+            self._settings.version, topic, payload, qos, retain, properties, content_type, message_expiry,
+            response_topic, correlation_data,
+        )  # fmt: skip
+        self._session.outgoing.check(publish)
+        await self._room.acquire()
+        attachment = self._live()
+        token, events = self._session.publish(publish)
+        answer = Answer(attachment, token, self._room)
+        attachment.perform(events)
+        await attachment.pace()
+        raise_refusal(topic, await answer.acknowledged())
+
+    async def publish_each(
+        self,
+        topic: str,
+        payloads: Iterable[bytes | str] | AsyncIterable[bytes | str],
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties = (),
+        content_type: str | None = None,
+    ) -> int:
+        """Publish payloads under one topic without waiting for each; how many, when all are acknowledged."""
+        attachment = self._live()
+        batch = Batch(topic, self._room)
+        described = (properties, content_type, None, None, None)
+        version = self._settings.version
+        async for payload in as_async(payloads):
+            publish = make_publish(version, topic, payload, qos, retain, *described)
+            if not batch.count:
+                self._session.outgoing.check(publish)
+            await self._room.acquire()
+            batch.check()
+            attachment = self._live()
+            token, events = self._session.publish(publish)
+            batch.expect(attachment, token)
+            attachment.perform(events)
+            await attachment.pace()
+        await batch.done()
+        return batch.count
+
+    # --- moving ---
+
+    async def move_to(self, where: str, *, proclaimed: bool = False) -> None:
+        """Leave this broker and attach to another, named by its id or its address; returns when it is done.
+
+        A proclaimed move tells the old broker where the client goes, so that it can send ahead what is owed:
+        the id of the other broker must be known (`b=127.0.0.1:1884`). ConnectError if it cannot be attached
+        to; then the client goes on to reconnect, as after a lost connection.
+        """
+        attachment = self._live()
+        address = self._book.find(where)
+        if proclaimed and (not address.broker or self._settings.version == 4):
+            raise InputError(
+                f"a proclaimed move to {where!r} needs MQTT 5 and the id of that broker: "
+                f"give its address as ID={address}"
+            )
+        await attachment.move(address, address.broker if proclaimed else "")
+
+
+async def as_async(
+    payloads: Iterable[bytes | str] | AsyncIterable[bytes | str],
+) -> AsyncIterator[bytes | str]:
+    if isinstance(payloads, AsyncIterable):
+        async for payload in payloads:
+            yield payload
+    else:
+        for payload in payloads:
+            yield payload

@@ -1,0 +1,93 @@
+"""From what an application says to packets, checked before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from roamcast.errors import InputError
+from roamcast.mqtt.errors import PacketError
+from roamcast.mqtt.packets import Publish, PublishProperties, Subscribe, SubscriptionEntry, UserProperties
+from roamcast.mqtt.topics import check_subscription, check_topic, split_shared, subscription_filter
+from roamcast.mqtt.user_properties import IDENTITY, WHERE
+
+Properties = Mapping[str, str | int | float | bool] | Iterable[tuple[str, str | int | float | bool]]
+"""User properties: by name, or in order, where a name may come again. Numbers and booleans are written as
+JSON writes them, which is how content filters read them."""
+
+
+def user_properties(given: Properties) -> UserProperties:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    return tuple((name, value if isinstance(value, str) else json.dumps(value)) for name, value in pairs)
+
+
+def make_publish(
+    version: int,
+    topic: str,
+    payload: bytes | str,
+    qos: int,
+    retain: bool,
+    properties: Properties,
+    content_type: str | None,
+    message_expiry: int | None,
+    response_topic: str | None,
+    correlation_data: bytes | None,
+) -> Publish:
+    check_qos(qos)
+    try:
+        check_topic(topic)
+    except PacketError as error:
+        raise InputError(error.text) from None
+    described = PublishProperties(
+        message_expiry=message_expiry,
+        content_type=content_type,
+        response_topic=response_topic,
+        correlation_data=correlation_data,
+        user_properties=user_properties(properties) if properties else (),
+    )
+    if described == NO_PROPERTIES:
+        return Publish(topic, to_bytes(payload), qos, retain)
+    if version == 4:
+        raise InputError("MQTT 3.1.1 has no properties: leave them out, or use version 5")
+    return Publish(topic, to_bytes(payload), qos, retain, properties=described)
+
+
+NO_PROPERTIES = PublishProperties()
+
+
+def to_bytes(payload: bytes | str) -> bytes:
+    return payload.encode() if isinstance(payload, str) else bytes(payload)
+
+
+def make_subscribe(
+    version: int,
+    filter: str,
+    where: str | None,
+    wants_identity: bool,
+    qos: int,
+    no_local: bool,
+    retain_as_published: bool,
+    retain_handling: int,
+    identifier: int | None,
+) -> Subscribe:
+    check_qos(qos)
+    if version == 4 and (
+        where is not None or no_local or retain_as_published or retain_handling or identifier
+    ):
+        raise InputError("MQTT 3.1.1 has no options of subscriptions but QoS: use version 5")
+    try:
+        check_subscription(filter, version)
+        shared = split_shared(filter) if version == 5 else None
+    except PacketError as error:
+        raise InputError(error.text) from None
+    subscription_filter(filter if shared is None else shared[1], where)
+    asked = [(WHERE, where)] if where is not None else []
+    if wants_identity and version == 5:
+        asked.append((IDENTITY, "1"))
+    entry = SubscriptionEntry(filter, qos, no_local, retain_as_published, retain_handling)
+    return Subscribe(0, (entry,), identifier, tuple(asked))
+
+
+def check_qos(qos: int) -> None:
+    if qos not in (0, 1, 2):
+        raise InputError(f"QoS {qos}: valid are 0, 1 and 2")

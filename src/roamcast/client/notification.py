@@ -1,0 +1,72 @@
+"""What a client receives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from roamcast.filters.filter import Attributes
+from roamcast.mqtt.attributes import content_attributes
+from roamcast.mqtt.identities import NotificationIdentity, split_identity
+from roamcast.mqtt.packets import Publish, PublishProperties, UserProperties
+from roamcast.mqtt.properties import PUBLISH, encode
+
+NONE = PublishProperties()
+
+
+class Notification(msgspec.Struct, frozen=True):
+    """A notification, as it was received."""
+
+    topic: str
+    payload: bytes
+    qos: int = 0
+    """At which it was received."""
+    retain: bool = False
+    """Whether it was stored before the subscription was made (or was published so, if that was asked)."""
+    dup: bool = False
+    """Whether the broker may have sent it before; with QoS 2 it is handed over once all the same."""
+    user_properties: UserProperties = ()
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    message_expiry: int | None = None
+    """Seconds that were left."""
+    payload_format: int | None = None
+    """1 if the publisher says that the payload is UTF-8."""
+    subscription_identifiers: tuple[int, ...] = ()
+    identity: NotificationIdentity | None = None
+    """Whose it is and which, if the client asked for it and the broker is one of Roamcast."""
+
+    @property
+    def text(self) -> str:
+        """The payload as text; bytes that are not UTF-8 are replaced."""
+        return self.payload.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The payload as JSON; ValueError if it is none."""
+        return json.loads(self.payload)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The user properties by name; of several with one name the last."""
+        return dict(self.user_properties)
+
+    @property
+    def attributes(self) -> Attributes:
+        """What content filters see: user properties, the fields of a JSON payload, and the topic."""
+        seen = PublishProperties(content_type=self.content_type, user_properties=self.user_properties)
+        return {**content_attributes(encode(seen, PUBLISH), self.payload), "topic": self.topic}
+
+
+def notification_of(publish: Publish) -> Notification:
+    found = publish.properties
+    if found is None:
+        return Notification(publish.topic, publish.payload, publish.qos, publish.retain, publish.dup)
+    own, identity = split_identity(found.user_properties)
+    return Notification(
+        publish.topic, publish.payload, publish.qos, publish.retain, publish.dup, own, found.content_type,
+        found.response_topic, found.correlation_data, found.message_expiry, found.payload_format,
+        found.subscription_identifiers, identity,
+    )  # fmt: skip

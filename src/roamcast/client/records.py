@@ -1,0 +1,43 @@
+"""What a client saw, as records of its own: the audit need not rest on a broker's word."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from roamcast.client.notification import Notification
+from roamcast.core.records import Row
+from roamcast.records import LogWriter
+
+
+class ClientLog:
+    """Writes `delivered`, `attached` and `moved` rows to a folder, closed when the client is."""
+
+    def __init__(self, folder: Path, run: str, client: str) -> None:
+        self._writer = LogWriter(folder, run)
+        self._client = client
+        self._sequence = 0
+        self.broker: str | None = None
+
+    def delivered(self, notification: Notification) -> None:
+        publisher, incarnation, number = notification.identity or (None, None, None)
+        self._sequence += 1
+        self._writer.write(
+            [
+                Row(
+                    self._sequence, time.time(), self._client, "delivered", self._client, self.broker, None,
+                    publisher, incarnation, number, 1, None, None, None, len(notification.payload),
+                )
+            ]
+        )  # fmt: skip
+
+    def write(self, kind: str, reason: str | None = None) -> None:
+        self._sequence += 1
+        row = Row(
+            self._sequence, time.time(), self._client, kind,
+            client=self._client, broker=self.broker, reason=reason,
+        )  # fmt: skip
+        self._writer.write([row])
+
+    def close(self) -> None:
+        self._writer.close()

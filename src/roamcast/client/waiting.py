@@ -1,0 +1,102 @@
+"""Waiting for a broker's answers: one of them, or those to many publishes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roamcast.client.attachment import Attachment
+from roamcast.client.errors import ClientError, PublishError, SubscribeError, in_words
+from roamcast.mqtt.client_outgoing import Acknowledged
+from roamcast.mqtt.client_requests import Granted
+
+
+class Answer:
+    """The answer to one publish or request; the place it takes is given back when it is there."""
+
+    def __init__(self, attachment: Attachment, token: int, room: asyncio.Semaphore | None = None) -> None:
+        self._future: asyncio.Future[Acknowledged | Granted] = asyncio.get_running_loop().create_future()
+        self._room = room
+        attachment.waiters[token] = self
+        attachment.listen()
+
+    def settle(self, event: Acknowledged | Granted) -> None:
+        self._release()
+        if not self._future.done():
+            self._future.set_result(event)
+
+    def fail(self, error: ClientError) -> None:
+        self._release()
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    def _release(self) -> None:
+        if self._room is not None:
+            self._room.release()
+
+    async def acknowledged(self) -> Acknowledged:
+        event = await self._future
+        assert isinstance(event, Acknowledged)
+        return event
+
+    async def granted(self) -> Granted:
+        """The answer to a request; SubscribeError if anything of it was refused."""
+        event = await self._future
+        assert isinstance(event, Granted)
+        for name, reason in zip(event.filters, event.reasons, strict=False):
+            if reason.failed:
+                raise SubscribeError(f"{name}: refused: {in_words(reason, event.text)}", reason)
+        return event
+
+
+def raise_refusal(topic: str, event: Acknowledged) -> None:
+    if event.reason.failed:
+        raise PublishError(f"{topic}: refused: {in_words(event.reason, event.text)}", event.reason)
+
+
+class Batch:
+    """The answers to many publishes: how many are owed, and the first that is a refusal."""
+
+    def __init__(self, topic: str, room: asyncio.Semaphore) -> None:
+        self.count = 0
+        self._topic, self._room = topic, room
+        self._open = 0
+        self._error: ClientError | None = None
+        self._all: asyncio.Future[None] | None = None
+
+    def expect(self, attachment: Attachment, token: int) -> None:
+        self.count += 1
+        self._open += 1
+        attachment.waiters[token] = self
+        attachment.listen()
+
+    def settle(self, event: Acknowledged | Granted) -> None:
+        assert isinstance(event, Acknowledged)
+        if event.reason.failed and self._error is None:
+            try:
+                raise_refusal(self._topic, event)
+            except PublishError as error:
+                self._error = error
+        self._close_one()
+
+    def fail(self, error: ClientError) -> None:
+        self._error = self._error or error
+        self._close_one()
+
+    def _close_one(self) -> None:
+        self._open -= 1
+        self._room.release()
+        if not self._open and self._all is not None and not self._all.done():
+            self._all.set_result(None)
+
+    def check(self) -> None:
+        """Go no further once something was refused."""
+        if self._error is not None:
+            self._room.release()
+            raise self._error
+
+    async def done(self) -> None:
+        if self._open:
+            self._all = asyncio.get_running_loop().create_future()
+            await self._all
+        if self._error is not None:
+            raise self._error
