@@ -146,6 +146,20 @@ def test_taken_while_away_is_not_repeated() -> None:
     assert machine.payloads == list("0123")
 
 
+def test_a_publish_is_acknowledged_only_where_it_was_sent() -> None:
+    """What came on an earlier connection is not acknowledged before it has come again."""
+    script = Script()
+    script.begin()
+    script.tell(Publish("t", b"1", 1, packet_id=1), Publish("t", b"2", 2, packet_id=2))
+    script.begin()
+    assert [script.session.take().payload for _ in range(2)] == [b"1", b"2"]
+    assert script.said() == []
+    again = [Publish("t", b"1", 1, dup=True, packet_id=1), Publish("t", b"2", 2, dup=True, packet_id=2)]
+    script.tell(*again)
+    assert script.said() == [packets.Puback(1), packets.Pubrec(2)]
+    assert not len(script.session.incoming)
+
+
 def test_another_process_leaves_packet_ids_behind() -> None:
     """A process that died within a QoS 2 publish does not make its successor lose one."""
     world = World()

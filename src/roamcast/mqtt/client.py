@@ -134,6 +134,7 @@ class ClientSession:
         self._chunks, self._have, self._need = [], 0, 0
         self._out.clear()
         self.outgoing.cut()
+        self.incoming.cut()
         self._requests.cut()
 
     def leave(self, destination: str = "", session_expiry_s: int | None = None) -> None:
@@ -178,7 +179,7 @@ class ClientSession:
 
     def take(self) -> Publish:
         """The next notification, which is acknowledged by this."""
-        return self.incoming.take(self._out, self.is_connected)
+        return self.incoming.take(self._out)
 
     # --- time ---
 

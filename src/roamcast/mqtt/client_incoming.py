@@ -25,16 +25,21 @@ class Incoming:
         self._unacknowledged_max = receive_maximum if version == 5 else 65_535
         self._waiting: deque[tuple[Publish, int]] = deque()
         """With the session that each came in."""
-        self._queued: dict[int, None] = {}
-        """Packet ids among those that wait."""
+        self._queued: dict[int, bool] = {}
+        """Packet ids among those that wait, and whether they came on the connection there is."""
         self._received: dict[int, None] = {}
         """QoS 2: handed over, and not released by the broker."""
         self._owed: dict[int, None] = {}
-        """QoS 1: handed over while there was no connection to acknowledge it on."""
+        """QoS 1: handed over before it came on the connection there is, where it could be acknowledged."""
         self._session = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def cut(self) -> None:
+        """The connection is gone: what waits will be sent again on the next one, and only then may it be
+        acknowledged there. A broker that has not sent it yet would not know what the answer is for."""
+        self._queued = dict.fromkeys(self._queued, False)
 
     def begin_anew(self) -> None:
         """The session of before is gone, and what its packet ids stood for; what waits here remains."""
@@ -52,10 +57,12 @@ class Incoming:
         elif packet_id in self._owed:
             del self._owed[packet_id]
             out.append(PUBACK + ENCODED[packet_id - 1])
-        elif packet_id not in self._queued:
+        elif packet_id in self._queued:
+            self._queued[packet_id] = True
+        else:
             if len(self._queued) + len(self._received) >= self._unacknowledged_max:
                 raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more publishes than were agreed")
-            self._queued[packet_id] = None
+            self._queued[packet_id] = True
             self._waiting.append((publish, self._session))
 
     def on_pubrel(self, packet_id: int, out: list[bytes]) -> None:
@@ -64,16 +71,16 @@ class Incoming:
         reason = Reason.SUCCESS if known else Reason.PACKET_IDENTIFIER_NOT_FOUND
         out.append(write(Pubcomp(packet_id, reason), self._version))
 
-    def take(self, out: list[bytes], is_connected: bool) -> Publish:
+    def take(self, out: list[bytes]) -> Publish:
         """The next one; from now on it is the application's."""
         publish, session = self._waiting.popleft()
         packet_id = publish.packet_id
         if not packet_id or session != self._session:
             return publish
-        del self._queued[packet_id]
+        is_here = self._queued.pop(packet_id)
         if publish.qos == 2:
             self._received[packet_id] = None
-        if is_connected:
+        if is_here:
             out.append((PUBREC if publish.qos == 2 else PUBACK) + ENCODED[packet_id - 1])
         elif publish.qos == 1:
             self._owed[packet_id] = None
