@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from roamcast import __version__
-from roamcast.cli import bench, broker, demo, fuzz, journal, lab, model, sim, user
+from roamcast.cli import bench, broker, demo, fuzz, journal, lab, model, pub, sim, sub, user
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group
 from roamcast.errors import InputError
 
@@ -41,6 +41,8 @@ def build_app() -> typer.Typer:
     # imports belong inside the commands: this is run at every start.
     demo.register(app)
     broker.register(app)
+    pub.register(app)
+    sub.register(app)
     user.register(app)
     journal.register(app)
     sim.register(app)

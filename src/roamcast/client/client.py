@@ -182,6 +182,11 @@ class Client:
         return self._attachment is not None and self._attachment.connack.session_present
 
     @property
+    def waiting(self) -> int:
+        """Notifications that are here and have not been taken."""
+        return len(self._session.incoming)
+
+    @property
     def dropped(self) -> int:
         """Notifications of QoS 0 dropped because nobody took them while an answer was waited for."""
         return self._attachment.dropped if self._attachment is not None else 0
