@@ -325,17 +325,6 @@ def test_a_refused_publish_says_why(packet: Packet, qos: int, reason: Reason) ->
     assert script.tell(packet) == [Acknowledged(token, reason)]
 
 
-def test_more_than_was_agreed_ends_the_connection() -> None:
-    script = Script(receive_maximum=2)
-    script.begin()
-    for packet_id in (1, 2):
-        assert script.tell(Publish("t", b"", 2, packet_id=packet_id)) == []
-    (event,) = script.tell(Publish("t", b"", 1, packet_id=3))
-    assert event.reason is Reason.RECEIVE_MAXIMUM_EXCEEDED
-    assert script.said() == [Disconnect(Reason.RECEIVE_MAXIMUM_EXCEEDED)]
-    assert script.tell(Publish("t", b"")) == []
-
-
 def test_keep_alive() -> None:
     script = Script(keep_alive_s=20)
     script.begin()

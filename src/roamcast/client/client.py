@@ -22,6 +22,8 @@ from roamcast.mqtt.packets import Unsubscribe, Version, Will
 
 SESSION_EXPIRY_S = 3600
 """How long a broker keeps the session of a client that is away, unless told otherwise."""
+IN_FLIGHT_MAX = {4: 20, 5: 1024}
+"""Own publishes on their way. MQTT 5 brokers say what they take; with 3.1.1 some close beyond this many."""
 OUTBOX_MAX = 4096
 """Publishes that are not acknowledged: a publish beyond waits."""
 
@@ -63,11 +65,12 @@ def connect(
     - `queue_max`: notifications that wait to be taken; then reading stops.
     - `records`: a folder for this client's own event log (Parquet): what was delivered, where it attached.
     """
+    check_version(version)
     return Client(
         AddressBook(addresses, bool(tls)),
         ClientSettings(
             client_id=client_id or f"roamcast-{random.SystemRandom().getrandbits(64):016x}",
-            version=checked_version(version),
+            version=version,
             clean=clean,
             session_expiry_s=session_expiry,
             keep_alive_s=keep_alive,
@@ -75,6 +78,7 @@ def connect(
             password=password.encode() if isinstance(password, str) else password,
             will=will,
             receive_maximum=receive_maximum,
+            in_flight_max=IN_FLIGHT_MAX[version],
             first_packet_id=random.randint(1, 65_535),
         ),
         Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max),
@@ -83,10 +87,9 @@ def connect(
     )
 
 
-def checked_version(version: int) -> Version:
+def check_version(version: int) -> None:
     if version not in (4, 5):
         raise InputError(f"MQTT version {version}: valid are 4 (MQTT 3.1.1) and 5")
-    return 4 if version == 4 else 5
 
 
 def tls_context(

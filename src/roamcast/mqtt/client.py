@@ -86,7 +86,7 @@ class ClientSession:
         self._packet_max = settings.packet_max or FRAME_MAX
         self.client_id = settings.client_id
         self.outgoing = Outgoing(settings.version, settings.first_packet_id)
-        self.incoming = Incoming(settings.version, settings.receive_maximum)
+        self.incoming = Incoming(settings.version)
         self.is_connected = False
         """Whether the broker has accepted the connection there is."""
         self.is_listening = True

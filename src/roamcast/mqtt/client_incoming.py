@@ -1,14 +1,14 @@
 """What a client receives: each notification is handed over once, and acknowledged when it is.
 
-What waits here has not been acknowledged, so the broker still has it, and the receive maximum bounds it.
-A process that ends, or a client that takes only the first few, loses nothing.
+What waits here has not been acknowledged, so the broker still has it: a process that ends, or a client that
+takes only the first few, loses nothing. The receive maximum bounds it. A broker that sends more all the same
+(Mosquitto 2.0 does, a little) is not punished: then the packet ids are the bound.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.packet_ids import ENCODED
 from roamcast.mqtt.packets import Pubcomp, Publish
 from roamcast.mqtt.reasons import Reason
@@ -19,10 +19,8 @@ PUBREC = b"\x50\x02"
 
 
 class Incoming:
-    def __init__(self, version: int, receive_maximum: int) -> None:
+    def __init__(self, version: int) -> None:
         self._version = version
-        # MQTT 3.1.1 has no such limit: there only the packet ids bound what is unacknowledged.
-        self._unacknowledged_max = receive_maximum if version == 5 else 65_535
         self._waiting: deque[tuple[Publish, int]] = deque()
         """With the session that each came in."""
         self._queued: dict[int, bool] = {}
@@ -60,8 +58,6 @@ class Incoming:
         elif packet_id in self._queued:
             self._queued[packet_id] = True
         else:
-            if len(self._queued) + len(self._received) >= self._unacknowledged_max:
-                raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more publishes than were agreed")
             self._queued[packet_id] = True
             self._waiting.append((publish, self._session))
 
