@@ -26,6 +26,8 @@ log = logging.getLogger("roamcast.client")
 SHORT_S = 1.0
 """A connection that does not last so long counts as a failed attempt."""
 BACK_OFF_FIRST_S = 0.1
+OWN_DOING_S = 30.0
+"""An attach that we gave up may be granted so much later, and then takes the session from ourselves."""
 PUBLISHES_PER_TURN = 256
 
 
@@ -71,6 +73,8 @@ class Attachment:
         self._attaching = asyncio.Lock()
         self._down = asyncio.Event()
         self._attached_at = 0.0
+        self._gave_up_at: float | None = None
+        """When an attach was last asked for in vain."""
         self._failed_rounds = 0
         self._writable = asyncio.Event()
         self._is_flushing = False
@@ -134,9 +138,11 @@ class Attachment:
         self._answer = answer = loop.create_future()
         timeout_s = self._policy.connect_timeout_s
         self._note_broker(address)
+        has_asked = False
         try:
             async with asyncio.timeout(timeout_s):
                 self._wire = await open_wire(address, self, self._context)
+                has_asked = True
                 self.session.begin(loop.time())
                 self.flush()
                 self.connack = await answer
@@ -147,6 +153,7 @@ class Attachment:
         finally:
             self._answer = None
             if not self.session.is_connected:
+                self._gave_up_at = loop.time() if has_asked else self._gave_up_at
                 self._hang_up()
         self.book.current, self._attached_at = address, loop.time()
         self._down.clear()
@@ -279,8 +286,14 @@ class Attachment:
             elif type(event) is Refused:
                 self._on_refused(event)
             elif type(event) is Ended:
-                taken = event.reason is Reason.SESSION_TAKEN_OVER
-                self._on_end(in_words(event.reason, event.text), is_final=taken)
+                self._on_end(in_words(event.reason, event.text), self._is_taken_by_another(event))
+
+    def _is_taken_by_another(self, event: Ended) -> bool:
+        """Whether another client has taken the session; coming back would only take it from that one."""
+        if event.reason is not Reason.SESSION_TAKEN_OVER:
+            return False
+        gave_up_at, now = self._gave_up_at, asyncio.get_running_loop().time()
+        return gave_up_at is None or now - gave_up_at > OWN_DOING_S
 
     def _on_refused(self, event: Refused) -> None:
         if self._answer is not None and not self._answer.done():

@@ -1,0 +1,295 @@
+"""`roamcast pub` and `roamcast sub` as users run them, against real brokers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.client.servers import (
+    DEADLINE_S,
+    ROAMCAST,
+    Broker,
+    Mosquitto,
+    Server,
+    free_port,
+    line_of_brokers,
+)
+
+from roamcast.cli import build_app, run
+from roamcast.cli.formats import Format
+from roamcast.cli.mosquitto import rewritten
+from roamcast.client import Notification, NotificationIdentity
+from roamcast.errors import InputError
+from roamcast.records import read_log
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Broker]]:
+    brokers = line_of_brokers(tmp_path_factory.mktemp("pair"), 2)
+    yield brokers
+    for broker in brokers:
+        broker.stop()
+
+
+@pytest.fixture(scope="module")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    started = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(params=["pair", "mosquitto"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found: Server | list[Server] = request.getfixturevalue(request.param)
+    return found[0] if isinstance(found, list) else found
+
+
+def command(
+    *arguments: str, input: bytes = b"", to: Server | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    where = ["-h", "127.0.0.1", "-p", str(to.port)] if to is not None else []
+    return subprocess.run(
+        [ROAMCAST, *arguments, *where], input=input, capture_output=True, timeout=DEADLINE_S, check=False
+    )
+
+
+class Subscriber:
+    """`roamcast sub` as a process of its own, subscribed when it is here."""
+
+    def __init__(self, to: Server, *arguments: str) -> None:
+        at = to.log.stat().st_size
+        self.process = subprocess.Popen(
+            [ROAMCAST, "sub", "-h", "127.0.0.1", "-p", str(to.port), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        # A marker that is retained arrives as soon as the subscription stands.
+        assert self.process.stdout is not None
+        self.first = self.process.stdout.readline()
+        assert self.first, (self.process.communicate(timeout=DEADLINE_S), to.log.read_bytes()[at:])
+
+    def finish(self) -> tuple[list[str], str, int]:
+        out, complaint = self.process.communicate(timeout=DEADLINE_S)
+        return out.decode().splitlines(), complaint.decode(), self.process.returncode
+
+
+def mark(topic: str, to: Server) -> None:
+    assert command("pub", "-t", f"{topic}/marker", "-m", "marker", "-r", "-q", "1", to=to).returncode == 0
+
+
+@pytest.mark.parametrize("version", ["5", "mqttv311"])
+def test_lines_arrive(server: Server, version: str) -> None:
+    topic = f"lines/{version}"
+    mark(topic, server)
+    subscriber = Subscriber(server, "-t", f"{topic}/#", "-q", "2", "-C", "3001", "-W", "25", "-V", version)
+    lines = "".join(f"line {number}\n\n" for number in range(2999)) + "last\r\n"
+    published = command(
+        "pub", "-t", f"{topic}/x", "-l", "-q", "2", "-V", version, input=lines.encode(), to=server
+    )
+    assert (published.returncode, published.stderr) == (0, b"")
+    found, complaint, code = subscriber.finish()
+    assert found == [*(f"line {number}" for number in range(2999)), "last"]
+    assert (complaint, code) == ("", 0)
+
+
+def test_one_message_in_many_ways(pair: list[Broker], tmp_path: Path) -> None:
+    broker = pair[0]
+    mark("ways", broker)
+    subscriber = Subscriber(broker, "-t", "ways/#", "-C", "8", "-W", "25", "-F", "%t %q %r %l %P %C|%p")
+    file = tmp_path / "payload"
+    file.write_bytes(b"from a file")
+    ways = [
+        ["-m", "given", "-q", "1", "--property", "pm10=57", "--property", "pm10=58"],
+        ["-f", str(file), "-D", "publish", "user-property", "unit", "ug", "-q", "2"],
+        ["-s", "-D", "PUBLISH", "content-type", "text/plain"],
+        ["-n"],
+        ["-m", "thrice", "--repeat", "3", "--repeat-delay", "0.01", "--content-type", "a/b"],
+    ]
+    for way in ways:
+        result = command("pub", "-t", "ways/x", *way, input=b"all of it\n", to=broker)
+        assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+    found, _, code = subscriber.finish()
+    assert code == 0
+    # The subscription is of QoS 0, whatever the publisher's; the third payload ends with a line break.
+    expected = ["5 pm10:57 pm10:58 |given", "11 unit:ug |from a file", "10  text/plain|all of it"]
+    expected += ["0  |", *["6  a/b|thrice"] * 3]
+    assert [line for line in found if line] == [f"ways/x 0 0 {line}" for line in expected]
+
+
+def test_json_where_and_records(pair: list[Broker], tmp_path: Path) -> None:
+    broker = pair[0]
+    command("pub", "-t", "where/x", "-m", "marker", "-r", "-q", "1", "--property", "pm10=99", to=broker)
+    subscriber = Subscriber(
+        broker, "-t", "where/+", "--where", "pm10 > 50", "-q", "1", "-C", "3", "-W", "25", "--json",
+        "--records", str(tmp_path / "log"), "-i", "witness", "--subscription-identifier", "7",
+    )  # fmt: skip
+    assert json.loads(subscriber.first)["retain"] is True
+    for level in ("40", "60"):
+        command("pub", "-t", "where/x", "-m", level, "-q", "1", "--property", f"pm10={level}", to=broker)
+    payload = b'{"pm10": 70}'
+    command(
+        "pub",
+        "-t",
+        "where/y",
+        "-s",
+        "--content-type",
+        "application/json",
+        "-q",
+        "1",
+        input=payload,
+        to=broker,
+    )
+    lines, complaint, code = subscriber.finish()
+    assert (complaint, code) == ("", 0)
+    first, second = map(json.loads, lines)
+    assert (first["topic"], first["payload"], first["qos"], first["retain"]) == ("where/x", "60", 1, False)
+    assert (first["properties"], first["subscription_identifiers"]) == ([["pm10", "60"]], [7])
+    assert second["content_type"] == "application/json"
+    rows = [row for row in read_log(tmp_path / "log") if row.kind == "delivered"]
+    assert [row.number is not None for row in rows] == [False, True, True]
+    assert first["identity"]["publisher"] == rows[1].publisher
+
+
+def test_a_session_is_kept_and_shared_out(pair: list[Broker]) -> None:
+    """Three runs of one client at two brokers: together they print everything once."""
+    one, other = pair
+    lasting = ["-t", "kept", "-q", "2", "-i", "keeper", "-c"]
+    begun = command("sub", *lasting, "-W", "0.5", to=one)
+    assert (begun.returncode, begun.stderr) == (27, b"roamcast: timed out after 0.5 s\n")
+    lines = "".join(f"{number}\n" for number in range(10))
+    assert command("pub", "-t", "kept", "-q", "2", "-l", input=lines.encode(), to=one).returncode == 0
+    first = command("sub", *lasting, "-C", "4", "-W", "25", to=other)
+    second = command("sub", *lasting, "-C", "6", "-W", "25", to=one)
+    assert (first.stdout + second.stdout).decode() == lines
+
+
+def test_roaming(pair: list[Broker]) -> None:
+    stops = ",".join(f"{broker.id}={broker.address}" for broker in pair)
+    mark("roam", pair[0])
+    roaming = ["--roam", stops, "--every", "0.2", "--proclaim", "-i", "roamer", "-c"]
+    subscriber = Subscriber(pair[0], "-t", "roam/#", "-q", "2", "-C", "2001", "-W", "28", *roaming)
+    lines = "".join(f"{number}\n" for number in range(2000))
+    back = ",".join(broker.address for broker in reversed(pair))
+    publisher = ["--roam", back, "--every", "0.3", "-i", "publisher", "-c"]
+    published = command("pub", "-t", "roam/x", "-q", "2", "-l", *publisher, input=lines.encode())
+    assert (published.returncode, published.stderr) == (0, b"")
+    found, complaint, code = subscriber.finish()
+    assert (complaint, code) == ("", 0)
+    assert "".join(f"{line}\n" for line in found) == lines
+
+
+def test_refusals_are_one_line() -> None:
+    port = free_port()
+    for arguments in (["sub", "-t", "x"], ["pub", "-t", "x", "-m", "y"], ["pub", "-t", "x", "-l"]):
+        result = command(*arguments, "-h", "127.0.0.1", "-p", str(port))
+        assert result.returncode == 1
+        expected = f"roamcast: 127.0.0.1:{port}: connection refused: nobody listens there\n"
+        assert result.stderr.decode() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["pub", "-t", "x"], "give one of -m MESSAGE, -f FILE, -l (lines), -s (standard input) and -n"),
+        (["pub", "-t", "x", "-m", "a", "-n"], "give one of -m"),
+        (["pub", "-t", "x", "-f", "absent"], "-f absent: cannot be read (No such file or directory)"),
+        (["pub", "-t", "x", "-m", "a", "--property", "p"], "--property p: valid is NAME=VALUE"),
+        (
+            ["pub", "-t", "x", "-m", "a", "-D", "publish", "user-propety", "a", "b"],
+            "did you mean 'user-property'",
+        ),
+        (["pub", "-t", "x", "-m", "a", "-c"], "-c keeps a session, which needs a name to be found by"),
+        (["pub", "-t", "x", "-m", "a", "-V", "3"], "-V 3: valid are 5 (or mqttv5) and 311 (or mqttv311)"),
+        (["pub", "-t", "x", "-m", "a", "--cafile", "absent"], "cafile absent: cannot be used"),
+        (["sub", "-t", "x", "-v", "--json"], "give one of -v, -F FORMAT and --json"),
+        (["sub", "-t", "x", "-F", "%z"], "-F %z\\n: there is no %z; valid are %p %t"),
+        (["sub", "-t", "x", "--roam", "127.0.0.1:1,127.0.0.1:2", "--proclaim"], "--proclaim needs the ids"),
+        (["sub", "-t", "x", "--roam", ","], "no address"),
+        (["sub", "-t", "x", "-q", "3"], "invalid value for '-q' / '--qos'"),
+        (["sub"], "-t"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(build_app(), arguments) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+def test_bad_filters_are_refused_before_they_are_sent(pair: list[Broker]) -> None:
+    for arguments in (
+        ["sub", "-t", "a/#/b"],
+        ["sub", "-t", "a", "--where", "pm10 >"],
+        ["pub", "-t", "a/#", "-n"],
+    ):
+        result = command(*arguments, to=pair[0])
+        assert result.returncode == 2
+        assert result.stderr.count(b"\n") == 1
+
+
+def test_help_is_only_the_long_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("pub", "sub"):
+        assert run(build_app(), [name, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert re.search(r"-h, --host", text)
+        assert f"roamcast {name} -t" in text
+        assert run(build_app(), [name, "-h"]) == 2
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_it_stops_when_told(pair: list[Broker], number: signal.Signals, code: int) -> None:
+    mark("stop", pair[0])
+    subscriber = Subscriber(pair[0], "-t", "stop/#")
+    os.kill(subscriber.process.pid, number)
+    out, _, found = subscriber.finish()
+    assert (out, found) == ([], code)
+
+
+def test_a_reader_that_goes_away_ends_it(pair: list[Broker]) -> None:
+    mark("pipe", pair[0])
+    subscriber = Subscriber(pair[0], "-t", "pipe/#", "-W", "25")
+    assert subscriber.process.stdout is not None
+    subscriber.process.stdout.close()
+    end = time.monotonic() + DEADLINE_S
+    while subscriber.process.poll() is None and time.monotonic() < end:
+        command("pub", "-t", "pipe/x", "-m", "anyone?", to=pair[0])
+    assert subscriber.process.wait(timeout=DEADLINE_S) == 141
+    assert subscriber.process.stderr is not None
+    with subscriber.process.stderr as complaint:
+        assert complaint.read() == b""
+
+
+def test_the_words_of_mosquitto() -> None:
+    given = "-t x -D publish user-property a b -D connect session-expiry-interval 9 -- -D"
+    assert " ".join(rewritten(given.split())) == "-t x --property a=b --session-expiry-interval 9 -- -D"
+    for wrong in ("-D", "-D publish", "-D publish user-property a", "-D publish content-type"):
+        with pytest.raises(InputError, match="valid is -D COMMAND PROPERTY VALUE"):
+            rewritten(wrong.split())
+
+
+def test_formats() -> None:
+    one = Notification(
+        "a/b", b"\x00\xffhi", 2, True, True, (("k", "v"), ("k", "w")), "text/x", "back",
+        identity=NotificationIdentity("p", 1, 2),
+    )  # fmt: skip
+    shown = Format("%t|%x|%X|%l|%q|%r|%d|%C|%R|%P|%%|\\t\\\\\\q|ä").show(one)
+    assert shown.decode() == "a/b|00ff6869|00FF6869|4|2|1|1|text/x|back|k:v k:w|%|\t\\\\q|ä"
+    assert Format("%p").show(one) == b"\x00\xffhi"
+    described = json.loads(Format("%j").show(one))
+    assert described["payload_base64"] == "AP9oaQ=="
+    assert described["identity"] == {"publisher": "p", "incarnation": 1, "number": 2}
+    assert json.loads(Format("%J").show(Notification("a", b'{"x": [1]}')))["payload"] == {"x": [1]}
+    assert json.loads(Format("%J").show(Notification("a", b"no")))["payload"] is None
+    assert abs(float(Format("%U").show(one)) - time.time()) < 5
+    assert re.fullmatch(rb"\d{4}-\d\d-\d\dT.*", Format("%I").show(one))
