@@ -34,6 +34,7 @@ bench: setup ## Measure matching, the simulator and the broker on this machine
 	$(BIN)/roamcast bench match
 	$(BIN)/roamcast bench sim
 	$(BIN)/roamcast bench broker
+	$(BIN)/roamcast bench handoff
 
 clean: ## Remove .venv and everything that tools and runs left behind
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out

@@ -31,16 +31,25 @@ class Edge:
 class BrokerNetwork:
     """Brokers b0, b1, … over the edges of a tree."""
 
-    def __init__(self, folder: Path, edges: Sequence[tuple[int, int]], settings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        edges: Sequence[tuple[int, int]],
+        settings: Sequence[str],
+        *,
+        is_relayed: bool = True,
+    ) -> None:
         count = len(edges) + 1
         self.folder = folder
         self.settings = settings
+        self.is_relayed = is_relayed
+        """Whether links go through relays; without, nothing can be done to them."""
         self.link_ports = [free_port() for _ in range(count)]
         self.edges = [Edge(one, other, Relay(self.link_ports[other])) for one, other in edges]
         self.brokers: list[Process] = []
 
     async def start(self) -> None:
-        for edge in self.edges:
+        for edge in self.edges if self.is_relayed else ():
             await edge.relay.start()
         for number in range(len(self.link_ports)):
             port = free_port()
@@ -58,7 +67,8 @@ class BrokerNetwork:
         )  # fmt: skip
         for edge in self.edges:
             if edge.dialer == number:
-                command += ["--peer", f"b{edge.listener}={HOST}:{edge.relay.port}"]
+                port = edge.relay.port if self.is_relayed else self.link_ports[edge.listener]
+                command += ["--peer", f"b{edge.listener}={HOST}:{port}"]
         for setting in self.settings:
             command += ["--set", setting]
         return command

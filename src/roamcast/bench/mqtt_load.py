@@ -27,6 +27,7 @@ WINDOW_QOS_1 = 1_000
 """Messages that a publisher has sent and that are not acknowledged."""
 CHUNK = 250
 """Messages in one write, where it is not said otherwise."""
+EXPIRY_S = 100_000
 FILTERS_TOGETHER = 50
 """Topic filters in one SUBSCRIBE."""
 
@@ -48,8 +49,12 @@ class Figure:
 class Connection:
     """A client's connection. It blocks until `go`, and never afterwards."""
 
-    def __init__(self, port: int, client_id: str, version: int = 4, wait: bool = True) -> None:
+    def __init__(
+        self, port: int, client_id: str, version: int = 4, *, wait: bool = True, is_lasting: bool = False
+    ) -> None:
+        """`is_lasting` takes up the session of this client id, and leaves it behind, with MQTT 5."""
         self.version = version
+        self.is_resumed = False
         self.socket = socket.create_connection((HOST, port), PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.blocked: set[Connection] = set()
@@ -57,7 +62,10 @@ class Connection:
         self._waiting = b""
         self._read = b""
         self._packet_id = 0
-        self.send_all(packets.Connect(version, client_id, clean_start=True))
+        expiry_s = EXPIRY_S if is_lasting else None
+        self.send_all(
+            packets.Connect(version, client_id, clean_start=not is_lasting, session_expiry=expiry_s)
+        )
         if wait:
             self.welcome()
 
@@ -65,6 +73,7 @@ class Connection:
         answer = self.receive_packet()
         if not isinstance(answer, packets.Connack) or answer.reason:
             raise BenchFailed(f"the broker answered CONNECT with {answer}")
+        self.is_resumed = answer.session_present
 
     def send_all(self, packet: Packet) -> None:
         self.socket.sendall(write(packet, self.version))

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,11 @@ import typer
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
+
+
+class Sync(StrEnum):
+    PROCESS = "process"
+    GROUP = "group"
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +34,7 @@ def register(app: typer.Typer) -> None:
     group.command(
         "broker", epilog=show_examples("roamcast bench broker --against mosquitto,amqtt --out figures --json")
     )(broker)
+    group.command("handoff", epilog=show_examples("roamcast bench handoff --rounds 100 --json"))(handoff)
     group.command("chaos", epilog=show_examples("roamcast bench chaos --seconds 60 --seed 7 --json"))(chaos)
     group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
@@ -169,6 +176,41 @@ def show_broker(result: dict[str, Any]) -> None:
         print(f"{name} is left out: {reason}")
     for failure in result["failures"]:
         print(f"failed: {failure}")
+
+
+def handoff(
+    rounds: Annotated[int, typer.Option(min=1, help="Resumes and handoffs with each queue.")] = 30,
+    queued: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=100_000, help="Messages that wait; once for each. [default: 0, 100, 10000]"),
+    ] = None,
+    sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """A client moves between two broker processes: how long until it is served, against a plain resume."""
+    from roamcast.bench import handoff as benchmark
+
+    with progress("handing off") as report, failing_plainly():
+        result = benchmark.run(
+            sync=sync.value, rounds=rounds, queued=queued or benchmark.QUEUED, progress=report
+        )
+    if as_json:
+        emit_json(result)
+        return
+    columns = ["queued", "until", "resume p50", "p99", "handoff p50", "p99", "allowed p50", "p99", "holds"]
+    rows = []
+    for row in result["cases"]:
+        for what in ("connack", "first_message"):
+            plain, handed = row["resume"][what], row["handoff"][what]
+            if plain is not None:
+                holds = handed["holds_p50"] and handed["holds_p99"]
+                figures = [part[key] for part in (plain, handed) for key in ("p50_ms", "p99_ms")]
+                figures += [handed["bound_p50_ms"], handed["bound_p99_ms"]]
+                rows.append([row["queued"], what.replace("_", " "), *figures, holds])
+    table(columns, rows, title="bench handoff: milliseconds")
+    table(
+        ["what", "value"], [(k.replace("_", " "), v) for k, v in result.items() if isinstance(v, float | str)]
+    )
 
 
 def chaos(

@@ -1,0 +1,195 @@
+"""`roamcast bench handoff`: how long a client waits that comes back at another broker, and at the same one.
+
+Two broker processes are joined by a link. The client goes away, messages are queued for it, and it comes
+back: in turn at the broker where it was (a plain resume) and at the other one (a handoff). Both are timed
+from before the TCP connection is opened, over loopback, and every queued message is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from roamcast.bench.broker import at_rank, machine
+from roamcast.bench.broker_network import BrokerNetwork
+from roamcast.bench.mqtt_load import Connection
+from roamcast.bench.processes import BenchFailed
+from roamcast.daemon.journal import Journal, Sync
+from roamcast.mqtt import packets
+from roamcast.mqtt.bursts import publish_frames, written_acknowledgements
+
+QUEUED = (0, 100, 10_000)
+SYNCS = 3
+P99_FACTOR = 2.0
+WINDOW = 500
+PAYLOAD_BYTES = 64
+TOPIC = "handoff"
+CLIENT = "roaming"
+
+Report = Callable[[int, int], None]
+
+
+def run(
+    *,
+    sync: Sync = "group",
+    rounds: int = 30,
+    queued: Sequence[int] = QUEUED,
+    progress: Report = lambda done, total: None,
+) -> dict[str, Any]:
+    settings = [f"journal.sync={sync}", "events.level=counters", "log.level=warning"]
+    with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
+        network = BrokerNetwork(Path(name), [(1, 0)], settings, is_relayed=False)
+        stack.callback(lambda: asyncio.run(network.stop()))
+        asyncio.run(network.start())
+        ports = [broker.port for broker in network.brokers]
+        floor = stack.enter_context(closing(Floor(Path(name) / "floor", sync, ports[0])))
+        rows = Walk(ports, floor).measure(queued, rounds, progress)
+    sync_ms, trip_ms = floor.sync_ms, floor.trip_ms
+    for row in rows:
+        judge(row, sync_ms, trip_ms)
+    return {
+        "machine": machine(pinned=False),
+        "settings": f"MQTT 5, QoS 1, {PAYLOAD_BYTES}-byte payloads, 2 brokers and 1 link over loopback,"
+        f" journal sync = {sync}, records as counters",
+        "journal_sync_ms": sync_ms,
+        "round_trip_ms": trip_ms,
+        "bound": "plain resume + 3 journal syncs + 1 round trip, medians; twice that at p99",
+        "cases": rows,
+    }
+
+
+def judge(row: dict[str, Any], sync_ms: float, trip_ms: float) -> None:
+    """Add what is allowed, and whether it is kept."""
+    for what in ("connack", "first_message"):
+        resumed, handed = row["resume"][what], row["handoff"][what]
+        if resumed is None:
+            continue
+        bound_ms = resumed["p50_ms"] + SYNCS * sync_ms + trip_ms
+        handed["bound_p50_ms"], handed["bound_p99_ms"] = bound_ms, P99_FACTOR * bound_ms
+        handed["holds_p50"] = handed["p50_ms"] <= bound_ms
+        handed["holds_p99"] = handed["p99_ms"] <= P99_FACTOR * bound_ms
+
+
+class Floor:
+    """What no handoff can do without, taken in every round: a sync of a journal and a round trip."""
+
+    def __init__(self, folder: Path, sync: Sync, port: int) -> None:
+        self._journal, _ = Journal.open(folder, sync=sync, version="bench")
+        self._is_synced = sync == "group"
+        self._client = Connection(port, "pings", 5)
+        self._syncs_s: list[float] = []
+        self._trips_s: list[float] = []
+
+    def measure(self) -> None:
+        started_s = time.perf_counter()
+        self._journal.append(bytes(100))
+        self._journal.commit()
+        synced_s = time.perf_counter()
+        # Over loopback and through a broker's loop, as over a link.
+        self._client.send_all(packets.Pingreq())
+        self._client.receive_packet()
+        self._syncs_s.append(synced_s - started_s)
+        self._trips_s.append(time.perf_counter() - synced_s)
+
+    @property
+    def sync_ms(self) -> float:
+        return 1_000 * median(self._syncs_s) if self._is_synced else 0.0
+
+    @property
+    def trip_ms(self) -> float:
+        return 1_000 * median(self._trips_s)
+
+    def close(self) -> None:
+        self._client.close()
+        self._journal.close()
+
+
+class Walk:
+    """A client that goes away and comes back, here or there."""
+
+    def __init__(self, ports: Sequence[int], floor: Floor) -> None:
+        self._ports = ports
+        self._floor = floor
+        self._at = 0
+        self._published = 0
+        first = Connection(ports[0], CLIENT, 5, is_lasting=True)
+        first.subscribe([TOPIC], 1)
+        first.close()
+
+    def measure(self, queued: Sequence[int], rounds: int, progress: Report) -> list[dict[str, Any]]:
+        rows = []
+        # Filling a long queue takes longer than what is measured.
+        plan = [(count, rounds if count < 1_000 else max(3, rounds // 3)) for count in queued]
+        total, done = sum(turns for _, turns in plan), 0
+        for count, turns in plan:
+            times: dict[str, list[tuple[float, float | None]]] = {"resume": [], "handoff": []}
+            for _ in range(turns):
+                progress(done, total)
+                done += 1
+                for kind, found in times.items():
+                    self._floor.measure()
+                    found.append(self._come_back(count, moves=kind == "handoff"))
+            row: dict[str, Any] = {"queued": count, "rounds": turns}
+            for kind, found in times.items():
+                firsts = [first for _, first in found if first is not None]
+                row[kind] = {
+                    "connack": summary([connack for connack, _ in found]),
+                    "first_message": summary(firsts) if firsts else None,
+                }
+            rows.append(row)
+        progress(total, total)
+        return rows
+
+    def _come_back(self, count: int, *, moves: bool) -> tuple[float, float | None]:
+        """Seconds to the CONNACK and to the first message, if any is queued."""
+        payloads = self._publish(count) if count else []
+        if moves:
+            self._at = 1 - self._at
+        started_s = time.perf_counter()
+        client = Connection(self._ports[self._at], CLIENT, 5, is_lasting=True)
+        connack_s = time.perf_counter() - started_s
+        try:
+            if not client.is_resumed:
+                raise BenchFailed("the client came back and was told that there is no session")
+            first_s = None
+            for number, payload in enumerate(payloads):
+                packet = client.receive_packet()
+                if first_s is None:
+                    first_s = time.perf_counter() - started_s
+                if not isinstance(packet, packets.Publish) or packet.payload != payload:
+                    raise BenchFailed(f"{packet} came where message {number} was due")
+                client.socket.sendall(written_acknowledgements(0x40, packet.packet_id, 1))
+            # What the broker has not read yet when the connection ends it would send again.
+            client.send_all(packets.Pingreq())
+            if not isinstance(client.receive_packet(), packets.Pingresp):
+                raise BenchFailed("more came than was published")
+        finally:
+            client.close()
+        return connack_s, first_s
+
+    def _publish(self, count: int) -> list[bytes]:
+        """Queue so many messages for the client, which is away."""
+        publisher = Connection(self._ports[self._at], "publisher", 5)
+        payloads = []
+        for at in range(0, count, WINDOW):
+            numbers = range(self._published + at, self._published + min(at + WINDOW, count))
+            chunk = [(b"%08d:" % number).ljust(PAYLOAD_BYTES, b"x") for number in numbers]
+            publisher.socket.sendall(publish_frames(TOPIC.encode(), chunk, 1, 1, described=b"\0"))
+            for number in range(len(chunk)):
+                answer = publisher.receive_packet()
+                if not isinstance(answer, packets.Puback) or answer.packet_id != number + 1:
+                    raise BenchFailed(f"{answer} came where PUBACK {number + 1} was due")
+            payloads += chunk
+        publisher.close()
+        self._published += count
+        return payloads
+
+
+def summary(took_s: Sequence[float]) -> dict[str, Any]:
+    return {"p50_ms": 1_000 * median(took_s), "p99_ms": 1_000 * at_rank(took_s, 0.99)}
