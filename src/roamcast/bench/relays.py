@@ -75,14 +75,14 @@ class Relay:
                 if free_at > loop.time():
                     loop.call_at(free_at, self._write, writer, data)
                 else:
-                    writer.write(data)
+                    self._write(writer, data)
                     await writer.drain()
         if free_at > loop.time():
             await asyncio.sleep(free_at - loop.time())
         self._abort(writer, source)
 
     def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        if writer in self._writers:
+        if not writer.is_closing():
             writer.write(data)
 
     def _abort(self, *writers: asyncio.StreamWriter) -> None:

@@ -199,9 +199,8 @@ class RoamingClient:
             await asyncio.sleep(self._rng.uniform(*PUBLISH_S))
             if self._world.is_publishing:
                 data = self._session.publish(self._rng.choice(self._world.topics), self._qos)
-                if data and self._writer is not None:
-                    with suppress(OSError):
-                        self._writer.write(data)
+                if data and self._writer is not None and not self._writer.is_closing():
+                    self._writer.write(data)
 
 
 class Foreign:
