@@ -30,7 +30,7 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
     stays_s: tuple[float, ...] = ()
     """How long it kept its last values."""
     is_late: bool = False
-    """Whether it took its value later than the client said: the next change may then seem early."""
+    """Whether it took its value later than the client said, so that the next change seems early."""
 
 
 class Whereabouts(msgspec.Struct, frozen=True, array_like=True):

@@ -12,7 +12,6 @@ handoff: where it is does not change while its subscriptions are on the move.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -109,15 +108,13 @@ class Places:
 
     def move(self, session: Session, request: int, values: str, is_late: bool) -> None:
         """The client has moved; if that had to wait, more may have happened than one step."""
-        broker, client = self._broker, session.client
-        new = _decoded(values)
-        steps = {name: value for name, value in new.items() if _value(session, name) != value}
-        if steps and (self._is_early(session, steps, is_late) or not self._are_steps(session, steps)):
+        steps = {name: one for name, one in _decoded(values).items() if _value(session, name) != one}
+        if steps and (is_late or not self._are_steps(session, steps)):
             self._announce(session, Waiting(session.places_number + 1, request, values))
             return
         if steps:
-            self._take(session, steps, is_late)
-        broker.tell(client, SubscriptionSettled(request))
+            self._take(session, steps, is_late=False)
+        self._broker.tell(session.client, SubscriptionSettled(request))
 
     def refuse(self, client: str, request: int, reason: str) -> None:
         self._broker.tell(client, RequestRefused(request, reason))
@@ -132,17 +129,6 @@ class Places:
             if old is None or not self._settings.variables[name].is_step(old, value):
                 return False
         return True
-
-    def _is_early(self, session: Session, steps: dict[str, Value], is_late: bool) -> bool:
-        """Whether brokers do not expect a step yet, though the client is no faster than they think."""
-        for name in steps:
-            known = session.paces.get(name)
-            if known is not None and (is_late or known.is_late):
-                stay_s = session.places[name].stay_s
-                # Where no step is ever expected, none is early.
-                if self._broker.now - known.changed_at < stay_s < math.inf:
-                    return True
-        return False
 
     def _take(self, session: Session, values: dict[str, Value], is_late: bool) -> None:
         """From now on the client is there."""

@@ -211,19 +211,23 @@ class LocationChecker:
         )
 
     def is_in_time(self, client: str) -> bool:
-        """Whether the client kept each value as long as brokers took for granted."""
-        last: dict[str, tuple[float, float]] = {}
+        """Whether the client kept each value as long as brokers took for granted.
+
+        One that it took late all knew by then, so the next may follow at once.
+        """
+        stepped_at: dict[str, float] = {}
+        longest_s: dict[str, float] = {}
         before: dict[str, Value] = {}
         for epoch in self.epochs[client]:
             for name, value in epoch.values.items():
                 if before.get(name) == value:
                     continue
-                changed_at, stay_s = last.get(name, (float("-inf"), 0.0))
-                if not epoch.is_late and epoch.begins_at - changed_at < stay_s - ROUNDING_S:
+                stayed_s = epoch.begins_at - stepped_at.get(name, float("-inf"))
+                if not epoch.is_late and stayed_s < longest_s.get(name, 0.0) - ROUNDING_S:
                     return False
+                stepped_at[name] = float("-inf") if epoch.is_late else epoch.begins_at
                 # One that was slower once may be faster than that later.
-                longest_s = max(stay_s, epoch.stays_s[name])
-                last[name] = (epoch.begins_at, longest_s)
+                longest_s[name] = max(longest_s.get(name, 0.0), epoch.stays_s[name])
             before = epoch.values
         return True
 
