@@ -7,7 +7,7 @@ from roamcast.lab.catalogue import experiments
 CLAIMS = {
     *(f"W{number}" for number in range(1, 8)),
     *(f"G{number}" for number in range(1, 16)),
-    *("F1", "F2", "F7", "F8"),
+    *(f"F{number}" for number in range(1, 9)),
 }
 
 

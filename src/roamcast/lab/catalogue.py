@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import roamcast.lab.comparison
 import roamcast.lab.fiege
+import roamcast.lab.fiege_location
+import roamcast.lab.fiege_traffic
 import roamcast.lab.gaddah
 import roamcast.lab.gaddah_models
 import roamcast.lab.gaddah_movement

@@ -161,11 +161,32 @@ class Places:
         waiting = self.waiting.get(token.client)
         if waiting is None or waiting.number != token.number:
             return  # The session has left since.
-        del self.waiting[token.client]
+        broker, client = self._broker, token.client
+        if waiting.values and not self.may_move(client):
+            self._put_off(broker.sessions[client])
+            return
+        del self.waiting[client]
         if waiting.values:
-            self._take(self._broker.sessions[token.client], _decoded(waiting.values), is_late=True)
-            self._broker.tell(token.client, SubscriptionSettled(waiting.request))
-        self._broker.requests.carry_on(token.client)
+            self._take(broker.sessions[client], _decoded(waiting.values), is_late=True)
+            broker.tell(client, SubscriptionSettled(waiting.request))
+        broker.requests.carry_on(client)
+
+    def may_move(self, client: str) -> bool:
+        """Not while it is away or in a handoff: others may be storing for it, for where it is now."""
+        return client in self._broker.attachments and not self._broker.is_in_handoff(client)
+
+    def _put_off(self, session: Session) -> None:
+        """A jump does not take effect now, but is made again when the client is here, or where it is then."""
+        waiting = self.waiting.pop(session.client)
+        moves = [index for index, one in enumerate(session.deferred) if one[1] == "Move"]
+        if moves:
+            request, kind, later = session.deferred[moves[0]]
+            session.deferred[moves[0]] = (request, kind, merged_values(waiting.values, later))
+            self._broker.tell(session.client, SubscriptionSettled(waiting.request))
+        else:
+            session.deferred.insert(0, (waiting.request, "Move", waiting.values))
+        for name, place in session.places.items():
+            session.places[name] = msgspec.structs.replace(place, coming=None)
 
     # --- sessions come and go ---
 
@@ -190,12 +211,11 @@ class Places:
             self._broker.router.settle("handoff", Announced(client, waiting.number))
 
     def before_departure(self, session: Session) -> None:
-        """A jump that has not taken effect is made again where the session goes."""
-        waiting = self.waiting.pop(session.client, None)
+        """What has not taken effect does so where the session goes."""
+        waiting = self.waiting.get(session.client)
         if waiting is not None and waiting.values:
-            session.deferred.insert(0, (waiting.request, "Move", waiting.values))
-            for name, place in session.places.items():
-                session.places[name] = msgspec.structs.replace(place, coming=None)
+            self._put_off(session)
+        self.waiting.pop(session.client, None)
 
     def session_gone(self, client: str) -> None:
         self.waiting.pop(client, None)

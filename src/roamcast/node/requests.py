@@ -177,9 +177,10 @@ class Requests:
         return bool(reason)
 
     def _must_wait(self, client: str, kind: str, text: str) -> bool:
-        if self._broker.is_in_handoff(client) or text in self._settling.get(client, ()):
-            return True
-        return kind == "Move" and client in self._broker.places.waiting
+        places = self._broker.places
+        if kind == "Move":
+            return client in places.waiting or not places.may_move(client)
+        return self._broker.is_in_handoff(client) or text in self._settling.get(client, ())
 
     def _defer(self, session: Session, request: int, kind: str, text: str) -> None:
         """Of several moves that wait only the last one counts; that way there is never more than one."""

@@ -1,0 +1,375 @@
+"""Fiege et al. 2003, appendix B.2 and figure 9: how many messages logical mobility costs. Claims F4, F5.
+
+A tree of brokers, three children each, five levels below the root; the lowest are the local brokers of
+ten producers each, behind slow links. One consumer, whose local broker hangs at the root, behind a slow
+link too. The locations are such that each step multiplies those in reach by four: that is taken from the
+paper as it is, since no movement graph does it (a client may stay, so two steps reach 1 + 3 + 9 of them).
+
+The formulas charge every link with every notification that its filter lets through, wherever that was
+published. Reverse-path forwarding sends it only towards the consumer. So three things are measured: the
+hops of the algorithm as it is; what each link would carry if it were offered everything (which is what
+the formulas count); and the hops if brokers send what matches to all their neighbours.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import floor
+
+from roamcast.core import records
+from roamcast.core.effects import AttachTo, MoveTo, PublishThis, SubscribeTo
+from roamcast.core.matching import Route
+from roamcast.core.messages import Message, Update
+from roamcast.core.notification import Burst, encode_attributes
+from roamcast.core.routing import Router
+from roamcast.errors import InputError
+from roamcast.filters.expression import Value
+from roamcast.filters.own import Possible, Values
+from roamcast.lab import fiege_location_figures as pictures
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.location.ploc import Rule
+from roamcast.location.settings import LocationSettings
+from roamcast.simulator.links import Delay
+from roamcast.simulator.network import Action, Network, NetworkSettings
+from roamcast.simulator.run import run_checked
+from roamcast.simulator.topology import Topology, from_edges
+
+F4 = Claim(
+    "F4", "exact",
+    "figure 9's formulas (appendix B.2): flooding 882,090 messages/s; stays of 10 s: 35,283.6 t + "
+    "363·floor(t/10); stays of 1 s: 106,506.4 t",
+)  # fmt: skip
+F5 = Claim(
+    "F5", "order",
+    "a simulation of the same setting: the algorithm stays below flooding for both speeds, and slower "
+    "movement saves more; what the links let through is what the formulas say, within 2 %",
+)  # fmt: skip
+
+DEGREE, LEVELS, PRODUCERS_PER_BROKER = 3, 5, 10
+FAST_S, SLOW_S = 0.010, 0.600
+LOCATIONS, FACTOR, RATE_PER_S = 100, 4, 1.0
+STAYS_S = (10.0, 1.0)
+PUBLISHED = Rule("one_way", "up")
+
+LOCAL_BROKERS = int(DEGREE**LEVELS)
+BROKERS = sum(int(DEGREE**level) for level in range(LEVELS + 1))
+LINKS = BROKERS - 1
+PRODUCERS = LOCAL_BROKERS * PRODUCERS_PER_BROKER
+
+
+# --- the formulas ---
+
+
+def flooding_messages(time_s: float) -> float:
+    return PRODUCERS * RATE_PER_S * LINKS * time_s
+
+
+def steps_at(level: int, stay_s: float, rule: Rule) -> float:
+    """Of the filter on the link below the root on this level (1 to 5); the consumer is one slow link away."""
+    distance_s = SLOW_S + FAST_S * level if level < LEVELS else 2 * SLOW_S + FAST_S * (LEVELS - 1)
+    return rule.steps(2 * distance_s, stay_s)
+
+
+def share_at(level: int, stay_s: float, rule: Rule) -> float:
+    """Which part of all notifications a link on this level lets through."""
+    reach: float = FACTOR ** steps_at(level, stay_s, rule)
+    return min(reach / LOCATIONS, 1.0)
+
+
+def notification_messages(time_s: float, stay_s: float, rule: Rule) -> float:
+    """Every notification on every link whose filter lets it through."""
+    shares = sum(float(DEGREE) ** level * share_at(level, stay_s, rule) for level in range(1, LEVELS + 1))
+    return PRODUCERS * RATE_PER_S * time_s * shares
+
+
+def control_messages(time_s: float, stay_s: float) -> float:
+    """As printed: once over all links at each move, for stays of 1 s with the brokers counted instead."""
+    per_move = LINKS if stay_s == 10 else BROKERS
+    return per_move * floor(time_s / stay_s)
+
+
+def formula(time_s: float, stay_s: float, rule: Rule = PUBLISHED) -> float:
+    return notification_messages(time_s, stay_s, rule) + control_messages(time_s, stay_s)
+
+
+def judge_f4() -> Outcome:
+    values = {
+        "flooding, per second": (flooding_messages(1), 882_090.0),
+        "stays of 10 s, notifications per second": (notification_messages(1, 10, PUBLISHED), 35_283.6),
+        "stays of 10 s, control per move": (control_messages(10, 10), 363.0),
+        "stays of 10 s, 100 s": (formula(100, 10), 35_283.6 * 100 + 363 * 10),
+        "stays of 1 s, per second": (formula(1, 1), 106_506.4),
+    }
+    parts = {f"{name}: {found:,.1f}": abs(found - due) < 0.05 for name, (found, due) in values.items()}
+    return F4.outcome(
+        all(parts.values()),
+        paper="882,090; 35,283.6 t + 363·floor(t/10); 106,506.4 t",
+        figures={
+            "brokers, local brokers, links, producers": [BROKERS, LOCAL_BROKERS, LINKS, PRODUCERS],
+            **{name: round(found, 1) for name, (found, _) in values.items()},
+            "steps by level, stays of 10 s": [steps_at(level, 10, PUBLISHED) for level in range(1, 6)],
+            "steps by level, stays of 1 s": [steps_at(level, 1, PUBLISHED) for level in range(1, 6)],
+            "the same, round trips": [steps_at(level, 1, Rule()) for level in range(1, 6)],
+            "stays of 1 s, per second, round trips": round(formula(1, 1, Rule()), 1),
+        },
+        note=failed(parts),
+    )
+
+
+# --- the simulation ---
+
+
+class Surroundings:
+    """Locations on a ring, of which each step multiplies those in reach: a window of 4, 16, 64, then all."""
+
+    def check(self, value: Value) -> None:
+        if value not in range(LOCATIONS):
+            raise InputError(f"location {value!r}: valid are 0 to {LOCATIONS - 1}")
+
+    def is_step(self, start: Value, end: Value) -> bool:
+        return end in self.reach(int(start), 1)
+
+    def reach(self, start: int, steps: float) -> list[int]:
+        size = int(min(FACTOR ** min(steps, 10), LOCATIONS))
+        first = start - (size - 1) // 2
+        return sorted((first + offset) % LOCATIONS for offset in range(size))
+
+    def near(self, values: tuple[Value, ...], steps: float, within: float) -> Possible:
+        found = dict.fromkeys(one for value in values for one in self.reach(int(value), steps))
+        return Values(tuple(sorted(found)), is_exact=steps == 0 and len(values) == 1)
+
+
+def topology() -> Topology:
+    """Brokers by level and position; `home` is the consumer's local broker."""
+    edges = [("home", "n0-0")] + [
+        (f"n{level - 1}-{place // DEGREE}", f"n{level}-{place}")
+        for level in range(1, LEVELS + 1)
+        for place in range(DEGREE**level)
+    ]
+    return from_edges("figure 14", tuple(sorted({end for edge in edges for end in edge})), edges)
+
+
+def parent_of(broker: str) -> str:
+    level, place = map(int, broker[1:].split("-"))
+    return f"n{level - 1}-{place // DEGREE}" if level else "home"
+
+
+@dataclass(frozen=True)
+class TrafficJob:
+    """One run: which way notifications are sent, how long the consumer stays, and for how long."""
+
+    mode: str
+    """`reverse path`, `broadcast` or `flooding`."""
+    stay_s: float
+    duration_s: float
+    rule: Rule = PUBLISHED
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode}, stays of {self.stay_s:g} s, {self.rule.distance}, {self.duration_s:g} s"
+
+    @property
+    def cost(self) -> float:
+        hops = {"flooding": 882_090, "broadcast": 40_000, "reverse path": 3_000}[self.mode]
+        return self.duration_s * hops
+
+
+START_S = 60.0
+"""When everything has settled."""
+
+
+def actions(job: TrafficJob) -> Iterator[Action]:
+    """Producers publish once a second, each at its own moment. Locations are dealt out like cards: each
+    comes equally often, and chance decides only when and where."""
+    rng = random.Random("fiege-traffic")
+    yield 0.0, "C", AttachTo("home", 0)
+    producers = [f"p{number}" for number in range(PRODUCERS)]
+    for number, producer in enumerate(producers):
+        yield 0.0, producer, AttachTo(f"n{LEVELS}-{number // PRODUCERS_PER_BROKER}", 0)
+    yield 1.0, "C", SubscribeTo("location IN myloc")
+    yield 5.0, "C", MoveTo({"location": 0})
+    doings: list[Action] = []
+    for number in range(floor(job.duration_s / job.stay_s)):
+        # In the middle of each stay of the measured time, so that as many moves are told as it lasts.
+        there = MoveTo({"location": (number + 1) % LOCATIONS})
+        doings.append((START_S + job.stay_s * (number + 0.5), "C", there))
+    pack: list[int] = []
+    for second in range(round(job.duration_s * RATE_PER_S)):
+        for producer in rng.sample(producers, len(producers)):
+            if not pack:
+                pack = rng.sample(range(LOCATIONS), LOCATIONS)
+            attributes = encode_attributes({"location": pack.pop()})
+            doings.append((START_S + second + rng.random(), producer, PublishThis(attributes)))
+    yield from sorted(doings, key=lambda action: action[0])
+
+
+@dataclass
+class Meter:
+    """Counts what crosses links of the tree; the consumer's own link is kept apart."""
+
+    job: TrafficJob
+    network: Network | None = None
+    hops: Counter[str] = field(default_factory=Counter)
+    offered: int = 0
+    by_second: Counter[int] = field(default_factory=Counter)
+
+    def prepare(self, network: Network) -> None:
+        self.network = network
+        if self.job.mode == "broadcast":
+            for broker in network.brokers.values():
+                broadcast(broker.router)
+
+    def on_message(self, now: float, broker: str, peer: str, message: Message) -> None:
+        if now < START_S:
+            return
+        kind = "notifications" if isinstance(message, Burst) else "control"
+        if kind == "control" and not (isinstance(message, Update) and message.whereabouts):
+            return
+        if "home" in (broker, peer):
+            kind += " on the consumer's link"
+        else:
+            self.by_second[int(now - START_S)] += 1
+        self.hops[kind] += 1
+
+    def on_rows(self, rows: list[records.Row]) -> None:
+        """Offer each notification to every link of the tree, as the filters stand when it is published."""
+        if self.network is None or self.job.mode != "reverse path":
+            return
+        for row in rows:
+            if row.kind == "published" and row.attributes is not None:
+                for name, broker in self.network.brokers.items():
+                    if name not in ("home", "n0-0"):
+                        self.offered += parent_of(name) in broker.router.route(row.attributes)[0]
+
+
+def broadcast(router: Router) -> None:
+    """From now on the broker sends what matches to all its neighbours."""
+    route = router.route
+
+    def to_all(attributes: bytes) -> Route:
+        peers, owners, groups = route(attributes)
+        return (tuple(router.peers) if peers or owners else ()), owners, groups
+
+    router.route = to_all  # type: ignore[method-assign]
+
+
+def measure(job: TrafficJob) -> Row:
+    links = [("home", "n0-0")] + [
+        (parent_of(f"n{LEVELS}-{place}"), f"n{LEVELS}-{place}") for place in range(LOCAL_BROKERS)
+    ]
+    slow = Delay(SLOW_S, SLOW_S)
+    settings = NetworkSettings(
+        protocol="none",
+        routing="flooding" if job.mode == "flooding" else "simple",
+        link_delay=Delay(FAST_S, FAST_S),
+        link_delays=tuple((*link, slow) for link in links),
+        access_delay=Delay(0.0, 0.0),
+        location=LocationSettings(
+            {"location": Surroundings()}, stay_s=job.stay_s, rule=job.rule, measure_every_s=1e9
+        ),
+    )
+    meter = Meter(job)
+    run = run_checked(
+        topology(), settings, actions(job), meter.on_rows, trace=meter.on_message, prepare=meter.prepare
+    )
+    return {
+        "mode": job.mode,
+        "stay_s": job.stay_s,
+        "rule": f"{job.rule.distance}, {job.rule.rounding}",
+        "duration_s": job.duration_s,
+        "published": run.result.published,
+        "delivered": run.result.delivered,
+        "notification_hops": meter.hops["notifications"],
+        "control_hops": meter.hops["control"],
+        "offered": meter.offered,
+        "violations": run.result.violations_total,
+    }
+
+
+def traffic(quick: bool, sweep: Sweep) -> Findings:
+    duration_s = 10.0 if quick else 60.0
+    modes = ("reverse path", "broadcast")
+    jobs = [TrafficJob(mode, stay_s, duration_s) for mode in modes for stay_s in STAYS_S]
+    jobs += [TrafficJob("reverse path", stay_s, duration_s, Rule()) for stay_s in STAYS_S]
+    jobs.append(TrafficJob("flooding", STAYS_S[0], 1.0 if quick else 3.0))
+    rows = sweep.run(measure, jobs)
+    return Findings(
+        [judge_f4(), judge_f5(rows)],
+        {"traffic": rows, "figure_9": figure_9()},
+        {"figure_9": lambda figure: pictures.draw_traffic(figure, figure_9(), rows)},
+    )
+
+
+def figure_9() -> list[Row]:
+    return [
+        {
+            "time_s": time_s,
+            "flooding": flooding_messages(time_s),
+            **{f"stay_{stay_s:g}": formula(time_s, stay_s) for stay_s in STAYS_S},
+        }
+        for time_s in range(1, 101)
+    ]
+
+
+def per_second(row: Row, *names: str) -> float:
+    return sum(float(row[name]) for name in names) / float(row["duration_s"])
+
+
+def judge_f5(rows: Sequence[Row]) -> Outcome:
+    found = {(row["mode"], row["stay_s"], row["rule"]): row for row in rows}
+    published, safe = (f"{rule.distance}, {rule.rounding}" for rule in (PUBLISHED, Rule()))
+    wanted = [("reverse path", stay_s, rule) for stay_s in STAYS_S for rule in (published, safe)]
+    wanted += [("broadcast", stay_s, published) for stay_s in STAYS_S]
+    wanted.append(("flooding", STAYS_S[0], published))
+    if not all(key in found for key in wanted):
+        return F5.outcome(None, paper="below flooding", figures={}, note="runs are missing")
+
+    def hops(mode: str, rule: str = published) -> list[float]:
+        """Slow movement first."""
+        return [
+            per_second(found[mode, stay_s, rule], "notification_hops", "control_hops") for stay_s in STAYS_S
+        ]
+
+    let_through = [
+        per_second(found["reverse path", stay_s, published], "offered", "control_hops") for stay_s in STAYS_S
+    ]
+    duration_s = found["reverse path", STAYS_S[0], published]["duration_s"]
+    due = [formula(duration_s, stay_s) / duration_s for stay_s in STAYS_S]
+    off = [one / expected - 1 for one, expected in zip(let_through, due, strict=True)]
+    flooded = per_second(found["flooding", STAYS_S[0], published], "notification_hops")
+    measured, corrected = hops("reverse path"), hops("reverse path", safe)
+    parts = {
+        "not below flooding": max(*measured, *corrected) < flooded,
+        "slower movement does not save more": measured[0] < measured[1] and corrected[0] < corrected[1],
+        "flooding is not as the formula says": abs(flooded / flooding_messages(1) - 1) < 0.02,
+        f"what the links let through is {off[0]:+.1%} and {off[1]:+.1%} off": max(map(abs, off)) <= 0.02,
+        "violations": not any(row["violations"] for row in rows),
+    }
+    return F5.outcome(
+        all(parts.values()),
+        paper="below flooding, and slower movement saves more",
+        figures={
+            "flooding, hops/s": round(flooded),
+            "formula, stays of 10 s and 1 s": [round(one, 1) for one in due],
+            "what the links let through": [round(one, 1) for one in let_through],
+            "off the formula": [f"{one:+.2%}" for one in off],
+            "broadcasting what matches": [round(one, 1) for one in hops("broadcast")],
+            "reverse path": [round(one, 1) for one in measured],
+            "reverse path, round trips": [round(one, 1) for one in corrected],
+        },
+        note=failed(parts) or WHY_BELOW,
+    )
+
+
+WHY_BELOW = (
+    "reverse paths lead to the consumer only, so they cost far less than the formulas; and no forwarding "
+    "costs what the second formula says: what is two steps away crosses the link of its own producer and "
+    "ends at the next broker, but is charged to the links of all producers"
+)
+
+
+register(Experiment("fiege-traffic", "Fiege et al., appendix B.2 and figure 9: messages", (F4, F5), traffic))
