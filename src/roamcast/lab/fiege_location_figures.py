@@ -23,7 +23,7 @@ def draw_blackout(figure: Figure, rows: Sequence[Row], delay_s: float) -> None:
         ("adaptive", ADAPTIVE, "the algorithm of section 5"),
     ):
         points = [(row["stay_delays"], row["share"]) for row in rows if row["solution"] == solution]
-        axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=label, linewidth=1.6)
+        axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=label, linestyle="none")
     longest = max(row["stay_delays"] for row in rows)
     stays = [2 + (longest - 2) * step / 100 for step in range(101)]
     axes.plot(
@@ -31,7 +31,10 @@ def draw_blackout(figure: Figure, rows: Sequence[Row], delay_s: float) -> None:
         label="1 - 2 t_d / stay: silence for two delays",
     )  # fmt: skip
     axes.axvline(2, color=QUIET, linewidth=0.8, linestyle=":")
-    axes.annotate("starves at shorter stays", (2, 0.5), (6, 0), textcoords="offset points", fontsize=9)
+    axes.annotate(
+        "at shorter stays\nit gets nothing", (2, 0.75), (-6, 0), textcoords="offset points",
+        ha="right", va="center", fontsize=9,
+    )  # fmt: skip
     axes.set_xlabel("stay at each location, in one-way delays t_d to the producer")
     axes.set_ylabel("delivered, of what flooding delivers")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -39,7 +42,7 @@ def draw_blackout(figure: Figure, rows: Sequence[Row], delay_s: float) -> None:
     axes.set_ylim(-0.03, 1.05)
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=9, loc="center right")
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
     title = "What a client misses that moves from location to location"
     figure.text(0.012, 0.955, title, fontsize=13, fontweight="bold", va="center")
     setting = f"t_d is {delay_s * 1000:.0f} ms; 24 moves for each point"
