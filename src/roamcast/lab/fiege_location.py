@@ -48,14 +48,16 @@ at 1 C subscribe location IN myloc
 at 10 C move {{}}
 """
 
-TABLE_1 = {
+Sets = dict[int, tuple[str, ...]]
+
+TABLE_1: Sets = {
     0: ("a", "b", "c", "d"),
     1: ("abc", "abd", "acd", "bcd"),
     2: ("abcd", "abcd", "abcd", "abcd"),
     3: ("abcd", "abcd", "abcd", "abcd"),
 }
 """Printed: t to the sets for x = a, b, c, d; tables 3 and 4 in the same way."""
-TABLE_2 = {0: ("abcd", "abcd", "abc", "a"), 1: ("abcd", "abcd", "abd", "b"), 2: ("abcd", "abcd", "bcd", "d")}
+TABLE_2: Sets = {0: ("abcd", "abcd", "abc", "a"), 1: ("abcd", "abcd", "abd", "b"), 2: ("abcd", "abcd", "bcd", "d")}
 """Printed: time to F_3, F_2, F_1, F_0."""
 TABLE_3_SUB_UNSUB = {0: tuple("abcd"), 1: tuple("abcd"), 2: tuple("abcd"), 3: ("abcd",) * 4}
 TABLE_3_FLOODING = {0: tuple("abcd"), 1: ("abcd",) * 4, 2: ("abcd",) * 4, 3: ("abcd",) * 4}
@@ -85,7 +87,7 @@ def told(settings: str, moves: Sequence[str], start: str = "a") -> list[tuple[st
     return found
 
 
-def table(settings: str, everything_at_producer: bool = False) -> dict[int, tuple[str, ...]]:
+def table(settings: str, everything_at_producer: bool = False) -> Sets:
     """Steps on the way (0 at the client) to what is let through for x = a, b, c, d."""
     columns = [told(settings, (), start)[0] for start in LOCATIONS]
     rows = {t: tuple(column[t] for column in columns) for t in range(len(BROKERS))}
@@ -113,11 +115,11 @@ def tables(quick: bool, sweep: Sweep) -> Findings:
     return Findings([judge_f3(found)], {name: as_rows(rows) for name, rows in found.items()})
 
 
-def as_rows(rows: dict[int, tuple[str, ...]]) -> list[Row]:
+def as_rows(rows: Sets) -> list[Row]:
     return [{"t": t, **{str(place): one for place, one in enumerate(sets)}} for t, sets in rows.items()]
 
 
-PRINTED: dict[str, dict[int, tuple[str, ...]]] = {
+PRINTED: dict[str, Sets] = {
     "table 1": TABLE_1,
     "table 2": TABLE_2,
     "table 3, sub/unsub": TABLE_3_SUB_UNSUB,
@@ -137,7 +139,7 @@ def steps_for_times() -> dict[str, list[float]]:
     return {name: [rule.steps(2 * one, STAY_MS) for one in sums_ms] for name, rule in rules.items()}
 
 
-def judge_f3(found: dict[str, dict[int, tuple[str, ...]]]) -> Outcome:
+def judge_f3(found: dict[str, Sets]) -> Outcome:
     parts = {f"{name} is {found[name]}": found[name] == printed for name, printed in PRINTED.items()}
     steps = steps_for_times()
     parts["table 4 is not 1, 1, 2 steps"] = steps["rounded down, one way (table 4)"] == [1, 1, 2]
