@@ -57,7 +57,11 @@ TABLE_1: Sets = {
     3: ("abcd", "abcd", "abcd", "abcd"),
 }
 """Printed: t to the sets for x = a, b, c, d; tables 3 and 4 in the same way."""
-TABLE_2: Sets = {0: ("abcd", "abcd", "abc", "a"), 1: ("abcd", "abcd", "abd", "b"), 2: ("abcd", "abcd", "bcd", "d")}
+TABLE_2: Sets = {
+    0: ("abcd", "abcd", "abc", "a"),
+    1: ("abcd", "abcd", "abd", "b"),
+    2: ("abcd", "abcd", "bcd", "d"),
+}
 """Printed: time to F_3, F_2, F_1, F_0."""
 TABLE_3_SUB_UNSUB = {0: tuple("abcd"), 1: tuple("abcd"), 2: tuple("abcd"), 3: ("abcd",) * 4}
 TABLE_3_FLOODING = {0: tuple("abcd"), 1: ("abcd",) * 4, 2: ("abcd",) * 4, 3: ("abcd",) * 4}
