@@ -56,7 +56,7 @@ def told(value: Any) -> str:
             return f"{filter.text} of {subscriber}" if subscriber else filter.text
         case Filter():
             return value.text
-        case Message():
+        case msgspec.Struct():
             return told_message(value)
         case dict():
             return "{" + ", ".join(f"{key}: {told(one)}" for key, one in value.items()) + "}"
@@ -68,7 +68,7 @@ def told(value: Any) -> str:
             return str(value)
 
 
-def told_message(message: Message) -> str:
+def told_message(message: msgspec.Struct) -> str:
     """Its type, and those of its fields that are not as always."""
     if isinstance(message, Burst):
         return f"Burst({told(message)})"

@@ -201,6 +201,8 @@ class MobilityProtocol:
     """Whether it works where subscriptions travel only towards advertisements."""
     assumes: ClassVar[frozenset[str]] = frozenset()
     """Which of `ASSUMPTIONS` its promise rests on."""
+    has_heartbeats: ClassVar[bool] = False
+    """Whether its brokers watch each other if its settings say so; with faults, the fuzzer draws that."""
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""

@@ -102,6 +102,7 @@ class Proactive(MobilityProtocol):
     name = "proactive"
     summary = "exactly once and in order; neighbours store for clients that are away and may come to them"
     promise = Promise(lost=frozenset({"overflow"}))
+    has_heartbeats = True
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)

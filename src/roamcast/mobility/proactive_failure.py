@@ -183,7 +183,8 @@ class Failures:
         watched = [one for one in storing | self.holding() if one not in self.suspects]
         self.silent = {broker: self.silent.get(broker, 0) for broker in watched}
         for broker in watched:
-            if self.silent[broker] >= self.missed_max:
+            # One that is not pinged from here speaks when its own time has come, not when this one's has.
+            if self.silent[broker] >= self.missed_max + (broker not in storing):
                 self.suspect(broker)
                 continue
             self.silent[broker] += 1

@@ -8,9 +8,12 @@ asked for are drawn on top: the rest of the story is the same without them.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from roamcast.core.effects import (
     AdvertiseThat,
@@ -173,6 +176,8 @@ def with_faults(story: Story, faults: Sequence[str], rng: random.Random) -> Stor
     chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
     for kind in chosen or faults:
         story = _DRAW_FAULT[kind](story, rng)
+    if find_protocol(story.settings.protocol).has_heartbeats and rng.random() < 0.5:
+        story = _with_heartbeats(story, rng)
     return story
 
 
@@ -211,6 +216,21 @@ _DRAW_FAULT: dict[str, Callable[[Story, random.Random], Story]] = {
     "partition": _with_partitions,
     "loss": _with_loss,
 }
+
+
+def _with_heartbeats(story: Story, rng: random.Random) -> Story:
+    """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
+    brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
+    everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
+    mobility = msgspec.structs.replace(
+        story.settings.mobility,
+        heartbeat_period_s=delay_s * rng.choice((0.2, 1.0, 3.0, 10.0)),
+        heartbeats_missed_max=rng.choice((1, 1, 2)),
+        context_timeout_s=delay_s * rng.choice((0.5, 3.0, 20.0, 1000.0)),
+        neighbour_graph=json.dumps({"brokers": everyone}) if rng.random() < 0.6 else "",
+        neighbours_max=rng.choice((1, 8, None)),
+    )
+    return replace(story, settings=replace(story.settings, mobility=mobility))
 
 
 def _draw_outage(story: Story, rng: random.Random) -> tuple[float, float]:

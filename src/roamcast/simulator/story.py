@@ -11,7 +11,8 @@
 
 Whoever is away at the end attaches once more, where it was last, so that what is
 stored can be delivered. `leave b2` says where the client goes (a proclaimed move); `publish 3 {…}` publishes
-three at once, which travel as one burst.
+three at once, which travel as one burst. What can be set for a protocol (`mobility.base.Settings`) is set by
+lines like `neighbours_max 3`, and to nothing by `none`.
 
 Faults are told in the same way, of brokers:
 
@@ -60,6 +61,12 @@ from roamcast.simulator.location_story import (
     format_move,
     parse_location_line,
     parse_move,
+)
+from roamcast.simulator.mobility_story import (
+    FIELDS,
+    as_always,
+    format_mobility_lines,
+    parse_mobility_line,
 )
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
@@ -152,6 +159,7 @@ def format_story(story: Story) -> str:
         if value != getattr(default, field) or name in ("protocol", "seed"):
             lines.append(f"{name} {value}")
     lines += [f"link {one}-{other} {delay}" for one, other, delay in story.settings.link_delays]
+    lines += format_mobility_lines(story.settings.mobility)
     lines += format_location_lines(story.settings.location)
     lines += [f"at {time_s:.6f} {client} {_format_input(item)}" for time_s, client, item in story.actions]
     return "\n".join(lines) + "\n"
@@ -279,8 +287,11 @@ def _parse_brokers(name: str, text: str) -> Topology:
 def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSettings:
     if key in LINES:
         return replace(settings, location=parse_location_line(settings.location, key, value))
+    if key in FIELDS:
+        return replace(settings, mobility=parse_mobility_line(settings.mobility, key, value))
     if key not in _SETTINGS:
-        raise InputError(f"{key!r} is not known: valid are brokers, at, {', '.join((*_SETTINGS, *LINES))}")
+        valid = ", ".join(("brokers", "at", *_SETTINGS, *FIELDS, *LINES))
+        raise InputError(f"{key!r} is not known: valid are {valid}")
     if key == "link" and " " in value:
         return replace(settings, link_delays=(*settings.link_delays, _parse_link(value)))
     field = _DELAYS.get(key, key)
@@ -363,6 +374,11 @@ def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Stor
             if simple != value and fails(simpler):
                 story = simpler
                 break
+    for name in FIELDS:
+        mobility = as_always(story.settings.mobility, name)
+        simpler = replace(story, settings=replace(story.settings, mobility=mobility))
+        if simpler != story and fails(simpler):
+            story = simpler
     return story
 
 
