@@ -6,17 +6,34 @@ end; a crash told as a story is tests/transcripts/proactive_recovery.txt.
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from dataclasses import replace
+
 import msgspec
 import pytest
+from tests.mobility.broken import registered
 from tests.mobility.failing_network import LINK_S, FailingNetwork
 from tests.mobility.test_proactive import graph_text
 
 from roamcast.core.snapshot import freeze, thaw
 from roamcast.errors import InputError
-from roamcast.mobility import Settings
-from roamcast.mobility.proactive import Proactive
-from roamcast.mobility.proactive_messages import Announcement, NeighbourList, Ping, StoredBefore
+from roamcast.mobility import Host, Settings
+from roamcast.mobility.proactive import Proactive, Stay
+from roamcast.mobility.proactive_failure import Failures
+from roamcast.mobility.proactive_messages import (
+    Announcement,
+    CopyTaken,
+    HeldCopy,
+    NeighbourList,
+    Ping,
+    StoredBefore,
+)
+from roamcast.mobility.proactive_state import Remote, uncovered
 from roamcast.node.client import Client
+from roamcast.simulator.fuzz import draw_story, with_heartbeats
+from roamcast.simulator.run import Run
+from roamcast.simulator.story import Story, kinds_of, parse_story, violations_of
 
 STAR = "j-a j-b j-c j-d"
 """j is in the middle and never fails; clients go from a to b and c."""
@@ -52,10 +69,14 @@ def come_home(network: FailingNetwork, broker: str) -> None:
     network.run()
     assert network.unfinished() == []
     for name in network.brokers:
-        protocol = network.at(name)
-        assert (protocol.fed, protocol.activations) == ({}, {})
-        assert (protocol.failures.entrusted, protocol.failures.awaited) == ({}, {})
-        assert {*protocol.stores.values()} == {stay.store for stay in protocol.current.values()}
+        assert_nothing_left(network.at(name))
+
+
+def assert_nothing_left(protocol: Proactive) -> None:
+    """Nobody forwards or waits for anything."""
+    assert (protocol.fed, protocol.activations) == ({}, {})
+    assert (protocol.failures.entrusted, protocol.failures.awaited) == ({}, {})
+    assert {*protocol.stores.values()} == {stay.store for stay in protocol.current.values()}
 
 
 def state_of(network: FailingNetwork, broker: str) -> str:
@@ -490,3 +511,199 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, float | None],
     with pytest.raises(InputError, match=complaint):
         Proactive.check(msgspec.structs.replace(WATCHED, **changes))
     Proactive.check(WATCHED)
+
+
+# --- whole networks, with a journal and links that survive ---
+
+
+def check_rest(run: Run) -> Counter[str]:
+    """Nothing is violated, and nobody waits for anything; what happened in all brokers."""
+    assert [str(one) for one in run.result.violations] == []
+    total: Counter[str] = Counter()
+    for broker in run.network.brokers.values():
+        protocol = broker.protocol
+        assert isinstance(protocol, Proactive)
+        assert_nothing_left(protocol)
+        assert all(copy.store is None for copy in protocol.copies.values())
+        total += protocol.figures
+    return total
+
+
+def watched_story(protocol: str, seed: int, faults: tuple[str, ...]) -> Story:
+    """The fuzzer's story with heartbeats, which it draws only for every second one."""
+    return with_heartbeats(draw_story(protocol, seed, faults), random.Random(f"heartbeats/{seed}"))
+
+
+@pytest.mark.parametrize("faults", [(), ("crash", "partition")])
+def test_nothing_is_lost_or_repeated_whoever_is_suspected(faults: tuple[str, ...]) -> None:
+    total = sum((check_rest(watched_story("proactive", seed, faults).run()) for seed in range(20)), Counter())
+    assert min(total[one] for one in ("suspected", "recovered", "expired", "missing", "hit", "miss")) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [(), ("crash",), ("partition",), ("crash", "partition", "loss")])
+def test_nothing_is_lost_or_repeated_over_many_seeds(faults: tuple[str, ...]) -> None:
+    for seed in range(300):
+        check_rest(watched_story("proactive", seed, faults).run())
+
+
+# --- every rule is needed ---
+
+
+class CountsOnOldCopies(Failures):
+    """A copy that was active when its broker was given up serves the client's next absence as well."""
+
+    def is_the_same(self, stay: Stay, known: Remote, held: HeldCopy) -> bool:
+        return stay.is_active and known.activation == held.activation
+
+
+class CountsOnCopiesWithHoles(Failures):
+    """A copy counts as complete though its holder stopped forwarding to it."""
+
+    def suspect(self, broker: str) -> None:
+        for stay in self.protocol.current.values():
+            remote = stay.copies.get(broker)
+            if remote is not None:
+                stay.store.readers.pop(remote.activation, None)
+                self.protocol.activations.pop(remote.activation, None)
+                remote.complete = True
+        super().suspect(broker)
+
+
+class BelievesInOldContexts(Failures):
+    """What the client subscribed to meanwhile is not compared."""
+
+    def reconcile(self, stay: Stay, broker: str, held: HeldCopy | None) -> None:
+        if held is not None:
+            held = msgspec.structs.replace(held, subscriptions=uncovered(stay.session.subscriptions))
+        super().reconcile(stay, broker, held)
+
+
+class LetsGoTooEarly(Failures):
+    """The holder does not wait until the copy that it counts on has said that it is there."""
+
+    def entrust(self, stay: Stay, destination: str, number: int) -> int:
+        activation = super().entrust(stay, destination, number)
+        self.on_copy_taken(destination, CopyTaken(stay.session.client, activation))
+        return activation
+
+
+class GivesUpData(Failures):
+    """With a broker that is suspected, clients that are there are given up."""
+
+    def suspect(self, broker: str) -> None:
+        super().suspect(broker)
+        for store in self.protocol.stores.values():
+            for activation, reader in list(store.readers.items()):
+                if reader.broker == broker:
+                    del store.readers[activation], self.protocol.activations[activation]
+
+
+WATCHED_LINES = """
+brokers a-b
+protocol proactive
+heartbeat_period_s 1
+heartbeats_missed_max 1
+context_timeout_s 20
+neighbour_graph {"brokers": {"a": {"b": {"probability": 1}}}}
+at 0 s attach a
+at 0 p attach a
+at 1 s subscribe x > 0
+"""
+"""Clients go from a to b, which is suspected when it has not answered for one second."""
+
+BREAKAGES: dict[type[Failures], tuple[str, str]] = {
+    # b stores p/1, which s gets from a while b is down. s is away again when b is back.
+    CountsOnOldCopies: (
+        "duplicate",
+        """
+        at 2 s leave
+        at 2.5 p publish {"x": 1}
+        at 3 b crash
+        at 8 s attach a
+        at 8.5 s leave
+        at 9 b restart
+        at 12 s attach b
+        """,
+    ),
+    # The activation is on its way to b when the link fails; p/1 comes after a has given b up.
+    CountsOnCopiesWithHoles: (
+        "lost",
+        """
+        at 2 s leave
+        at 2.005 a cut b
+        at 6 p publish {"x": 1}
+        at 9 a heal b
+        at 12 s attach b
+        """,
+    ),
+    # s subscribes to more while b is down.
+    BelievesInOldContexts: (
+        "lost",
+        """
+        at 2 s leave
+        at 3 b crash
+        at 7 s attach a
+        at 8 s subscribe y = 1
+        at 9 b restart
+        at 11 s leave
+        at 13 p publish {"y": 1}
+        at 14 s attach b
+        """,
+    ),
+    # The link fails just when the session goes to b, for longer than b stores for clients of a.
+    LetsGoTooEarly: (
+        "lost",
+        """
+        at 2 s leave
+        at 3 p publish {"x": 1}
+        at 4 s attach b
+        at 4.035 a cut b
+        at 40 a heal b
+        """,
+    ),
+    # The link fails just when s has come to b, before a had noticed its leaving; a watches b because of t.
+    GivesUpData: (
+        "in flight at the end",
+        """
+        notice 1
+        at 0 t attach a
+        at 1 t subscribe x = 0
+        at 1.5 t leave
+        at 3 s attach b
+        at 3.035 a cut b
+        at 5 p publish {"x": 1}
+        at 9 a heal b
+        """,
+    ),
+}
+"""The kind of violation, and what happens beside `WATCHED_LINES`."""
+
+
+def with_failures(failures: type[Failures]) -> type[Proactive]:
+    class Broken(Proactive):
+        name = f"proactive_{failures.__name__}"
+
+        def __init__(self, host: Host, settings: Settings) -> None:
+            super().__init__(host, settings)
+            self.failures = failures(self)
+
+    return Broken
+
+
+@pytest.mark.parametrize("broken", BREAKAGES)
+def test_without_one_rule_a_short_story_breaks_the_promise(broken: type[Failures]) -> None:
+    kind, text = BREAKAGES[broken]
+    story = parse_story(WATCHED_LINES + text)
+    check_rest(story.run())
+    with registered(with_failures(broken)) as name:
+        violations = violations_of(replace(story, settings=replace(story.settings, protocol=name)))
+    assert kind in kinds_of(violations), violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [CountsOnCopiesWithHoles, BelievesInOldContexts, GivesUpData])
+def test_the_fuzzer_finds_it_too(broken: type[Failures]) -> None:
+    with registered(with_failures(broken)) as name:
+        stories = (watched_story(name, seed, ("crash", "partition")) for seed in range(300))
+        assert any(violations_of(story) for story in stories)

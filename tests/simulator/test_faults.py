@@ -68,6 +68,14 @@ def test_each_kind_that_is_asked_for_is_drawn_on_top_of_the_same_story() -> None
         assert together == draw_story("none", seed, ALL)
 
 
+def test_with_faults_brokers_that_can_watch_each_other_sometimes_do() -> None:
+    drawn = [draw_story("proactive", seed, ALL).settings.mobility.heartbeat_period_s for seed in range(100)]
+    assert 30 < drawn.count(None) < 70
+    for seed in range(20):
+        assert draw_story("proactive", seed).settings.mobility == Settings()
+        assert draw_story("multi_hop_handoff", seed, ALL).settings.mobility == Settings()
+
+
 def test_some_crashes_come_behind_the_journal_and_some_clients_go_elsewhere() -> None:
     unsent: Counter[bool] = Counter()
     elsewhere = 0

@@ -20,7 +20,7 @@ from roamcast.core.effects import (
 from roamcast.core.notification import decode_attributes, encode_attributes
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse
-from roamcast.mobility import PROTOCOLS
+from roamcast.mobility import PROTOCOLS, Settings
 from roamcast.simulator.faults import Crash, Cut, Heal, Restart
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.links import Delay
@@ -176,6 +176,9 @@ def test_a_single_broker_needs_no_link() -> None:
         ("at 1 b9 cut b0", "there is no broker 'b9'; valid are b0, b1, b2"),
         ("loss 1", "loss 1: valid is a share from 0 to below 1"),
         ("loss some", "some"),
+        ("heartbeat_period_s often", "heartbeat_period_s 'often': Expected `float | null`"),
+        ("neighbours_max 1.5", "neighbours_max '1.5': Expected `int | null`"),
+        ("delay_bound_s 1", "'delay_bound_s' is not known: valid are brokers, at, protocol"),
         ("link slow", "delay 'slow'"),
         ("window many", "many"),
         ("advertisements yes", "advertisements 'yes': valid are True and False"),
@@ -245,6 +248,30 @@ def test_no_single_action_can_be_left_out_of_what_is_left(count: int, modulus: i
     for place in range(len(short.actions)):
         fewer = replace(short, actions=short.actions[:place] + short.actions[place + 1 :])
         assert not (fewer.actions and fails(fewer))
+
+
+def test_what_can_be_set_for_a_protocol_is_read_and_becomes_simple_where_it_does_not_matter() -> None:
+    story = parse_story(
+        """
+        brokers b0-b1
+        heartbeat_period_s 0.5
+        context_timeout_s none
+        neighbours_directed True
+        neighbours_max 3
+        neighbour_graph {"brokers": {"b0": {"b1": {"probability": 1}}}}
+        at 1 c attach b0
+        """
+    )
+    assert story.settings.mobility == Settings(
+        heartbeat_period_s=0.5,
+        context_timeout_s=None,
+        neighbours_directed=True,
+        neighbours_max=3,
+        neighbour_graph='{"brokers": {"b0": {"b1": {"probability": 1}}}}',
+    )
+    assert parse_story(format_story(story)) == story
+    short = shrink(story, lambda one: one.settings.mobility.neighbours_max == 3)
+    assert short.settings.mobility == Settings(neighbours_max=3)
 
 
 def test_settings_become_simple_where_they_do_not_matter() -> None:

@@ -177,7 +177,7 @@ def with_faults(story: Story, faults: Sequence[str], rng: random.Random) -> Stor
     for kind in chosen or faults:
         story = _DRAW_FAULT[kind](story, rng)
     if find_protocol(story.settings.protocol).has_heartbeats and rng.random() < 0.5:
-        story = _with_heartbeats(story, rng)
+        story = with_heartbeats(story, rng)
     return story
 
 
@@ -218,7 +218,7 @@ _DRAW_FAULT: dict[str, Callable[[Story, random.Random], Story]] = {
 }
 
 
-def _with_heartbeats(story: Story, rng: random.Random) -> Story:
+def with_heartbeats(story: Story, rng: random.Random) -> Story:
     """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
     brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
     everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
