@@ -22,6 +22,7 @@ from roamcast.core.effects import (
     LeaveFor,
     PublishThis,
     Received,
+    SessionOver,
     Submitted,
     SubscribeTo,
     UnsubscribeFrom,
@@ -151,6 +152,10 @@ class FailingNetwork:
             broker = node.broker
             node.step(self.now, [LeaveFor()])
             self._arrive(broker, Detached(client, self.connections[client]))
+
+    def end_session(self, client: str, broker: str) -> None:
+        """It has been away for too long."""
+        self._arrive(broker, SessionOver(client))
 
     def subscribe(self, client: str, filter: str) -> None:
         self._ask(client, SubscribeTo(filter))

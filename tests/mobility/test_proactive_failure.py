@@ -449,6 +449,9 @@ def test_what_a_holder_without_memory_alone_held_is_lost() -> None:
     network.run(12.0)
     session = network.brokers["b"].sessions["s"]
     assert (session.subscriptions, session.last_broker) == ({}, "")
+    # Its requests are numbered on from those that only a knew of: it would have to start afresh, too.
+    network.subscribe("s", "x > 1")
+    assert network.clients["s"].unaccepted == 1
     network.run()
     assert network.got["s"] == []
     # What the neighbours stored for the lost session goes with their copies.
@@ -493,6 +496,22 @@ def test_a_network_with_suspects_can_be_frozen() -> None:
         come_home(network, "b")
     assert frozen.said == plain.said
     assert frozen.got["s"] == ["p/1"]
+
+
+def test_a_session_that_is_over_takes_its_copies_along() -> None:
+    """Whether its broker is watched or not, and even where it had been given up."""
+    network = away()
+    network.fail("b", keep=False)
+    network.run(14.0)
+    network.end_session("s", "a")
+    network.run(15.0)
+    assert state_of(network, "c") == "absent"
+    network.recover("b")
+    network.run()
+    assert [state_of(network, broker) for broker in "abc"] == ["absent"] * 3
+    assert all(not network.at(broker).stores for broker in "abc")
+    assert not network.brokers["a"].sessions
+    assert network.unfinished() == []
 
 
 # --- settings ---

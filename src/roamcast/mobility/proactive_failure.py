@@ -2,17 +2,19 @@
 
 What the thesis says, in its order, and where it is here:
 
-    detection        ping messages between neighbours; one that does not answer    on_tick, on_ping
-                     for some time has failed
-    after that       its edge leaves the neighbour list, the others get the list,  suspect
-                     nothing is propagated to it, and it is not pinged
-    announcement     a broker that is back tells its previous neighbours, and     announce
+    detection        neighbours ping each other; who does not answer for some    on_tick, on_ping
+                     time has failed
+    after that       its edge leaves the neighbour list, the others get the      suspect
+                     list, nothing is propagated to it, and it is not pinged
+    announcement     a broker that is back tells its previous neighbours, and    announce
                      with that the copies it holds, listed by who controls them
-    reconciliation   the receiver compares each with what it knows itself, and     on_announcement,
-                     has it deleted, activated or deactivated; the edge is back    reconcile
-    orphans          copies propagated from a failed broker delete themselves     on_orphans
+    reconciliation   the receiver compares each with what it knows itself, and   on_announcement,
+                     has it deleted, activated or deactivated; the edge is back  reconcile
+    connected then   subscriptions of clients that were connected to the failed  (they have left:
+                     broker and do not come back are deleted                      cases 2 and 8)
+    orphans          copies propagated from a failed broker delete themselves    on_orphans
                      after some time
-    fallback         a context that was not forwarded is fetched reactively        on_context_missing
+    fallback         a context that was not forwarded is fetched reactively      on_context_missing
 
 What is ours:
 
@@ -29,10 +31,10 @@ What is ours:
   reconciled: either may have been the holder, or both.
 - A copy that was complete when its broker was given up, and is still the same, is
   counted on again as it is.
-- Whoever departs from a holder that counts on a copy elsewhere could lose everything
-  if that copy had deleted itself meanwhile. So with heartbeats on, the holder keeps
-  what it stored until that copy has said that it is there (`CopyTaken`). If it is
-  not, the holder is asked for the context (`ContextMissing`, which section 3.2 has
+- A client departs, its holder counts on the copy at the new broker, and that copy has
+  just deleted itself: everything would be lost. So with heartbeats on, the holder
+  keeps what it stored until the copy has said that it is there (`CopyTaken`). If it
+  is not, the holder is asked for the context (`ContextMissing`, which section 3.2 has
   for an activation that finds nothing), and the handoff goes on as on an unknown edge.
 - Data that a client waits for is never given up because a broker is suspected: only
   copies are, which somebody else has as well. So a wrong suspicion costs messages
