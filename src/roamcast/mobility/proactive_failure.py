@@ -109,8 +109,10 @@ class Failures:
     def __init__(self, protocol: Proactive) -> None:
         self.protocol = protocol
         self.host = protocol.host
+        self.check(protocol.settings)
         self.period_s = protocol.settings.heartbeat_period_s
         self.missed_max = protocol.settings.heartbeats_missed_max
+        self.orphans_after_s = protocol.settings.context_timeout_s
         self.silent: dict[str, int] = {}
         """Brokers that are watched, and for how many periods nothing was heard of each."""
         self.suspects: dict[str, Suspicion] = {}
@@ -230,8 +232,8 @@ class Failures:
             elif remote is not None:
                 protocol.forget_reader(stay.store, remote)
         protocol.tell_neighbours()
-        if protocol.settings.context_timeout_s is not None:
-            self.host.set_timer(now + protocol.settings.context_timeout_s, Orphans(broker, now))
+        assert self.orphans_after_s is not None
+        self.host.set_timer(now + self.orphans_after_s, Orphans(broker, now))
 
     def on_orphans(self, token: Orphans) -> None:
         """Nobody else could have them deleted; a client on its way here still needs its copy."""
@@ -245,10 +247,10 @@ class Failures:
 
     def hear_suspect(self, broker: str, message: Message) -> None:
         """It is there after all: say so, and it will announce itself."""
+        assert self.period_s is not None
         suspicion, now = self.suspects[broker], self.host.now
-        if isinstance(message, Announcement) or self.period_s is None:
-            return
-        if suspicion.asked_at is None or now - suspicion.asked_at >= self.period_s:
+        is_asked = suspicion.asked_at is not None and now - suspicion.asked_at < self.period_s
+        if not is_asked and not isinstance(message, Announcement):
             suspicion.asked_at = now
             self.host.send(broker, Ping(given_up=True))
 
@@ -328,8 +330,9 @@ class Failures:
         Returns the number by which that copy is asked for; 0 if it is not, because nobody
         deletes copies but their holder.
         """
-        if self.period_s is None or stay.counted_on is None:
+        if self.period_s is None:
             return 0
+        assert stay.counted_on is not None
         activation, store = stay.counted_on.activation, stay.store
         store.is_entrusted = True
         self.entrusted[activation] = Entrusted(store, destination, number)
