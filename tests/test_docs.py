@@ -7,6 +7,9 @@
 - What one document runs, it runs in one temporary folder from top to bottom, with the virtual
   environment's commands on the PATH. A test that runs alone, or on another worker, first runs what
   comes before it in its document.
+- A command that ends with `&` is a server: it runs until the document is done, and the next step begins when
+  it says that it listens. Ports of 127.0.0.1 (after `127.0.0.1:` or `-p`) are replaced by free ones, the same
+  throughout a document, so that documents can show the usual ports and nobody else's server is met.
 - `make`: running the suite or the demo from within the suite would not end, or install things, so a
   make command is only asked for its plan (`make -n`), which fails when there is no such target.
 - Only the programs in PROGRAMS may be used; anything else would need a machine we do not have.
@@ -18,10 +21,12 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -32,6 +37,9 @@ CONSOLE = {"console", "sh", "bash", "shell"}
 PROGRAMS = {"roamcast", "make", "python", "cat", "head", "ls", "mkdir"}
 NOT_RUN_MAX = 6
 TIMEOUT_S = {False: 120, True: 1800}
+
+PORT = re.compile(r"(?P<before>127\.0\.0\.1:|(?<= )-p )(?P<port>\d+)\b")
+PORT_MIN = 1024
 
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)[^`]*$")
 COMMENT = re.compile(r"\s*<!--\s*(?P<text>.*?)\s*-->\s*$")
@@ -148,23 +156,67 @@ class Story:
     steps: list[Step]
     folder: Path
     done: dict[int, subprocess.CompletedProcess[str]] = field(default_factory=dict)
+    ports: dict[str, str] = field(default_factory=dict)
+    servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self, index: int) -> subprocess.CompletedProcess[str]:
         """Run a step, after those before it that have not run yet; slow ones only for a slow one."""
         for earlier in range(index + 1):
             step = self.steps[earlier]
             if earlier not in self.done and (self.steps[index].slow or not step.slow):
-                self.done[earlier] = perform(step, self.folder)
+                text = PORT.sub(self._free_port, step.text)
+                self.done[earlier] = self._perform(replace(step, text=text))
         return self.done[index]
+
+    def _free_port(self, found: re.Match[str]) -> str:
+        if found["port"] not in self.ports and int(found["port"]) >= PORT_MIN:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.ports[found["port"]] = str(probe.getsockname()[1])
+        return found["before"] + self.ports.get(found["port"], found["port"])
+
+    def _perform(self, step: Step) -> subprocess.CompletedProcess[str]:
+        if not step.text.endswith("&") or step.kind != "shell":
+            return perform(step, self.folder)
+        log = self.folder / f"server-{len(self.servers)}.log"
+        words = shlex.split(step.text.removesuffix("&"))
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=environment(),
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+            )
+        self.servers.append(server)
+        end = time.monotonic() + TIMEOUT_S[False]
+        while "listens" not in log.read_text() and server.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        # A server that has ended, or is still silent, has failed.
+        is_ready = "listens" in log.read_text() and server.poll() is None
+        return subprocess.CompletedProcess(words, 0 if is_ready else 1, log.read_text(), "")
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.terminate()
+        for server in self.servers:
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def environment() -> dict[str, str]:
+    # A surrounding make would hand its flags on to the one that is being asked here.
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
+    found["MPLBACKEND"] = "Agg"
+    return found
 
 
 def perform(step: Step, folder: Path) -> subprocess.CompletedProcess[str]:
-    # A surrounding make would hand its flags on to the one that is being asked here.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
-    environment["MPLBACKEND"] = "Agg"
     if step.kind == "python":
         command = [sys.executable, "-c", step.text]
     elif program_of(step.text) == "make":
@@ -174,7 +226,7 @@ def perform(step: Step, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=folder,
-        env=environment,
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -203,8 +255,11 @@ def collected() -> Iterator[object]:
 
 
 @pytest.fixture(scope="session")
-def stories() -> dict[str, Story]:
-    return {}
+def stories() -> Iterator[dict[str, Story]]:
+    found: dict[str, Story] = {}
+    yield found
+    for story in found.values():
+        story.stop()
 
 
 @pytest.mark.parametrize(("document", "index", "problem"), list(collected()))
@@ -340,6 +395,25 @@ def test_a_quick_step_does_not_run_the_slow_ones_before_it(tmp_path: Path) -> No
     story = Story(list(steps_of(markdown)), tmp_path)
     assert story.run(1).returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["quick"]
+
+
+def test_a_server_runs_until_the_document_is_done(tmp_path: Path) -> None:
+    serve = "import socket, time; s = socket.create_server(('127.0.0.1', {})); print('listens', flush=True); "
+    commands = [
+        'python -c "import sys; print(sys.argv)" -p 1883 127.0.0.1:1884 127.0.0.1:1 port 1883',
+        f"""python -c "{serve.format("int('127.0.0.1:1883'[10:])")}time.sleep(600)" &""",
+        """python -c "import socket; socket.create_connection(('127.0.0.1', int('127.0.0.1:1883'[10:])))" """,
+        "python -c pass &",
+    ]
+    story = Story([Step("shell", command.strip(), 1, False) for command in commands], tmp_path)
+    try:
+        assert [story.run(index).returncode for index in range(4)] == [0, 0, 0, 1]
+        assert set(story.ports) == {"1883", "1884"}
+        words = f"['-c', '-p', '{story.ports['1883']}', '127.0.0.1:{story.ports['1884']}', '127.0.0.1:1', "
+        assert story.run(0).stdout == words + "'port', '1883']\n"
+    finally:
+        story.stop()
+    assert story.servers[0].poll() is not None
 
 
 def test_a_make_target_must_exist(tmp_path: Path) -> None:

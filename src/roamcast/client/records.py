@@ -7,13 +7,15 @@ from pathlib import Path
 
 from roamcast.client.notification import Notification
 from roamcast.core.records import Row
-from roamcast.records import LogWriter
 
 
 class ClientLog:
     """Writes `delivered`, `attached` and `moved` rows to a folder, closed when the client is."""
 
     def __init__(self, folder: Path, run: str, client: str) -> None:
+        # Loading Parquet takes longer than connecting does, and most clients keep no records.
+        from roamcast.records import LogWriter
+
         self._writer = LogWriter(folder, run)
         self._client = client
         self._sequence = 0
