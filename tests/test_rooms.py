@@ -40,7 +40,7 @@ SEES: dict[str, set[str]] = {
     "daemon": BELOW_DRIVERS | {"records", "config"},
     "proxy": BELOW_DRIVERS | {"records", "config"},
     "bench": BELOW_TOOLS | {"records", "client"},
-    "lab": BELOW_TOOLS | {"records"},
+    "lab": BELOW_TOOLS | {"records", "bench", "client"},
     "cli": BELOW_TOOLS | {"records", "client", "config", "pipeline", "bench", "lab"},
 }
 

@@ -57,7 +57,20 @@ def demo(
         raise typer.Exit(EXIT_VIOLATIONS)
 
 
+def show_brokers(scene: dict[str, Any], folder: str) -> None:
+    figures = scene["multi_hop_handoff"]
+    print("Three real broker processes, one of them killed with kill -9 on the way, and a car that roams:")
+    print(
+        f"  {figures['published']} notifications with QoS 2, {figures['delivered']} delivered, "
+        f"lost {figures['lost']}, twice {figures['duplicates']}, out of order {figures['out_of_order']}; "
+        f"{figures['handoffs']} handoffs, half of them within {figures['handoff_median_ms']:g} ms"
+    )
+    print(f"The picture of it: {Path(folder) / scene['pictures'][0]}")
+    print()
+
+
 def show(result: dict[str, Any], violations: list[str]) -> None:
+    show_brokers(result["brokers"], result["folder"])
     settings, protocols = result["settings"], result["protocols"]
     title = (
         f"{settings['clients']} clients on {settings['topology']}, {settings['mobile']:.0%} of them roaming, "

@@ -6,6 +6,7 @@ to call with its progress, and gives its figures as plain data.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import time
@@ -76,6 +77,24 @@ def demo_protocols() -> list[str]:
     """Every mobility protocol but the rules as published, which are kept for comparison."""
     # No support first, so that a reader meets the problem before the remedies.
     return sorted((name for name in PROTOCOLS if ":" not in name), key=lambda name: (name != "none", name))
+
+
+# --- real brokers and a real client that roams between them ---
+
+
+def play_brokers(settings: DemoSettings, folder: Path, progress: Progress) -> dict[str, Any]:
+    from roamcast.lab.demo_brokers import draw, travel, violations_of
+    from roamcast.lab.figures import save
+
+    (folder / "brokers").mkdir(parents=True, exist_ok=True)
+    trip = asyncio.run(travel(folder / "brokers", progress))
+    figures = trip.figures()
+    pictures = save(draw(trip), folder / "roaming_brokers")
+    progress(1.0)
+    return {
+        "multi_hop_handoff": {**figures, "violations": violations_of(figures)},
+        "pictures": [picture.name for picture in pictures],
+    }
 
 
 # --- a network with roaming clients, once for each mobility protocol ---
@@ -166,6 +185,7 @@ def trip_actions(first: str, middle: str, last: str) -> list[Action]:
 # --- the whole demo ---
 
 SCENES = (
+    Scene("brokers", "A car roams between real brokers, and one of them is killed", play_brokers),
     Scene("protocols", "Roaming under each mobility protocol", play_protocols),
     Scene("departure_arrival", "One trip, without and with support", play_trip),
 )
@@ -179,10 +199,12 @@ def is_free(folder: Path) -> bool:
 def clear(folder: Path) -> None:
     """Mark the folder as a demo's, and remove what a former demo left, but nothing that a user added."""
     (folder / MARK).write_text("Made by `roamcast demo`, which replaces its own files here.\n")
-    for file in (folder / "summary.json", *folder.glob("departure_arrival.*")):
+    pictures = [*folder.glob("departure_arrival.*"), *folder.glob("roaming_brokers.*")]
+    for file in (folder / "summary.json", *pictures):
         file.unlink(missing_ok=True)
-    if (folder / "log").exists():
-        shutil.rmtree(folder / "log")
+    for made in ("log", "brokers"):
+        if (folder / made).exists():
+            shutil.rmtree(folder / made)
 
 
 @contextmanager
