@@ -11,12 +11,12 @@ import pytest
 
 from roamcast.cli import build_app, run
 from roamcast.cli.demo import demo
-from roamcast.lab.demo import SCENES, DemoSettings, demo_protocols
+from roamcast.lab.demo import DemoSettings, demo_protocols, scenes_of
 from roamcast.mobility import find_protocol
 from roamcast.mobility.base import Promise
 from roamcast.records.parquet import read_log
 
-SMALL = ["demo", "--clients", "20", "--duration", "20"]
+SMALL = ["demo", "--clients", "20", "--duration", "20", "--no-brokers"]
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_person_sees_a_table_and_where_everything_is(capsys: pytest.CaptureFix
     (lost,) = re.findall(r"^  none: (\d+) of 60 notifications lost$", output.out, re.MULTILINE)
     assert int(lost) >= 20, "everything that was published in ten seconds, twice a second"
     assert "  sub_unsub: 0 of 60 notifications lost" in lines
-    for scene in SCENES:
+    for scene in scenes_of(DemoSettings(brokers=False)):
         assert f"{scene.title} ...\n" in output.err
 
 
@@ -94,6 +94,16 @@ def test_a_former_demo_is_replaced_and_what_a_user_added_stays(capsys: pytest.Ca
     assert everything_in(Path("demo")) == sorted([*before, "notes.txt"])
     assert Path("demo/notes.txt").read_text() == "mine"
     assert Path("demo/summary.json").read_text() != first
+
+
+def test_a_car_roams_between_real_brokers_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app(), [one for one in SMALL if one != "--no-brokers"]) == 0
+    output = capsys.readouterr()
+    told = r"(\d+) notifications with QoS 2, (\d+) delivered, lost 0, twice 0, out of order 0"
+    (found,) = re.findall(told, output.out)
+    assert found[0] == found[1]
+    assert int(found[0]) > 100
+    assert Path("demo/roaming_brokers.png").stat().st_size > 10_000
 
 
 def test_an_empty_folder_is_taken() -> None:

@@ -39,6 +39,9 @@ def demo(
     clients: Annotated[int, typer.Option(help="How many clients; a quarter of them roam.")] = 80,
     duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 120.0,
     seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 7,
+    brokers: Annotated[
+        bool, typer.Option(help="Start real broker processes, too, and let a client roam between them.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what roaming clients get, and what they miss, under each mobility protocol."""
@@ -47,7 +50,8 @@ def demo(
     if not is_free(out):
         raise InputError(f"--out {out}: is in use and no former demo's folder; name a new one, or empty it")
     prepare_out_folder(out)
-    result = play(out, DemoSettings(clients=clients, duration_s=duration, seed=seed), progress)
+    settings = DemoSettings(clients=clients, duration_s=duration, seed=seed, brokers=brokers)
+    result = play(out, settings, progress)
     violations = violations_in(result)
     if as_json:
         emit_json(result)
@@ -70,7 +74,8 @@ def show_brokers(scene: dict[str, Any], folder: str) -> None:
 
 
 def show(result: dict[str, Any], violations: list[str]) -> None:
-    show_brokers(result["brokers"], result["folder"])
+    if "brokers" in result:
+        show_brokers(result["brokers"], result["folder"])
     settings, protocols = result["settings"], result["protocols"]
     title = (
         f"{settings['clients']} clients on {settings['topology']}, {settings['mobile']:.0%} of them roaming, "

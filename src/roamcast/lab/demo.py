@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -50,6 +51,8 @@ class DemoSettings:
     selectivity: float = 0.125
     duration_s: float = 120.0
     seed: int = 7
+    brokers: bool = True
+    """Whether real broker processes are part of it."""
 
     def scenario(self, protocol: str) -> Scenario:
         return Scenario(
@@ -86,8 +89,8 @@ def play_brokers(settings: DemoSettings, folder: Path, progress: Progress) -> di
     from roamcast.lab.demo_brokers import draw, travel, violations_of
     from roamcast.lab.figures import save
 
-    (folder / "brokers").mkdir(parents=True, exist_ok=True)
-    trip = asyncio.run(travel(folder / "brokers", progress))
+    with tempfile.TemporaryDirectory(prefix="roamcast-demo-") as data:
+        trip = asyncio.run(travel(Path(data), progress))
     figures = trip.figures()
     pictures = save(draw(trip), folder / "roaming_brokers")
     progress(1.0)
@@ -191,6 +194,10 @@ SCENES = (
 )
 
 
+def scenes_of(settings: DemoSettings) -> list[Scene]:
+    return [scene for scene in SCENES if settings.brokers or scene.play is not play_brokers]
+
+
 def is_free(folder: Path) -> bool:
     """Whether a demo may write there: nothing is there, or nothing but a former demo made it."""
     return not folder.is_dir() or not any(folder.iterdir()) or (folder / MARK).is_file()
@@ -202,9 +209,8 @@ def clear(folder: Path) -> None:
     pictures = [*folder.glob("departure_arrival.*"), *folder.glob("roaming_brokers.*")]
     for file in (folder / "summary.json", *pictures):
         file.unlink(missing_ok=True)
-    for made in ("log", "brokers"):
-        if (folder / made).exists():
-            shutil.rmtree(folder / made)
+    if (folder / "log").exists():
+        shutil.rmtree(folder / "log")
 
 
 @contextmanager
@@ -220,7 +226,7 @@ def play(folder: Path, settings: DemoSettings, watch: Watch = unwatched) -> dict
     clear(folder)
     started = time.perf_counter()
     result: dict[str, Any] = {"settings": asdict(settings)}
-    for scene in SCENES:
+    for scene in scenes_of(settings):
         with watch(scene.title) as report:
             result[scene.name] = scene.play(settings, folder, _in_percent(report))
     result["wall_s"] = round(time.perf_counter() - started, 3)
@@ -237,7 +243,7 @@ def violations_in(result: dict[str, Any]) -> list[str]:
     return [
         f"{protocol}: {violation}"
         for scene in SCENES
-        for protocol, figures in result[scene.name].items()
+        for protocol, figures in result.get(scene.name, {}).items()
         if isinstance(figures, dict)
         for violation in figures.get("violations", ())
     ]
