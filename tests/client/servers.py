@@ -202,6 +202,23 @@ class Mute(LocalServer):
         writer.transport.abort()
 
 
+class Turncoat(LocalServer):
+    """Each connection gets an answer to its CONNECT, and another to whatever comes next."""
+
+    def __init__(self, *answers: tuple[bytes, bytes]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            for answer in self.answers[self.connections - 1]:
+                await reader.read(4096)
+                writer.write(answer)
+            while await reader.read(4096):
+                pass
+        writer.transport.abort()
+
+
 class Relay(LocalServer):
     """Stands between clients and a server, and cuts connections in the middle of whatever is on its way."""
 

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from tests.client.servers import Broker, Mute, Relay, Server, free_port, run, until
+from tests.client.servers import Broker, Mute, Relay, Server, Turncoat, free_port, run, until
 from tests.daemon.certificates import Authority
 
 import roamcast
@@ -209,6 +209,31 @@ def test_no_answer(broker: Broker) -> None:
                 assert str(client.address) == mute.address
                 await client.publish("x", b"", qos=1)
                 assert str(client.address) == broker.address, "the one that is silent was left"
+
+    run(work())
+
+
+TAKEN_OVER = b"\xe0\x01\x8e"
+
+
+def test_a_session_taken_by_our_own_late_attach_is_taken_back() -> None:
+    """The first attach is given up; the broker grants it later, and ends the second one for it."""
+
+    async def work() -> None:
+        async with (
+            Turncoat((b"", b""), (ACCEPTED, TAKEN_OVER), (ACCEPTED, b"")) as broker,
+            roamcast.connect([broker.address] * 2, connect_timeout=0.2) as client,
+        ):
+            await client.publish("x", b"")
+            await until(lambda: broker.connections == 3 and client.is_attached, "it is back")
+        async with (
+            Turncoat((ACCEPTED, TAKEN_OVER), (ACCEPTED, b"")) as broker,
+            roamcast.connect(broker.address) as client,
+        ):
+            await client.publish("x", b"")
+            with pytest.raises(ConnectError, match="session taken over"):
+                await anext(client)
+            assert broker.connections == 1
 
     run(work())
 

@@ -67,6 +67,8 @@ class Attachment:
         self.dropped = 0
         self._policy, self._context, self._records, self._arrived = policy, context, records, arrived
         self._wire: Wire | None = None
+        self._old_wires: dict[Wire, None] = {}
+        """Those that still have something to write."""
         self._connecting = book.current
         self._answer: asyncio.Future[Connack] | None = None
         """The CONNACK that is waited for."""
@@ -100,11 +102,9 @@ class Attachment:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        wire = self._wire
         self.session.leave(session_expiry_s=session_expiry_s)
         self.fail(ClientClosed("the client is closed"))
-        if wire is not None:
-            await wire.finished()
+        await asyncio.gather(*(wire.finished() for wire in self._old_wires))
 
     def fail(self, error: ClientError) -> None:
         """Nothing more will come of this client."""
@@ -167,6 +167,7 @@ class Attachment:
         self.flush()
         wire, self._wire = self._wire, None
         if wire is not None:
+            self._old_wires[wire] = None
             wire.finish()
         self.session.cut()
         self.session.is_listening = True
@@ -244,6 +245,7 @@ class Attachment:
         self.flush()
 
     def on_lost(self, wire: Wire, why: str) -> None:
+        self._old_wires.pop(wire, None)
         if wire is self._wire:
             self._wire = None
             self._on_end(f"the connection was lost ({why})")

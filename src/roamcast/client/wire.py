@@ -78,6 +78,7 @@ class Wire(asyncio.Protocol):
         """Wait for that, but not long."""
         await asyncio.wait([self._closed], timeout=FLUSH_TIMEOUT_S)
         self.abort()
+        await self._closed
 
     def abort(self) -> None:
         if self._transport is not None:
