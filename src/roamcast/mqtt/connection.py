@@ -22,6 +22,7 @@ from roamcast.mqtt.publishing import Described, resolve
 from roamcast.mqtt.reading import PINGREQ, cut, needed, parse
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.sessions import MqttSession
+from roamcast.mqtt.traffic import Traffic
 from roamcast.mqtt.writing import write
 
 PUBACK, PUBREC = 0x40, 0x50
@@ -39,6 +40,7 @@ class Reader(Protocol):
     waiting_max: int
     alias_max: int
     qos_max: int
+    traffic: Traffic
 
     def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
         """The attributes of what is published under this topic; None if the client may not do that."""
@@ -297,6 +299,7 @@ class Connection:
             payloads = endpoint.permitted(self, topic, payloads, marks)
             if not payloads:
                 return False
+        endpoint.traffic.received[qos] += len(payloads)
         request = 0
         if qos:
             request = self.request + 1

@@ -110,6 +110,8 @@ def _send(
     endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, plan: Plan
 ) -> None:
     qos, _, writer = plan
+    if qos >= 0:
+        endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if qos > 0 and sequence:
         for packet_id, part in runs_of(burst, session.in_flight.send(burst, sequence, qos)):
             connection.out.append(endpoint.encoder.write(part, writer, packet_id))

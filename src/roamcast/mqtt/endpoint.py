@@ -22,7 +22,7 @@ from roamcast.mqtt.attributes import content_attributes
 from roamcast.mqtt.connection import Connection
 from roamcast.mqtt.delivering import PUBREL, deliver
 from roamcast.mqtt.errors import PacketError, protocol_error
-from roamcast.mqtt.marks import RETAIN, TOPIC
+from roamcast.mqtt.marks import QOS, RETAIN, TOPIC
 from roamcast.mqtt.outgoing import Encoder
 from roamcast.mqtt.packets import Packet
 from roamcast.mqtt.publishing import Described, PropertyReader, described
@@ -31,6 +31,7 @@ from roamcast.mqtt.sessions import NEVER, MqttSession, Subscription
 from roamcast.mqtt.subscribing import Subscribing
 from roamcast.mqtt.timers import Timers
 from roamcast.mqtt.topics import decode_topic
+from roamcast.mqtt.traffic import Note, Traffic
 from roamcast.mqtt.user_properties import DESTINATION
 from roamcast.mqtt.writing import write
 
@@ -87,7 +88,7 @@ class Keeper(Protocol):
 class Endpoint:
     outside = frozenset({TOPIC})
 
-    __unsaved__ = ("_attributes",)
+    __unsaved__ = ("_attributes", "traffic")
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
@@ -104,8 +105,8 @@ class Endpoint:
         self.encoder = Encoder()
         self.connections: dict[int, Connection] = {}
         self.sessions: dict[str, MqttSession] = {}
-        self.left_out = 0
-        """Notifications that were too old or too large for their client."""
+        self._elsewhere: str | None = None
+        """While nobody is served here: where clients are told to go, "" if that is not known."""
         self._attaching: dict[str, Connection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
@@ -116,6 +117,7 @@ class Endpoint:
         self._restore()
 
     def _restore(self) -> None:
+        self.traffic = Traffic()
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         for connection in (*self.connections.values(), *self._attaching.values()):
             connection.access = self.access.of(connection.identity)
@@ -145,6 +147,7 @@ class Endpoint:
         self._present[client] = bool(capsule)
         session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
         self.sessions[client] = session
+        session.since = self.now
         for subscription in session.subscriptions.values():
             if subscription.group:
                 self.keeper.join(client, subscription)
@@ -184,6 +187,9 @@ class Endpoint:
             if other is not None:
                 self._end(other, Reason.SESSION_TAKEN_OVER)
         self._attaching[client] = connection
+        if self._elsewhere is not None:
+            self._send_elsewhere(connection)
+            return
         window = min(connect.receive_maximum, self.settings.window)
         hello = Hello(
             client,
@@ -207,11 +213,14 @@ class Endpoint:
         if is_new and len(self.sessions) > self.settings.sessions_max:
             self._end(connection, Reason.QUOTA_EXCEEDED, "there are too many sessions here")
             return
-        session.connection, session.timer = connection.id, 0
+        session.connection, session.timer, session.since = connection.id, 0, self.now
         session.plans.clear()
         session.expiry_s = self._expiry_of(connection.connect)
         connection.session, connection.request = session, message.accepted
-        self._write(connection, self._connack(connection, self._present.pop(client, True)))
+        present = self._present.pop(client, True)
+        self._write(connection, self._connack(connection, present))
+        self.traffic.welcomed += 1
+        self._note(connection, "connected", "with its session" if present else "with a new session")
 
     def _expiry_of(self, connect: packets.Connect) -> int:
         asked = connect.session_expiry or 0
@@ -336,6 +345,20 @@ class Endpoint:
     def _write(self, connection: Connection, packet: Packet) -> None:
         connection.out.append(write(packet, connection.version))
 
+    # --- maintenance ---
+
+    def send_away(self, reference: str) -> None:
+        """Close all connections, and refuse new ones: there is another broker."""
+        self._elsewhere = reference
+        for connection in list(self.connections.values()):
+            self._send_elsewhere(connection)
+
+    def _send_elsewhere(self, connection: Connection) -> None:
+        self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)
+
+    def serve_again(self) -> None:
+        self._elsewhere = None
+
     # --- ending a connection ---
 
     def _on_disconnect(
@@ -349,23 +372,37 @@ class Endpoint:
         if destination:
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
         keeps_will = packet.reason == Reason.DISCONNECT_WITH_WILL_MESSAGE
+        self._note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
         self._drop(connection, keeps_will)
 
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
         connection = self.connections.get(id)
         if connection is not None:
+            self._note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
 
-    def _end(self, connection: Connection, reason: Reason, text: str = "") -> None:
+    def _note(self, connection: Connection, kind: str, reason: str) -> None:
+        self.traffic.notes.append(Note(kind, connection.id, connection.client, reason))
+
+    def _end(
+        self, connection: Connection, reason: Reason, text: str = "", reference: str | None = None
+    ) -> None:
         """Close a connection from this side, and say why where the client can understand it."""
         told = text if connection.connect.request_problem_information and text else None
         if connection.session is None:
             # A CONNACK cannot say that another connection of the same client came first.
             reason = reason if reason in IN_CONNACK else Reason.SERVER_BUSY
-            self._write(connection, packets.Connack(reason=reason, reason_string=told))
+            answer = packets.Connack(reason=reason, reason_string=told, server_reference=reference)
+            self._write(connection, answer)
         elif connection.version == 5:
-            self._write(connection, packets.Disconnect(reason=reason, reason_string=told))
+            self._write(
+                connection,
+                packets.Disconnect(reason=reason, reason_string=told, server_reference=reference),
+            )
+        why = reason.name.lower().replace("_", " ")
+        kind = "disconnected" if connection.session is not None else "refused"
+        self._note(connection, kind, f"{why}: {text}" if text else why)
         self._drop(connection, with_will=True)
 
     def _drop(self, connection: Connection, with_will: bool) -> None:
@@ -381,7 +418,7 @@ class Endpoint:
         if session is None or session.connection != id:
             return
         connection.session = None
-        session.connection = 0
+        session.connection, session.since = 0, self.now
         session.in_flight.rewind()
         self._begin_expiry(session)
         will = connection.connect.will
@@ -418,6 +455,7 @@ class Endpoint:
                 case ("locate", id):
                     connection = self.connections.get(id)
                     if connection is not None and connection.session is None:
+                        self.traffic.unavailable += 1
                         self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
                 case ("suback", id, request):
                     self._subscribing.give_up(id, request)
@@ -441,7 +479,9 @@ class Endpoint:
             self.touched[id] = connection
             if type(message) is Deliver:
                 if connection.session is not None:
-                    self.left_out += deliver(self, connection, message)
+                    left_out = deliver(self, connection, message)
+                    if left_out:
+                        self.traffic.left_out[message.burst.marks[0] & QOS] += left_out
             elif type(message) is Welcome:
                 # The session may have been called away again within the same step.
                 if connection.client in self.sessions:

@@ -75,7 +75,7 @@ _decode = msgspec.msgpack.Decoder(Capsule).decode
 class MqttSession:
     __unsaved__ = ("_options", "plans")
     __slots__ = (
-        "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "stream",
+        "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since", "stream",
         "subscriptions", "timer", "will_timer",
     )  # fmt: skip
 
@@ -83,6 +83,8 @@ class MqttSession:
         self.client = client
         self.connection = 0
         """The connection on which the client is; 0 while it is away."""
+        self.since = 0.0
+        """When it came or went."""
         self.timer = 0
         """Which timer ends the session; an older one has no effect."""
         self.will_timer = 0

@@ -62,6 +62,7 @@ from roamcast.location.ploc import Ploc
 from roamcast.location.settings import LocationSettings
 from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
 from roamcast.node.endings import Endings
+from roamcast.node.figures import Figures
 from roamcast.node.front import Front
 from roamcast.node.issues import IssueTimes
 from roamcast.node.locate import Locator
@@ -97,11 +98,12 @@ class BrokerSettings(msgspec.Struct, frozen=True):
 class Attachment:
     """A client's connection to this broker."""
 
-    __slots__ = ("connection", "hello", "queue", "window")
+    __slots__ = ("at", "connection", "hello", "queue", "window")
 
-    def __init__(self, connection: int, hello: Hello, window: int) -> None:
+    def __init__(self, connection: int, hello: Hello, window: int, at: float) -> None:
         self.connection = connection
         self.hello = hello
+        self.at = at
         self.window = window
         """Notifications sent and not yet acknowledged, at most."""
         self.queue: DeliveryQueue | None = None
@@ -110,7 +112,7 @@ class Attachment:
 class Broker(SubscribingHost):
     """One broker. `step` is the only way in, its result the only way out."""
 
-    __unsaved__ = ("_out",)
+    __unsaved__ = ("_out", "figures")
 
     def __init__(
         self,
@@ -164,6 +166,7 @@ class Broker(SubscribingHost):
 
     def _restore(self) -> None:
         self._out = Effects()
+        self.figures = Figures()
         own: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
@@ -363,7 +366,8 @@ class Broker(SubscribingHost):
         """What promises nothing goes to the peers and to those who are attached, past every queue."""
         out, attachments = self._out, self.attachments
         for part, peers, owners in self._ways.of(burst):
-            out.sends += [(peer, part) for peer in peers if peer != source]
+            if source != self.id:  # What a broker tells itself is for those who are attached here.
+                out.sends += [(peer, part) for peer in peers if peer != source]
             if not owners:
                 continue
             deliver = Deliver("", 0, part)
@@ -454,7 +458,7 @@ class Broker(SubscribingHost):
         return any(0 <= hello.moves < moves for moves in known)
 
     def new_attachment(self, connection: int, hello: Hello) -> Attachment:
-        return Attachment(connection, hello, hello.window or self.settings.window)
+        return Attachment(connection, hello, hello.window or self.settings.window, self.now)
 
     def begin_session(self, former: Session) -> None:
         """A new session; what its client publishes is numbered on from the former one."""
@@ -692,6 +696,7 @@ class Broker(SubscribingHost):
             return
         # Whatever the client asked for here was not accepted: it will ask again where it is now.
         self.requests.forget_held(request.client)
+        self.figures.handoff("refused")
         if attachment is not None:
             self._close(request.client, reason)
 
@@ -700,6 +705,9 @@ class Broker(SubscribingHost):
         if came_from is None:
             return
         if came_from not in ("", self.id):
+            attachment = self.attachments.get(client)
+            took_s = self.now - attachment.at if attachment is not None else None
+            self.figures.handoff("finished", took_s)
             self.record("handoff_finished", client=client, broker=self.id, peer=came_from)
         self.requests.carry_on(client)
 
@@ -780,6 +788,7 @@ class Broker(SubscribingHost):
         heapq.heappush(self._timers, (at, self._timers_set, token))
 
     def dropped(self, client: str, burst: Burst, reason: str) -> None:
+        self.figures.drop(reason, burst)
         self.record(
             "dropped", client=client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count, reason=reason,

@@ -7,7 +7,9 @@ import msgspec
 from roamcast.core.records import Row
 from roamcast.mqtt.access import AccessRules, Identity
 from roamcast.mqtt.packets import Connect
+from roamcast.mqtt.traffic import Note
 from roamcast.node.links import Offer
+from roamcast.site.seeking import IsHere
 from roamcast.site.settings import SiteSettings
 
 
@@ -103,6 +105,27 @@ class Forgotten(SiteInput, frozen=True):
     broker: str
 
 
+class Tuned(SiteInput, frozen=True):
+    """Other limits from now on; whoever is there stays."""
+
+    settings: SiteSettings
+
+
+class Asked(SiteInput, frozen=True):
+    """An operator wants to know where a client's session is."""
+
+    client: str
+    number: int
+
+
+class Drained(SiteInput, frozen=True):
+    """Serve nobody until the next start, and hand all sessions to another broker."""
+
+    destination: str
+    reference: str
+    """Where clients are told to go; "" if that is not known."""
+
+
 class Tick(SiteInput, frozen=True):
     """The time that `deadline()` named has come."""
 
@@ -121,6 +144,9 @@ AnyInput = (
     | Announced
     | Forgotten
     | Full
+    | Tuned
+    | Asked
+    | Drained
     | Tick
 )
 
@@ -139,6 +165,9 @@ class SiteEffects(msgspec.Struct):
     link_closes: list[tuple[str, str]] = []
     """Links to be closed, and why."""
     records: list[Row] = []
+    notes: list[Note] = []
+    """Who has come and gone, for the log."""
+    answers: list[IsHere] = []
     durable: list[SiteInput] = []
     """What must be in the journal before any of the rest goes out."""
 

@@ -13,19 +13,20 @@ from collections.abc import Iterable
 
 from roamcast.core.codec import Codec
 from roamcast.core.effects import Configured, Deadline, Pressed, Told
-from roamcast.core.messages import Fleeting
-from roamcast.core.notification import encode_attributes
 from roamcast.errors import InputError
 from roamcast.mobility import find_protocol
 from roamcast.mqtt.endpoint import Endpoint
-from roamcast.mqtt.marks import PLAIN, TOPIC
 from roamcast.mqtt.sessions import Subscription
 from roamcast.node.broker import Broker
 from roamcast.node.link import LinkError
 from roamcast.node.links import Links, LinkTurn, Offer
+from roamcast.site.announcing import Announcements, RecallAnnounced
+from roamcast.site.draining import Draining, HandAway
 from roamcast.site.inputs import (
     Announced,
+    Asked,
     Connected,
+    Drained,
     Forgotten,
     Frames,
     Full,
@@ -40,8 +41,10 @@ from roamcast.site.inputs import (
     Slow,
     Started,
     Tick,
+    Tuned,
 )
 from roamcast.site.retained import KeepThis, Recall, RetainedMessages, TellRetained
+from roamcast.site.seeking import Seeking, WhereIs
 from roamcast.site.settings import SiteSettings
 from roamcast.site.shared import SharedSubscriptions, Takes
 from roamcast.site.wills import PublishThat, Wills
@@ -63,6 +66,9 @@ class Site:
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
         self.shared = SharedSubscriptions(self.broker)
+        self.announcements = Announcements(self.broker)
+        self.seeking = Seeking(self.broker, self.endpoint)
+        self.draining = Draining(self.broker)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
         self._now = 0.0
@@ -123,9 +129,8 @@ class Site:
                 self.endpoint.set_slow(connection, is_slow)
                 return
             case Announced(topic, payload):
-                attributes = encode_attributes({TOPIC: topic})
-                fleeting = Fleeting("", 0, 0, attributes, self._now, (payload,), 1, PLAIN[0])
-                self.endpoint.inputs.append(Told(fleeting))
+                burst = self.announcements.announce(topic, payload, self._now)
+                self.endpoint.inputs.append(Told(burst))
                 return
         self._out.durable.append(item)
         match item:
@@ -139,6 +144,13 @@ class Site:
                 self._follow(self.links.forget(broker))
             case Full(bytes_max):
                 self.endpoint.inputs.append(Pressed(bytes_max))
+            case Asked(client, number):
+                self.endpoint.inputs.append(Told(WhereIs(client, self.id, number)))
+            case Drained(destination, reference):
+                self.endpoint.send_away(reference)
+                self.endpoint.inputs.append(Told(HandAway(destination)))
+            case Tuned(settings):
+                self._configure(settings)
             case Tick():
                 self.endpoint.on_deadline()
                 self.endpoint.inputs.append(Deadline())
@@ -154,14 +166,20 @@ class Site:
                 f"{settings.id!r} with {settings.protocol}"
             )
         self.starts += 1
-        self.settings = settings
-        self.endpoint.configure(settings.endpoint)
-        self.broker.configure(settings.broker)
-        self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
+        self.endpoint.serve_again()
+        self._configure(settings)
         for id in list(self.endpoint.connections):
             self.endpoint.closed(id)
         for peer in list(self.links.ends):
             self._follow(self.links.disconnected(peer))
+        self.endpoint.traffic.reset()
+        self.broker.figures.reset()
+
+    def _configure(self, settings: SiteSettings) -> None:
+        self.settings = settings
+        self.endpoint.configure(settings.endpoint)
+        self.broker.configure(settings.broker)
+        self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
 
     # --- links ---
 
@@ -210,6 +228,11 @@ class Site:
 
     def _collect(self) -> None:
         self._out.writes = self.endpoint.take_writes()
+        traffic, seeking = self.endpoint.traffic, self.seeking
+        if traffic.notes:
+            self._out.notes, traffic.notes = traffic.notes, []
+        if seeking.answers:
+            self._out.answers, seeking.answers = seeking.answers, []
         if self.endpoint.closes:
             self._out.closes = list(self.endpoint.closes)
             self.endpoint.closes.clear()
@@ -224,6 +247,7 @@ class Site:
 
     def recall(self, client: str, subscription: Subscription) -> None:
         self.endpoint.inputs.append(Told(Recall(client, subscription.filter)))
+        self.endpoint.inputs.append(Told(RecallAnnounced(client, subscription.filter)))
 
     def join(self, client: str, subscription: Subscription) -> None:
         takes = Takes(subscription.group, subscription.filter, client, joins=True)

@@ -1,0 +1,36 @@
+"""What an endpoint counts for those who watch it, and what it has to say about its clients.
+
+Nothing depends on it, and no snapshot holds it. Counting is by the burst.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Note(NamedTuple):
+    """A client has come or gone; for the log."""
+
+    kind: str
+    """"connected", "disconnected" or "refused"."""
+    connection: int
+    client: str
+    reason: str = ""
+
+
+class Traffic:
+    """Since the process began; lists are by QoS."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+        """Not yet taken."""
+        self.reset()
+
+    def reset(self) -> None:
+        self.received = [0, 0, 0]
+        self.sent = [0, 0, 0]
+        self.left_out = [0, 0, 0]
+        """Notifications that were too old or too large for their client."""
+        self.welcomed = 0
+        self.unavailable = 0
+        """Clients refused because a broker that may hold their session could not be asked."""

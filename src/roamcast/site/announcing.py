@@ -1,0 +1,54 @@
+"""What a broker says about itself ($SYS): to those who are attached here, and to nobody else.
+
+The last value of each topic is kept for those who subscribe later, but not in the state: after a restart
+there are new ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from roamcast.core.messages import Cause, Deliver, Fleeting
+from roamcast.core.notification import Message, encode_attributes
+from roamcast.filters.selector import parse
+from roamcast.mqtt.marks import PLAIN, RETAINED, TOPIC
+
+if TYPE_CHECKING:
+    from roamcast.node.broker import Broker
+
+
+class RecallAnnounced(Message, frozen=True):
+    """A client of this broker has a new subscription: it gets what was announced last."""
+
+    client: str
+    filter: str
+    cause: ClassVar[Cause] = "publish"
+
+
+class Announcements:
+    __unsaved__ = ("_last",)
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        broker.serve(RecallAnnounced, self.on_recall)
+        self._restore()
+
+    def _restore(self) -> None:
+        self._last: dict[str, bytes] = {}
+
+    def announce(self, topic: str, payload: bytes, now: float) -> Fleeting:
+        """The burst that carries the new value."""
+        self._last[topic] = payload
+        return _burst(topic, payload, now, PLAIN[0])
+
+    def on_recall(self, sender: str, message: RecallAnnounced) -> None:
+        filter, broker = parse(message.filter), self._broker
+        for topic, payload in self._last.items():
+            burst = _burst(topic, payload, broker.now, PLAIN[RETAINED])
+            wanted = broker.front.contents(burst)[0] if broker.front is not None else {TOPIC: topic}
+            if filter.matches(wanted):
+                broker.tell(message.client, Deliver("", 0, burst))
+
+
+def _burst(topic: str, payload: bytes, now: float, marks: bytes) -> Fleeting:
+    return Fleeting("", 0, 0, encode_attributes({TOPIC: topic}), now, (payload,), 1, marks)

@@ -1,0 +1,32 @@
+"""Handing every session to another broker, as if each client had said that it goes there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from roamcast.core.messages import AttachRequest, Cause
+from roamcast.core.notification import Message
+
+if TYPE_CHECKING:
+    from roamcast.node.broker import Broker
+
+
+class HandAway(Message, frozen=True):
+    """Nobody is connected here any more: what is held goes to this broker."""
+
+    destination: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Draining:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        broker.serve(HandAway, self.on_hand_away)
+
+    def on_hand_away(self, sender: str, message: HandAway) -> None:
+        broker = self._broker
+        if not broker.is_reachable(message.destination):
+            return
+        for client in list(broker.sessions):
+            if client not in broker.endings.waiting and client not in broker.attachments:
+                broker.session_requested(AttachRequest(client, message.destination, 0, -1, {}))
