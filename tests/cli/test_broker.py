@@ -17,8 +17,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that brokers were started with; a reload of each is appended too."""
     configurations: list[Config] = []
 
-    def serve(config: Config, reload: Callable[[], Config]) -> None:
-        configurations.extend([config, reload()])
+    def serve(
+        config: Config, read: Callable[[Callable[[str], None]], Config], warnings: list[str]
+    ) -> None:
+        again: list[str] = []
+        configurations.extend([config, read(again.append)])
+        assert again == warnings
 
     main = ModuleType("roamcast.daemon.main")
     main.__dict__["serve"] = serve

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from roamcast.cli.usage import show_examples
+from roamcast.cli import operate
+from roamcast.cli.usage import CommandGroup, show_examples
 from roamcast.errors import InputError, did_you_mean
 
 QUICK = "roamcast broker --id a --listen 127.0.0.1:1883 --peer b=127.0.0.1:7001 --data site-a"
@@ -20,10 +22,23 @@ def register(app: typer.Typer) -> None:
     examples = show_examples(
         "roamcast broker --print-config", "roamcast broker --config site.toml --check", QUICK
     )
-    app.command("broker", epilog=examples)(broker)
+    group = typer.Typer(
+        cls=BrokerGroup, add_completion=False, rich_markup_mode=None, invoke_without_command=True,
+        epilog=examples, context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
+    group.callback()(broker)
+    app.add_typer(group, name="broker")
+    operate.register(app, group)
+
+
+class BrokerGroup(CommandGroup):
+    """A group that is a command too: without one of its own commands it runs a broker."""
+
+    needs_command = False
 
 
 def broker(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="The configuration, a TOML file.")] = None,
     id: Annotated[str | None, typer.Option(help="This broker's id.")] = None,
     listen: Annotated[
@@ -56,6 +71,8 @@ def broker(
     ] = False,
 ) -> None:
     """Run a broker. Flags win over environment variables (ROAMCAST_SECTION_KEY), and these over the file."""
+    if context.invoked_subcommand is not None:
+        return
     if print_config:
         from roamcast.daemon.config import print_config as default_config
 
@@ -79,20 +96,19 @@ def broker(
 def run(path: Path | None, flags: dict[str, Any], *, only_check: bool) -> None:
     from roamcast.daemon.config import Config, load
 
-    def read() -> Config:
-        return load(path, os.environ, flags, warn)
-
-    config = read()
+    warnings: list[str] = []
+    config = load(path, os.environ, flags, warnings.append)
     if only_check:
+        for line in warnings:
+            print(f"roamcast: warning: {line}", file=sys.stderr)
         print(f"{path or 'the configuration'} can be used")
         return
     from roamcast.daemon.main import serve
 
-    serve(config, read)
+    def read(warn: Callable[[str], None]) -> Config:
+        return load(path, os.environ, flags, warn)
 
-
-def warn(line: str) -> None:
-    print(f"roamcast: warning: {line}", file=sys.stderr)
+    serve(config, read, warnings)
 
 
 def parse_setting(text: str) -> tuple[str, str]:

@@ -24,8 +24,10 @@ ClickException: type[Exception] = UsageError.__bases__[0]
 class CommandGroup(TyperGroup):
     """A group that answers a missing or unknown command in one line."""
 
+    needs_command = True
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:
+        if self.needs_command and not args and not ctx.resilient_parsing:
             raise InputError(f"'{ctx.command_path}' needs a command: {', '.join(self.list_commands(ctx))}")
         return super().parse_args(ctx, args)
 

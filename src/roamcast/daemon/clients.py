@@ -87,8 +87,8 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_budget", "_door", "_first", "address", "host", "id", "keep_alive_s",
-        "last_heard_s", "listener", "transport",
+        "_admission", "_budget", "_door", "_first", "address", "host", "id", "is_noted", "keep_alive_s",
+        "last_heard_s", "listener", "transport", "why",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
@@ -99,6 +99,10 @@ class ClientConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.keep_alive_s = 0.0
         self.last_heard_s = 0.0
+        self.is_noted = False
+        """Whether it has been logged that it ended."""
+        self.why = ""
+        """Why this side ended it, if it did."""
         self._first: bytes | None = b""
         """What came before the CONNECT was whole; None once it has been accepted."""
         self._admission: asyncio.Task[None] | None = None
@@ -203,6 +207,19 @@ class ClientConnection(asyncio.Protocol):
         self._door.push(Connected(self.id, without_secrets(connect), identity))
         if rest:
             self._door.push(Frames(self.id, rest))
+
+    @property
+    def is_admitted(self) -> bool:
+        return self._first is None
+
+    def hold(self) -> None:
+        """Read nothing for now."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def release(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     # --- going out ---
 

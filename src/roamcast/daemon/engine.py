@@ -15,12 +15,25 @@ from typing import Protocol
 from roamcast.core.records import Row
 from roamcast.core.snapshot import freeze
 from roamcast.daemon.journal import Journal, JournalFailed
-from roamcast.site.inputs import SiteInput, Tick, encode_entry
+from roamcast.mqtt.traffic import Note
+from roamcast.site.inputs import (
+    Announced,
+    Connected,
+    Frames,
+    Gone,
+    LinkFrames,
+    SiteEffects,
+    SiteInput,
+    Tick,
+    encode_entry,
+)
+from roamcast.site.seeking import IsHere
 from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
 
 JOURNAL_RETRY_S = 1.0
+SNAPSHOT_POLL_S = 1.0
 
 
 class Output(Protocol):
@@ -28,10 +41,22 @@ class Output(Protocol):
 
     def write(self, connection: int, data: bytes) -> None: ...
     def close(self, connection: int) -> None: ...
+    def hold(self, connection: int) -> None:
+        """Read nothing more from this client; what it has sent cannot be taken now."""
+
+    def hold_link(self, peer: str) -> None: ...
+    def release(self) -> None:
+        """Read from everyone again, and write to the links what there is."""
+
     def write_link(self, peer: str) -> None:
         """The link to this peer has something to write."""
 
     def close_link(self, peer: str, why: str) -> None: ...
+    def note(self, note: Note) -> None:
+        """A client has come or gone."""
+
+    def answer(self, answer: IsHere) -> None:
+        """Where a session is that was asked for."""
 
 
 class Engine:
@@ -46,17 +71,34 @@ class Engine:
         self.site = site
         self.journal = journal
         self.turns = 0
-        self.is_promising = True
-        """False while the journal cannot be written: then nothing is answered that would promise."""
+        self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
+        """How often, since the process began."""
         self._output = output
         self._records = records
         self._clock = clock
         self._now = 0.0
         self._pending: list[SiteInput] = []
+        self._held: SiteEffects | None = None
+        """What a turn wanted that is not in the journal yet."""
+        self._late: list[tuple[bytes, SiteEffects]] = []
+        """What came of turns after that one, and what of them must be journalled."""
+        self._failure = ""
+        """Why nothing is promised now."""
+        self._retry: asyncio.TimerHandle | None = None
+        self._poll: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_promising(self) -> bool:
+        """False while the journal cannot be written: then nothing is answered that would promise."""
+        return not self._failure
+
+    @property
+    def failure(self) -> str:
+        return self._failure
 
     def push(self, item: SiteInput) -> None:
         """Something happened; it is dealt with in the next turn."""
@@ -67,37 +109,136 @@ class Engine:
 
     def turn(self) -> None:
         self._is_scheduled = False
-        if not self.is_promising:
+        journal = self.journal
+        if journal is not None and journal.failed is not None:
+            self._stop_promising(journal.failed)
+            self._turn_without_promises()
             return
         inputs, self._pending = self._pending, []
-        # A clock may be set back; the site's time never goes back.
-        now = self._now = max(self._clock(), self._now)
-        site, journal, output = self.site, self.journal, self._output
-        effects = site.step(now, inputs)
-        self.turns += 1
+        effects = self._step(inputs)
         if effects.durable:
             if journal is not None:
                 try:
-                    journal.append(encode_entry(now, effects.durable))
+                    journal.append(encode_entry(self._now, effects.durable))
                     journal.commit()
                 except JournalFailed as error:
-                    self._stop_promising(error)
+                    self._held = effects
+                    self._stop_promising(str(error))
                     return
-            site.journalled()
-        for connection, parts in effects.writes.items():
-            output.write(connection, parts[0] if len(parts) == 1 else b"".join(parts))
-        for connection in effects.closes:
-            output.close(connection)
+            self.site.journalled()
+        self._let_out(effects)
+        if journal is not None and journal.wants_snapshot:
+            self._snapshot(journal)
+
+    def _step(self, inputs: list[SiteInput]) -> SiteEffects:
+        # A clock may be set back; the site's time never goes back.
+        self._now = max(self._clock(), self._now)
+        self.turns += 1
+        return self.site.step(self._now, inputs)
+
+    def _let_out(self, effects: SiteEffects) -> None:
+        self._write(effects)
+        output = self._output
         for peer, why in effects.link_closes:
             output.close_link(peer, why)
-        for peer, end in site.links.ends.items():
+        for peer, end in self.site.links.ends.items():
             if end.has_more:
                 output.write_link(peer)
         if effects.records and self._records is not None:
             self._records(effects.records)
         self._set_timer()
-        if journal is not None and journal.wants_snapshot:
-            self._snapshot(journal)
+
+    def _write(self, effects: SiteEffects) -> None:
+        output = self._output
+        for connection, parts in effects.writes.items():
+            output.write(connection, parts[0] if len(parts) == 1 else b"".join(parts))
+        for connection in effects.closes:
+            output.close(connection)
+        for note in effects.notes:
+            output.note(note)
+        for answer in effects.answers:
+            output.answer(answer)
+
+    # --- while the journal cannot be written ---
+
+    def _stop_promising(self, why: str) -> None:
+        """The site may be ahead of the journal: nothing of that turn may be seen before it is written."""
+        if not self._failure:
+            log.error("nothing is promised now, and what was promised is kept: %s", why)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._deadline = None
+            self._retry = self._loop.call_later(JOURNAL_RETRY_S, self._try_again)
+        self._failure = why
+
+    def _turn_without_promises(self) -> None:
+        """Take what needs no journal; whoever sends anything else has to wait."""
+        taken: list[SiteInput] = []
+        held: list[SiteInput] = []
+        waiting: set[int] = set()
+        connections = self.site.endpoint.connections
+        for item in self._pending:
+            if isinstance(item, Frames):
+                connection = None if item.connection in waiting else connections.get(item.connection)
+                if connection is not None and connection.promises_nothing(item.data):
+                    taken.append(item)
+                    continue
+                waiting.add(item.connection)
+                self._output.hold(item.connection)
+            elif isinstance(item, Announced):
+                taken.append(item)
+                continue
+            elif isinstance(item, LinkFrames):
+                self._output.hold_link(item.peer)
+            elif isinstance(item, Connected | Gone):
+                waiting.add(item.connection)
+            held.append(item)
+        self._pending = held
+        if not taken:
+            return
+        effects = self._step(taken)
+        if effects.durable:
+            # A packet turned out to be malformed, and its connection has ended.
+            self._late.append((encode_entry(self._now, effects.durable), effects))
+        else:
+            self._write(effects)
+
+    def _try_again(self) -> None:
+        journal = self.journal
+        assert journal is not None
+        self._retry = None
+        try:
+            journal.try_again()
+        except JournalFailed as error:
+            self._failure = str(error)
+            if journal.wants_snapshot:
+                self._snapshot(journal)
+        self._let_out_late(journal)
+        if journal.failed is not None:
+            self._retry = self._loop.call_later(JOURNAL_RETRY_S, self._try_again)
+            return
+        self._failure = ""
+        log.info("the journal can be written again")
+        self._output.release()
+        self.turn()
+
+    def _let_out_late(self, journal: Journal) -> None:
+        """In order, whatever is in the journal by now."""
+        while not journal.pending_bytes:
+            if self._held is not None:
+                effects, self._held = self._held, None
+                self.site.journalled()
+                self._let_out(effects)
+            if not self._late or journal.failed is not None:
+                return
+            entry, self._held = self._late.pop(0)
+            try:
+                journal.append(entry)
+                journal.commit()
+            except JournalFailed as error:
+                self._failure = str(error)
+
+    # --- snapshots ---
 
     def _snapshot(self, journal: Journal) -> None:
         """Write the state down, in a copy of this process, so that nobody has to wait."""
@@ -105,34 +246,46 @@ class Engine:
             ticket = journal.begin_snapshot()
             ticket.write_in_child(lambda: freeze(self.site))
         except JournalFailed as error:
-            log.warning("%s", error)
+            self.snapshots["failed"] += 1
+            log.warning("no snapshot: %s", error)
             return
         child = ticket.child
         if child is not None:
             self._loop.add_reader(child.fileno(), self._on_snapshot, journal, child.fileno())
+            self._poll_later(journal, child.fileno())
+
+    def _poll_later(self, journal: Journal, file: int) -> None:
+        """A child that hangs never says so, and one that has spoken may take a moment to end."""
+        self._poll = self._loop.call_later(SNAPSHOT_POLL_S, self._on_snapshot, journal, file)
 
     def _on_snapshot(self, journal: Journal, file: int) -> None:
+        # Before the file is closed, or the loop would watch whatever gets its number.
         self._loop.remove_reader(file)
+        if self._poll is not None:
+            self._poll.cancel()
         outcome = journal.poll_snapshot()
         if outcome is None:
-            self._loop.call_later(0.1, journal.poll_snapshot)
+            self._poll_later(journal, file)
         elif outcome.error is not None:
+            self.snapshots["failed"] += 1
             log.warning("no snapshot: %s", outcome.error)
+        else:
+            self.snapshots["written"] += 1
+            log.info("snapshot of %d bytes written in %.1f s", outcome.size_bytes, outcome.seconds)
 
     def stop(self) -> None:
         """Finish what is pending and leave a snapshot, so that the next start has nothing to replay."""
         self.turn()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._retry, self._poll):
+            if timer is not None:
+                timer.cancel()
         if self.journal is not None and self.is_promising:
             try:
                 self.journal.write_snapshot(freeze(self.site))
             except JournalFailed as error:
                 log.warning("%s", error)
 
-    def _stop_promising(self, error: JournalFailed) -> None:
-        """The site is ahead of the journal now: nothing of that turn may be seen before it is written."""
-        raise error
+    # --- time ---
 
     def _set_timer(self) -> None:
         deadline = self.site.deadline()

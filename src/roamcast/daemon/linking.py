@@ -30,6 +30,8 @@ class Linking:
         self.peers = Peers(config.id, terms, config.link, config.peers, self, contexts)
         self._site = site
         self._push = push
+        self.may_write: Callable[[], bool] = lambda: True
+        """False while the site may be ahead of its journal: its peers must not hear of that."""
 
     def reload(self, config: Config) -> None:
         contexts = link_contexts(config.link) if config.link.tls else None
@@ -37,7 +39,7 @@ class Linking:
 
     def write(self, peer: str) -> None:
         """Write what there is for the peer, as far as its connection takes it."""
-        end = self._site.links.ends.get(peer)
+        end = self._site.links.ends.get(peer) if self.may_write() else None
         while end is not None and end.has_more and self.peers.is_writable(peer):
             self.peers.write(peer, end.take())
 
@@ -47,6 +49,8 @@ class Linking:
         return self._site.links.offer(peer)
 
     def refusal(self, peer: str, offer: Offer) -> str:
+        if not self.may_write():
+            return f"broker {self._site.id} cannot write its journal now"
         return self._site.links.refusal(peer, offer)
 
     def on_refused(self, peer: str, why: str) -> None:

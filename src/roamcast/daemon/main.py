@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import uvloop
 
 from roamcast import __version__
 from roamcast.core.snapshot import thaw
+from roamcast.daemon import logs
+from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.journal import Journal
 from roamcast.daemon.sections import Config
 from roamcast.daemon.server import Server
@@ -20,12 +21,19 @@ from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
 
+Warn = Callable[[str], None]
+"""Takes a line about a setting that is valid and yet not what one may want."""
 
-def serve(config: Config, reread: Callable[[], Config]) -> None:
-    """Run a broker until it is told to stop; `reread` reads its configuration anew."""
-    logging.basicConfig(
-        stream=sys.stderr, level=config.log.level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-    )
+
+def serve(config: Config, read: Callable[[Warn], Config], warnings: Iterable[str] = ()) -> None:
+    """Run a broker until it is told to stop; `read` reads its configuration anew."""
+    logs.set_up(config.log)
+    for line in warnings:
+        log.warning("%s", line)
+
+    def reread() -> Config:
+        return read(log.warning)
+
     uvloop.run(_serve(config, reread))
 
 
@@ -37,8 +45,12 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         segment_bytes=config.journal.segment_bytes,
         snapshot_after_bytes=config.journal.snapshot_after_bytes,
         journal_bytes_max=config.journal.bytes_max,
+        snapshot_retry_s=config.journal.snapshot_retry_s,
     )
+    events: EventLog | None = None
     try:
+        if config.events.level != "none":
+            events = EventLog(config)
         site: Site | None = thaw(recovered.snapshot) if recovered.snapshot is not None else None
         for note in recovered.notes:
             log.warning("%s", note)
@@ -49,7 +61,13 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
                 if not isinstance(first, Started):
                     raise InputError(f"journal {config.journal_folder}: it does not begin with a start")
                 site = Site(first.settings)
-            site.step(entry.now, entry.inputs)
-        await Server(config, site or Site(site_settings(config)), journal, reread).run()
+            effects = site.step(entry.now, entry.inputs)
+            if events is not None and effects.records:
+                events.take(effects.records)
+        if events is not None:
+            events.replayed()
+        await Server(config, site or Site(site_settings(config)), journal, reread, events).run()
     finally:
         journal.close()
+        if events is not None:
+            events.close()

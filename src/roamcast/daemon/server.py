@@ -18,34 +18,48 @@ from roamcast.daemon.addresses import is_loopback
 from roamcast.daemon.admission import Admission
 from roamcast.daemon.clients import Budget, ClientConnection, Refused
 from roamcast.daemon.engine import Engine
+from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.journal import Journal
 from roamcast.daemon.linking import Linking
+from roamcast.daemon.logs import fields, set_level
+from roamcast.daemon.operations import Operations
 from roamcast.daemon.sections import Config, Listener
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.tls import ServerContext, listener_context
 from roamcast.daemon.websocket import WebSocketConnection
 from roamcast.errors import InputError
 from roamcast.mqtt.access import Identity
-from roamcast.mqtt.packets import Connect
+from roamcast.mqtt.packets import Connack, Connect, Disconnect
 from roamcast.mqtt.reasons import Reason
-from roamcast.site.inputs import Full, Ruled, SiteInput, Started
+from roamcast.mqtt.traffic import Note
+from roamcast.mqtt.writing import write
+from roamcast.site.inputs import Full, Ruled, SiteInput, Started, Tuned
+from roamcast.site.seeking import IsHere
 from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
+FAREWELL_S = 2.0
+"""How long clients may take to read their last bytes."""
 
 
 class Server:
     """Implements `Door` for connections and `Output` for the engine."""
 
     def __init__(
-        self, config: Config, site: Site, journal: Journal | None, reread: Callable[[], Config]
+        self,
+        config: Config,
+        site: Site,
+        journal: Journal | None,
+        reread: Callable[[], Config],
+        events: EventLog | None = None,
     ) -> None:
         self.config = config
         self._reread = reread
         self.site = site
-        self.engine = Engine(site, journal, self)
+        self.events = events
+        self.engine = Engine(site, journal, self, events.take if events is not None else None)
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.output_bytes_max = config.quotas.output_bytes_max
         self.ports: list[int] = []
@@ -59,7 +73,13 @@ class Server:
         self.linking = Linking(config, site, self.engine.push)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
+        self.linking.may_write = lambda: self.engine.is_promising
         self._stopping = asyncio.Event()
+        self._gone: dict[int, tuple[str, str]] = {}
+        """Address and reason of connections whose end the site has not been told yet."""
+        self._held: dict[int, ClientConnection] = {}
+        """Connections that are not read from while nothing can be promised."""
+        self.operations = Operations(self)
 
     # --- running ---
 
@@ -71,6 +91,7 @@ class Server:
         self.engine.push(Started(site_settings(self.config)))
         self.engine.push(Ruled(self.config.access_rules))
         self.engine.turn()
+        await self.operations.start()
         await self.linking.peers.start()
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
@@ -81,6 +102,14 @@ class Server:
         finally:
             sweep.cancel()
             await self._stop()
+
+    @property
+    def is_listening(self) -> bool:
+        return bool(self._servers) and all(server.is_serving() for server in self._servers)
+
+    @property
+    def connections(self) -> int:
+        return len(self._clients)
 
     async def _listen(self, number: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
@@ -108,7 +137,7 @@ class Server:
         return WebSocketConnection(client, listener) if listener.is_websocket else client
 
     def _reload(self) -> None:
-        """Read users, access rules, certificates and peers again; what else is new needs a restart."""
+        """Read again what can change while clients are there; what else is new needs a restart."""
         try:
             config = self._reread()
             listeners = config.listeners
@@ -118,24 +147,43 @@ class Server:
                 context.reload(_tls_of(number, listeners[number]))
             self._admission.reconfigure(config)
             self.linking.reload(config)
+            set_level(config.log)
         except InputError as error:
             log.error("the configuration stays as it was: %s", error)
             return
         self.config = msgspec.structs.replace(
-            self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers
-        )
+            self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
+            quotas=config.quotas, log=msgspec.structs.replace(self.config.log, level=config.log.level),
+        )  # fmt: skip
+        self.engine.push(Tuned(site_settings(self.config)))
         self.engine.push(Ruled(config.access_rules))
-        log.info("users, access rules, certificates and peers have been read again")
+        log.info("users, access rules, certificates, peers, quotas and log level have been read again")
 
     async def _stop(self) -> None:
         self._admission.close()
         for server in self._servers:
             server.close()
-        await self.linking.peers.stop()
+        self.engine.turn()
         for client in list(self._clients.values()):
-            client.finish()
+            client.why = "the broker stops"
+            client.finish(self._farewell(client))
+        end = time.monotonic() + FAREWELL_S
+        while self._clients and time.monotonic() < end:
+            await asyncio.sleep(0.01)  # What was written last goes out while the loop runs.
+        self.engine.turn()
+        self.operations.stop()
+        await self.linking.peers.stop()
         self.engine.stop()
         log.info("broker %s has stopped", self.config.id)
+
+    def _farewell(self, client: ClientConnection) -> bytes:
+        """What a client is told when the broker stops; MQTT 3.1.1 has no word for it."""
+        connection = self.site.endpoint.connections.get(client.id)
+        if connection is None or connection.version != 5:
+            return b""
+        if connection.session is None:
+            return write(Connack(reason=Reason.SERVER_UNAVAILABLE), 5)
+        return write(Disconnect(reason=Reason.SERVER_SHUTTING_DOWN), 5)
 
     async def _sweep(self) -> None:
         """Close connections that have been silent for too long."""
@@ -146,9 +194,13 @@ class Server:
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
                 self.engine.push(Full(limit * 9 // 10))
+            if self.events is not None:
+                self.events.flush()
             for client in list(self._clients.values()):
                 if client.is_silent(now, self.config.mqtt.connect_timeout_s):
-                    log.info("%s: nothing heard for %.0f s", client.address, now - client.last_heard_s)
+                    client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
+                    if not client.is_admitted:
+                        log.info("%s: %s", client.address, client.why)
                     client.finish()
 
     # --- connections (see clients.Door) ---
@@ -188,11 +240,16 @@ class Server:
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
         self._coming.discard(client.id)
+        self._held.pop(client.id, None)
+        if client.is_admitted and not client.is_noted:
+            self._gone[client.id] = client.address, client.why
         self._addresses[client.host] -= 1
         if not self._addresses[client.host]:
             del self._addresses[client.host]
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
+        if not self.engine.is_promising:
+            raise Refused(Reason.SERVER_UNAVAILABLE, "the broker cannot write its journal now")
         client_id = connect.client_id
         if not client_id:
             if connect.version == 4 and not connect.clean_start:
@@ -213,6 +270,39 @@ class Server:
         client = self._clients.get(connection)
         if client is not None:
             client.finish()
+
+    def hold(self, connection: int) -> None:
+        client = self._clients.get(connection)
+        if client is not None and connection not in self._held:
+            self._held[connection] = client
+            client.hold()
+
+    def hold_link(self, peer: str) -> None:
+        self.linking.peers.pause_reading(peer)
+
+    def release(self) -> None:
+        for peer in self.site.links.ends:
+            self.linking.peers.resume_reading(peer)
+        held, self._held = self._held, {}
+        for client in held.values():
+            client.release()
+
+    def note(self, note: Note) -> None:
+        client = self._clients.get(note.connection)
+        address, why = self._gone.pop(note.connection, ("", ""))
+        if client is not None:
+            address, why = client.address, client.why
+            client.is_noted = note.kind != "connected"
+        log.info(
+            "client %s %s (%s): %s", note.client, note.kind, address, why or note.reason,
+            extra=fields(
+                event=note.kind, client=note.client, address=address, reason=why or note.reason,
+                connection=note.connection,
+            ),
+        )  # fmt: skip
+
+    def answer(self, answer: IsHere) -> None:
+        self.operations.answered(answer)
 
     def write_link(self, peer: str) -> None:
         self.linking.write(peer)

@@ -28,6 +28,7 @@ from roamcast.mqtt.writing import write
 PUBACK, PUBREC = 0x40, 0x50
 QOS_0, QOS_1 = 0x30, 0x32
 """First bytes of a PUBLISH that is neither retained nor sent again."""
+LARGEST_PACKET = 1 << 28
 TOPICS_KEPT_MAX = 2048
 
 
@@ -128,6 +129,29 @@ class Connection:
         rest = data[position:]
         self._chunks, self._have, self._need = [rest], len(rest), needed(rest)
         return data[:position]
+
+    def promises_nothing(self, data: bytes) -> bool:
+        """Whether these are whole packets, all of them pings or plain QoS 0 publishes."""
+        if self.session is None or self._have:
+            return False
+        position = 0
+        while position < len(data):
+            first = data[position]
+            if first not in (PINGREQ << 4, QOS_0):
+                return False
+            try:
+                whole = cut(data, position, LARGEST_PACKET)
+            except PacketError:
+                return False
+            if whole is None:
+                return False
+            _, start, position = whole
+            if first == QOS_0 and self.version == 5:
+                # Properties may hold a topic alias, which is remembered.
+                after_topic = start + 2 + int.from_bytes(data[start : start + 2], "big")
+                if data[after_topic : after_topic + 1] != b"\0":
+                    return False
+        return True
 
     def read_waiting(self, endpoint: Reader) -> None:
         """The session has come: take what the client sent before."""

@@ -43,7 +43,10 @@ def schema() -> pa.Schema:
 class LogWriter:
     """Takes rows and writes them to a folder. Use it as a context manager."""
 
-    def __init__(self, folder: Path, run: str, rows_per_file: int = ROWS_PER_FILE) -> None:
+    def __init__(
+        self, folder: Path, run: str, rows_per_file: int = ROWS_PER_FILE, *, continued: str = ""
+    ) -> None:
+        """`continued`: add to the files in the folder whose names begin so, instead of beginning a log."""
         self.folder = folder
         self.run = run
         self.rows = 0
@@ -55,12 +58,13 @@ class LogWriter:
         self._batched_rows = 0
         self._file: pq.ParquetWriter | None = None
         self._file_rows = 0
-        self._files = 0
+        self._prefix = continued or "part"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"log folder {folder}: {error.strerror}") from None
-        if any(folder.glob("*.parquet")):
+        self._files = len(log_files(folder)) if not continued else _following(folder, continued)
+        if self._files and not continued:
             raise InputError(f"log folder {folder} already holds a log: give an empty or a new folder")
 
     def __enter__(self) -> LogWriter:
@@ -114,16 +118,44 @@ class LogWriter:
         self._files += 1
 
     def _name(self) -> str:
-        return f"part-{self._files:05d}"
+        return f"{self._prefix}-{self._files:05d}"
 
     def _unfinished_path(self) -> Path:
         # Readers pass over names that begin with a dot or an underscore.
         return self.folder / f".{self._name()}.parquet.unfinished"
 
 
+def log_files(folder: Path, prefix: str = "") -> list[Path]:
+    """The files of a log in the order they were written, or those of them whose names begin so."""
+    found = [path for path in folder.glob("*.parquet") if not prefix or _prefix(path) == prefix]
+    return sorted(found, key=lambda path: (_prefix(path), _number(path), path.name))
+
+
+def _prefix(path: Path) -> str:
+    return path.stem.rpartition("-")[0]
+
+
+def _number(path: Path) -> int:
+    number = path.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _following(folder: Path, prefix: str) -> int:
+    files = log_files(folder, prefix)
+    return _number(files[-1]) + 1 if files else 0
+
+
+def highest_sequences(file: Path) -> dict[str, int]:
+    """The highest sequence of each node in a file."""
+    rows = pq.read_table(file, columns=["node", "sequence"])
+    table = rows.group_by("node").aggregate([("sequence", "max")])
+    nodes, sequences = table.column("node").to_pylist(), table.column("sequence_max").to_pylist()
+    return dict(zip(nodes, sequences, strict=True))
+
+
 def read_log(folder: Path) -> Iterator[Row]:
     """The rows of a log, file by file, in the order they were written."""
-    files = sorted(folder.glob("*.parquet"))
+    files = log_files(folder)
     if not files:
         raise InputError(f"log folder {folder}: there is no Parquet file in it")
     for file in files:

@@ -1,0 +1,226 @@
+"""Looking at running brokers: `roamcast where`, `explain`, `broker status|drain|forget`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roamcast.cli.output import emit_json
+from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    from roamcast.core.records import Row
+    from roamcast.records.explaining import Identity
+
+ANSWER_S = 15.0
+DRAIN_S = 60.0
+EXIT_NOT_FOUND = 1
+
+WHERE = "roamcast where car-7 --data site-a"
+EXPLAIN = "roamcast explain car-7 sensor-1:42 --log site-a --log site-b"
+STATUS = "roamcast broker status --data site-a"
+DRAIN = "roamcast broker drain --data site-a --to b --reference b.example.org:1883"
+FORGET = "roamcast broker forget c --data site-a"
+
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="The data folder of a broker that is running.")
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Its configuration, instead of --data.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def register(app: typer.Typer, broker: typer.Typer) -> None:
+    app.command("where", epilog=show_examples(WHERE))(where)
+    app.command("explain", epilog=show_examples(EXPLAIN))(explain)
+    broker.command("status", epilog=show_examples(STATUS))(status)
+    broker.command("drain", epilog=show_examples(DRAIN))(drain)
+    broker.command("forget", epilog=show_examples(FORGET))(forget)
+
+
+def where(
+    client: Annotated[str, typer.Argument(help="The client id.")],
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which broker of the network holds a client's session, and how much waits there: exit code 1 if none."""
+    answer = last_answer(folder_of(data, config), ANSWER_S, command="where", client=client)
+    if as_json:
+        emit_json(without_done(answer))
+    elif answer["found"]:
+        since = spoken_time(answer["since"])
+        size = f"{answer['queued']:,} notifications ({answer['queued_bytes']:,} bytes) queued"
+        print(f"{client} is {answer['state']} at broker {answer['broker']} since {since}, {size}")
+    else:
+        down = ", ".join(f"{peer} ({why or 'not connected'})" for peer, why in answer["links_down"].items())
+        asked = f"; these links are down: {down}" if down else ""
+        print(f"no broker that can be asked holds a session of {client}{asked}")
+    if not answer["found"]:
+        raise typer.Exit(EXIT_NOT_FOUND)
+
+
+def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """How a running broker is."""
+    answer = last_answer(folder_of(data, config), ANSWER_S, command="status")
+    if as_json:
+        emit_json(without_done(answer))
+        return
+    print(
+        f"broker {answer['broker']}, version {answer['version']}, up for {answer['uptime_s']:,.0f} s: "
+        f"{answer['connections']:,} connections, {answer['sessions']:,} sessions, {answer['queued']:,} queued"
+    )
+    print(f"journal: {answer['journal']}")
+    for link in answer["links"]:
+        state = "up" if link["is_up"] else f"down ({link['why'] or 'not connected'})"
+        print(f"link to {link['peer']}: {state}, {link['kept_bytes']:,} bytes kept")
+
+
+def drain(
+    to: Annotated[str, typer.Option(help="Who takes the sessions; a connected peer if none.")] = "",
+    reference: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients of MQTT 5 are told to go.")
+    ] = "",
+    data: Data = None,
+    config: ConfigFile = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = DRAIN_S,
+    as_json: AsJson = False,
+) -> None:
+    """Hand every session to another broker before maintenance, and say when this one is empty.
+
+    Clients are closed with "use another server". Nobody is served here until the broker is started anew.
+    """
+    from roamcast.daemon.control import ask
+
+    folder, end, moved = folder_of(data, config), time.monotonic() + timeout, 0
+    for answer in ask(folder, ANSWER_S, command="drain", to=to, reference=reference):
+        moved = max(moved, answer["sessions"])
+        if answer["done"]:
+            result = {"to": answer["to"], "sessions": moved, "empty": True}
+            if as_json:
+                emit_json(result)
+            else:
+                print(f"empty: {moved:,} sessions have gone to {answer['to']}; the broker can be stopped")
+            return
+        if time.monotonic() > end:
+            raise InputError(f"after {timeout:g} s {answer['sessions']} sessions are still here; it goes on")
+        print(f"{answer['sessions']:,} sessions left", file=sys.stderr)
+
+
+def forget(
+    broker: Annotated[str, typer.Argument(metavar="ID", help="The broker that is gone for good.")],
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a broker whose disk is gone: sessions it held are given up, and nobody waits for it any more.
+
+    One broker is told, and tells all others. A broker that was forgotten must never come back with its
+    old disk.
+    """
+    answer = last_answer(folder_of(data, config), ANSWER_S, command="forget", broker=broker)
+    if as_json:
+        emit_json(without_done(answer))
+        return
+    print(f"{broker} is forgotten")
+    if answer["configured"]:
+        print("it is still a [[peer]] in the configuration: remove it and reload (SIGHUP)", file=sys.stderr)
+
+
+def explain(
+    client: Annotated[str, typer.Argument(help="The client that should have it.")],
+    notification: Annotated[
+        str, typer.Argument(metavar="PUBLISHER:NUMBER", help="Or PUBLISHER:INCARNATION:NUMBER.")
+    ],
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option("--log", metavar="DIR", help="A folder of event logs, or a data folder. Repeatable."),
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="The pseudonym key of the logs (events.pseudonym_key_file).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What happened to a notification on its way to a client, from the event logs of all brokers."""
+    from roamcast.records.explaining import Identity
+    from roamcast.records.explaining import explain as explain_rows
+    from roamcast.records.pseudonyms import pseudonyms
+
+    wanted = parse_notification(notification)
+    names = (client, wanted.publisher)
+    if key_file is not None:
+        from roamcast.daemon.private_files import read_secret
+
+        pseudonym = pseudonyms(read_secret(str(key_file), "--key-file"))
+        names = (pseudonym(client), pseudonym(wanted.publisher))
+    if not logs:
+        raise InputError("no logs: name their folders with --log, once for each broker")
+    rows = rows_about(logs, *names)
+    found = explain_rows(rows, names[0], Identity(names[1], wanted.number, wanted.incarnation))
+    if as_json:
+        emit_json({"steps": [step._asdict() for step in found.steps], "outcome": found.outcome})
+        return
+    for step in found.steps:
+        print(f"{spoken_time(step.time)}  {step.node}: {step.what}")
+    print(found.outcome)
+
+
+def rows_about(folders: list[Path], client: str, publisher: str) -> Iterator[Row]:
+    from roamcast.records.parquet import read_log
+
+    for folder in folders:
+        place = folder / "events" if (folder / "events").is_dir() else folder
+        if not place.is_dir():
+            raise InputError(f"--log {folder}: there is no such folder")
+        for row in read_log(place):
+            if row.client == client or row.publisher == publisher:
+                yield row
+
+
+def parse_notification(text: str) -> Identity:
+    from roamcast.records.explaining import Identity
+
+    # A client id may hold colons; the numbers are at the end.
+    publisher, _, number = text.rpartition(":")
+    incarnation = "0"
+    head, _, middle = publisher.rpartition(":")
+    if head and middle.isdecimal():
+        publisher, incarnation = head, middle
+    if not publisher or not number.isdecimal():
+        raise InputError(f"notification {text!r}: valid is PUBLISHER:NUMBER, as in sensor-1:42")
+    return Identity(publisher, int(number), int(incarnation))
+
+
+def folder_of(data: Path | None, config: Path | None) -> Path:
+    """The data folder of the broker that is meant."""
+    if data is not None and config is not None:
+        raise InputError("--data and --config are given; keep one")
+    if data is None:
+        from roamcast.daemon.config import load
+
+        data = Path(load(config, os.environ, {}, lambda line: None).data)
+    if not data.is_dir():
+        raise InputError(f"{data}: there is no such folder; name a broker's with --data or --config")
+    return data
+
+
+def last_answer(folder: Path, timeout_s: float, **request: object) -> dict[str, Any]:
+    from roamcast.daemon.control import ask
+
+    *_, answer = ask(folder, timeout_s, **request)
+    return answer
+
+
+def without_done(answer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key not in ("done", "number")}
+
+
+def spoken_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

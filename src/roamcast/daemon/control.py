@@ -1,0 +1,118 @@
+"""The control channel of a running broker: a unix socket in its data folder, for the same user alone.
+
+A request is one line of JSON, {"command": …}; answers are lines of JSON, the last of which has "done".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from roamcast.errors import InputError
+
+log = logging.getLogger("roamcast.control")
+
+SOCKET_NAME = "control"
+LINE_BYTES_MAX = 65_536
+REQUEST_S_MAX = 5.0
+SOCKET_PATH_BYTES_MAX = 107
+
+Answers = AsyncIterator[dict[str, object]]
+Command = Callable[[dict[str, Any]], Answers]
+
+
+class ControlServer:
+    def __init__(self, data: Path, commands: dict[str, Command]) -> None:
+        self.path = data / SOCKET_NAME
+        self._commands = commands
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        try:
+            self.path.unlink(missing_ok=True)  # The journal's lock says that nobody else has the folder.
+            self._server = await asyncio.start_unix_server(
+                self._serve, sock=_bound(self.path), limit=LINE_BYTES_MAX
+            )
+        except OSError as error:
+            # The broker's work does not depend on it.
+            log.warning("no control channel at %s: %s", self.path, error)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self.path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_S_MAX):
+                line = await reader.readline()
+            async for answer in self._answers(line):
+                writer.write(msgspec.json.encode(answer) + b"\n")
+                await writer.drain()
+        except (TimeoutError, ValueError, OSError):
+            pass  # Whoever asked has gone, or never said what it wanted.
+        finally:
+            writer.close()
+
+    async def _answers(self, line: bytes) -> Answers:
+        try:
+            request = msgspec.json.decode(line, type=dict[str, Any])
+            command = self._commands.get(str(request.get("command")))
+            if command is None:
+                raise InputError(f"there is no such command; there are {', '.join(self._commands)}")
+            async for answer in command(request):
+                yield answer
+        except msgspec.MsgspecError:
+            yield {"error": "not a line of JSON", "done": True}
+        except InputError as error:
+            yield {"error": str(error), "done": True}
+
+
+def _bound(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        bound.bind(_short(path))
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.umask(before)
+    return bound
+
+
+def _short(path: Path) -> str:
+    """A unix socket's path must be short; the way there from here may be, where the whole path is not."""
+    whole = str(path.absolute())
+    return whole if len(os.fsencode(whole)) <= SOCKET_PATH_BYTES_MAX else os.path.relpath(path)
+
+
+def ask(data: Path, timeout_s: float, **request: object) -> Iterator[dict[str, Any]]:
+    """Send a command to the broker with this data folder; its answers, as they come."""
+    path = data / SOCKET_NAME
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(_short(path))
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            with connection.makefile("rb") as lines:
+                for line in lines:
+                    answer = msgspec.json.decode(line, type=dict[str, Any])
+                    if "error" in answer:
+                        raise InputError(str(answer["error"]))
+                    yield answer
+                    if answer.get("done"):
+                        return
+        except TimeoutError:
+            raise InputError(f"{path}: the broker gave no answer for {timeout_s:g} s") from None
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"{path}: no broker answers there ({reason}); is it running?") from None
+    raise InputError(f"{path}: the broker went away before it was done")

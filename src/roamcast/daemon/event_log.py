@@ -1,0 +1,162 @@
+"""The event log of a broker: rows go to a thread that turns them into Parquet files.
+
+What is on disk is told by the highest sequence in the last file. Rows up to it are passed over, so that
+those of a replay are written only if a crash had kept them from the disk. Logs are movement traces of
+people: names become keyed pseudonyms, attributes and filters are left out unless asked for, and files
+are deleted when they are old enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from roamcast.core.records import Row
+from roamcast.daemon.sections import Config, Events
+from roamcast.errors import InputError
+from roamcast.records.parquet import LogWriter, highest_sequences, log_files
+from roamcast.records.pseudonyms import pseudonyms
+
+log = logging.getLogger("roamcast.events")
+
+ROWS_WAITING_MAX = 2_000_000
+ROWS_PER_BATCH = 4_000
+DAY_S = 86_400.0
+
+
+class EventLog:
+    """Call `take` with the rows of each turn; `close` at the end."""
+
+    def __init__(self, config: Config) -> None:
+        events: Events = config.events
+        self.written = 0
+        """Rows on disk, or in a file that is not closed yet."""
+        self.lost = 0
+        """Rows that could not be written, or had no room to wait."""
+        self._folder = config.events_folder
+        self._prefix = f"events-{config.id}"
+        self._pseudonym = pseudonyms(events.pseudonym_key) if events.pseudonym_key else None
+        self._attributes = events.attributes
+        self._retention_s = events.retention_days * DAY_S if events.retention_days is not None else None
+        self._file_s = events.file_s
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"events.folder {self._folder}: {error.strerror}") from None
+        for path in self._folder.glob(f".{self._prefix}-*.unfinished"):
+            path.unlink()  # A crash left it; its rows are in the journal, or nowhere.
+        self._writer: LogWriter | None = LogWriter(self._folder, config.network, continued=self._prefix)
+        self._run = config.network
+        self._on_disk = self._highest(config.id)
+        self._waiting: list[Row] = []
+        self._queued_rows = 0
+        self._batches: queue.SimpleQueue[list[Row] | None] = queue.SimpleQueue()
+        self._failed = False
+        self._thread = threading.Thread(target=self._write_all, name="event log", daemon=True)
+        self._thread.start()
+
+    def _highest(self, node: str) -> int:
+        for path in reversed(log_files(self._folder, self._prefix)):
+            try:
+                return highest_sequences(path).get(node, 0)
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"{path}: cannot be read ({error}); move it away") from None
+        return 0
+
+    # --- in the loop ---
+
+    def take(self, rows: list[Row]) -> None:
+        if rows[-1].sequence <= self._on_disk:
+            return
+        if rows[0].sequence <= self._on_disk:
+            rows = [row for row in rows if row.sequence > self._on_disk]
+        self._waiting += rows
+        if len(self._waiting) >= ROWS_PER_BATCH:
+            self.flush()
+
+    def replayed(self) -> None:
+        """From now on every row is new, also if the journal was begun anew and counts from the start."""
+        self._on_disk = 0
+
+    def flush(self) -> None:
+        """Hand to the thread what is waiting."""
+        rows, self._waiting = self._waiting, []
+        if self._queued_rows > ROWS_WAITING_MAX:
+            self.lost += len(rows)
+        elif rows:
+            self._queued_rows += len(rows)
+            self._batches.put(rows)
+
+    def close(self) -> None:
+        """Write everything and close the last file."""
+        self.flush()
+        self._batches.put(None)
+        self._thread.join()
+
+    # --- in the thread ---
+
+    def _write_all(self) -> None:
+        roll_at = time.monotonic() + self._file_s
+        while True:
+            try:
+                rows = self._batches.get(timeout=max(0.01, roll_at - time.monotonic()))
+            except queue.Empty:
+                rows = []
+            if rows:
+                self._try(lambda rows=rows: self._write(rows), len(rows))  # type: ignore[misc]
+                self._queued_rows -= len(rows)
+            if rows is None or time.monotonic() >= roll_at:
+                self._try(self._roll, 0)
+                roll_at = time.monotonic() + self._file_s
+            if rows is None:
+                return
+
+    def _try(self, work: Callable[[], None], rows: int) -> None:
+        try:
+            work()
+        except (OSError, pa.ArrowException, InputError) as error:
+            self.lost += rows
+            self._writer = None
+            if not self._failed:
+                log.warning("the event log cannot be written, rows are lost: %s", error)
+            self._failed = True
+
+    def _write(self, rows: list[Row]) -> None:
+        if self._writer is None:
+            # What the last one could not write is gone; this one begins a file of its own.
+            self._writer = LogWriter(self._folder, self._run, continued=self._prefix)
+        self._writer.write([self._private(row) for row in rows])
+        self.written += len(rows)
+
+    def _private(self, row: Row) -> Row:
+        if not self._attributes and (row.attributes is not None or row.filter is not None):
+            row = row._replace(attributes=None, filter=None)
+        name = self._pseudonym
+        if name is not None and (row.client or row.publisher):
+            row = row._replace(
+                client=name(row.client) if row.client else row.client,
+                publisher=name(row.publisher) if row.publisher else row.publisher,
+            )
+        return row
+
+    def _roll(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            if self._failed:
+                log.info("the event log can be written again")
+            self._failed = False
+        self._delete_old()
+
+    def _delete_old(self) -> None:
+        if self._retention_s is None:
+            return
+        oldest = time.time() - self._retention_s
+        # The last file stays: it tells what has been written.
+        for path in log_files(self._folder, self._prefix)[:-1]:
+            if path.stat().st_mtime < oldest:
+                path.unlink()

@@ -1,0 +1,92 @@
+"""The figures of a running broker, read from its parts when someone asks: nothing is counted twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from roamcast.daemon.engine import Engine
+from roamcast.daemon.event_log import EventLog
+from roamcast.daemon.peers import LinkStatus
+from roamcast.mqtt.marks import QOS
+
+
+class Queues(msgspec.Struct):
+    """What waits for clients here."""
+
+    notifications: list[int]
+    """By QoS of publishing."""
+    size_bytes: int
+
+
+class LinkFigures(msgspec.Struct, frozen=True):
+    peer: str
+    is_up: bool
+    why: str
+    kept_bytes: int
+    """Sent or to be sent, and not yet journalled by the peer."""
+    dropped_fleeting: int
+
+
+class BrokerFigures:
+    """Everything that /metrics, /healthz and $SYS tell."""
+
+    def __init__(
+        self, engine: Engine, statuses: Callable[[], list[LinkStatus]], events: EventLog | None = None
+    ) -> None:
+        self.engine = engine
+        self.events = events
+        self.started_at = time.monotonic()
+        self.connections: Callable[[], int] = lambda: 0
+        self.is_listening: Callable[[], bool] = lambda: False
+        self._statuses = statuses
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def queues(self) -> Queues:
+        found = Queues([0, 0, 0], 0)
+        for _, queue in self.engine.site.broker.protocol.stored():
+            for burst in queue.bursts():
+                found.notifications[qos_of(burst.marks)] += burst.count
+                found.size_bytes += burst.size
+        return found
+
+    def subscriptions(self) -> int:
+        return sum(len(one.subscriptions) for one in self.engine.site.endpoint.sessions.values())
+
+    def attached(self) -> int:
+        return sum(bool(one.connection) for one in self.engine.site.endpoint.sessions.values())
+
+    def dropped(self) -> dict[tuple[str, int], int]:
+        """By reason and QoS."""
+        site = self.engine.site
+        found: dict[tuple[str, int], int] = {}
+        for (reason, marks), count in site.broker.figures.dropped.items():
+            key = reason, qos_of(marks)
+            found[key] = found.get(key, 0) + count
+        for qos, count in enumerate(site.endpoint.traffic.left_out):
+            found["too old or too large", qos] = count
+        return found
+
+    def handoffs(self) -> dict[str, int]:
+        site = self.engine.site
+        results = {"finished": 0, "refused": 0, "unavailable": site.endpoint.traffic.unavailable}
+        return results | site.broker.figures.handoffs
+
+    def links(self) -> list[LinkFigures]:
+        """To every peer that is configured, connected, or has been and is not forgotten."""
+        ends, statuses = self.engine.site.links.ends, {one.peer: one for one in self._statuses()}
+        found = []
+        for peer in sorted({**ends, **statuses}):
+            end, status = ends.get(peer), statuses.get(peer, LinkStatus(peer, False))
+            kept, lost = (end.kept_bytes, end.dropped_fleeting) if end is not None else (0, 0)
+            found.append(LinkFigures(peer, status.is_up, status.why, kept, lost))
+        return found
+
+
+def qos_of(marks: bytes) -> int:
+    return min(marks[0] & QOS, 2) if marks else 0

@@ -1,0 +1,193 @@
+"""/metrics for Prometheus, /healthz, and $SYS/broker/…: the same figures, three ways to say them."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    SummaryMetricFamily,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from roamcast import __version__
+from roamcast.daemon.figures import BrokerFigures
+from roamcast.daemon.http import Answer
+from roamcast.node.figures import HANDOFF_BOUNDS_S
+
+SYS = "$SYS/broker"
+
+
+class Metrics(Collector):
+    """A collector with a registry of its own."""
+
+    def __init__(self, figures: BrokerFigures) -> None:
+        self._figures = figures
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def page(self) -> Answer:
+        return Answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+
+    def describe(self) -> list[Metric]:
+        return []  # Names need no look at the broker's state before there is one.
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily(
+            "roamcast", "This broker.", {"broker": self._figures.engine.site.id, "version": __version__}
+        )
+        yield from self._messages()
+        yield from self._clients()
+        yield from self._handoffs()
+        yield from self._journal()
+        yield from self._links()
+
+    def _messages(self) -> Iterator[Metric]:
+        figures, traffic = self._figures, self._figures.engine.site.endpoint.traffic
+        for name, text, counts in (
+            ("received", "Messages published by clients of this broker.", traffic.received),
+            ("sent", "Messages sent to clients of this broker.", traffic.sent),
+        ):
+            counter = CounterMetricFamily(f"roamcast_messages_{name}", text, labels=["qos"])
+            for qos, count in enumerate(counts):
+                counter.add_metric([str(qos)], count)
+            yield counter
+        queues = figures.queues()
+        queued = GaugeMetricFamily(
+            "roamcast_messages_queued", "Messages held for clients, by QoS of publishing.", labels=["qos"]
+        )
+        for qos, count in enumerate(queues.notifications):
+            queued.add_metric([str(qos)], count)
+        yield queued
+        yield gauge("roamcast_queued_bytes", "The same in bytes.", queues.size_bytes)
+        dropped = CounterMetricFamily(
+            "roamcast_messages_dropped", "Messages given up, and why.", labels=["qos", "reason"]
+        )
+        for (reason, qos), count in sorted(figures.dropped().items()):
+            dropped.add_metric([str(qos), reason], count)
+        yield dropped
+
+    def _clients(self) -> Iterator[Metric]:
+        figures, site = self._figures, self._figures.engine.site
+        yield gauge("roamcast_connections", "Open connections of clients.", figures.connections())
+        yield gauge("roamcast_sessions", "Sessions held here.", len(site.broker.sessions))
+        yield gauge("roamcast_sessions_attached", "Those whose client is connected.", figures.attached())
+        yield gauge("roamcast_subscriptions", "Subscriptions of sessions held here.", figures.subscriptions())
+        yield gauge("roamcast_retained_messages", "Retained messages.", len(site.retained))
+        yield counter("roamcast_connects", "Clients that were welcomed.", site.endpoint.traffic.welcomed)
+        yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
+        yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
+        if figures.events is not None:
+            yield counter("roamcast_events", "Rows written to the event log.", figures.events.written)
+            yield counter("roamcast_events_lost", "Rows that could not be written.", figures.events.lost)
+
+    def _handoffs(self) -> Iterator[Metric]:
+        site = self._figures.engine.site
+        counted = CounterMetricFamily(
+            "roamcast_handoffs", "Handoffs to this broker that are over.", labels=["protocol", "result"]
+        )
+        for result, count in sorted(self._figures.handoffs().items()):
+            counted.add_metric([site.settings.protocol, result], count)
+        yield counted
+        buckets, total = [], 0
+        bounds = [*map(str, HANDOFF_BOUNDS_S), "+Inf"]
+        for bound, count in zip(bounds, site.broker.figures.handoff_classes, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        yield HistogramMetricFamily(
+            "roamcast_handoff_seconds",
+            "From the attach at this broker until everything owed to the client is here.",
+            buckets=buckets,
+            sum_value=site.broker.figures.handoff_total_s,
+        )
+
+    def _journal(self) -> Iterator[Metric]:
+        engine, journal = self._figures.engine, self._figures.engine.journal
+        yield gauge("roamcast_journal_promises", "1 if the journal can be written.", engine.is_promising)
+        if journal is None:
+            return
+        yield counter("roamcast_journal_commits", "Commits.", journal.commits)
+        yield counter("roamcast_journal_bytes", "Bytes written.", journal.bytes_written)
+        yield SummaryMetricFamily(
+            "roamcast_journal_sync_seconds", "Time in syncs.", journal.syncs, journal.sync_total_s
+        )
+        snapshots = CounterMetricFamily("roamcast_snapshots", "Snapshots, by result.", labels=["result"])
+        for result, count in engine.snapshots.items():
+            snapshots.add_metric([result], count)
+        yield snapshots
+        yield gauge("roamcast_snapshot_bytes", "The size of the last one.", journal.snapshot_bytes)
+
+    def _links(self) -> Iterator[Metric]:
+        is_up = GaugeMetricFamily("roamcast_link_up", "1 if the link is up.", labels=["peer"])
+        kept = GaugeMetricFamily(
+            "roamcast_link_kept_bytes", "Kept until the peer has journalled it.", labels=["peer"]
+        )
+        lost = CounterMetricFamily(
+            "roamcast_link_dropped", "QoS 0 messages the link had no room for.", labels=["peer"]
+        )
+        for link in self._figures.links():
+            is_up.add_metric([link.peer], link.is_up)
+            kept.add_metric([link.peer], link.kept_bytes)
+            lost.add_metric([link.peer], link.dropped_fleeting)
+        yield from (is_up, kept, lost)
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value)
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value)
+
+
+def health(figures: BrokerFigures) -> Answer:
+    """200 if clients can come in and what they are told is promised; links that are down are only named."""
+    engine = figures.engine
+    is_well = engine.is_promising and figures.is_listening()
+    body = {
+        "status": "ok" if is_well else "failing",
+        "broker": engine.site.id,
+        "journal": "ok" if engine.is_promising else engine.failure,
+        "listening": figures.is_listening(),
+        "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
+    }
+    status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+    return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")
+
+
+def announcements(figures: BrokerFigures) -> dict[str, str]:
+    """Topic to value, by the names that Mosquitto made usual, where they fit."""
+    site, queues = figures.engine.site, figures.queues()
+    attached, sessions, traffic = figures.attached(), len(site.broker.sessions), site.endpoint.traffic
+    values: dict[str, object] = {
+        "version": f"roamcast version {__version__}",
+        "uptime": f"{figures.uptime_s:.0f} seconds",
+        "clients/connected": attached,
+        "clients/disconnected": sessions - attached,
+        "clients/total": sessions,
+        "messages/received": sum(traffic.received),
+        "messages/sent": sum(traffic.sent),
+        "messages/stored": sum(queues.notifications),
+        "store/messages/count": sum(queues.notifications),
+        "store/messages/bytes": queues.size_bytes,
+        "publish/messages/received": sum(traffic.received),
+        "publish/messages/sent": sum(traffic.sent),
+        "publish/messages/dropped": sum(figures.dropped().values()),
+        "retained messages/count": len(site.retained),
+        "subscriptions/count": figures.subscriptions(),
+        "heap/maximum": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "roamcast/id": site.id,
+        "roamcast/handoffs/finished": figures.handoffs()["finished"],
+    }
+    for link in figures.links():
+        values[f"connection/{link.peer}/state"] = int(link.is_up)
+    return {f"{SYS}/{name}": str(value) for name, value in values.items()}

@@ -1,0 +1,182 @@
+"""What operators see and do: metrics and health over HTTP, $SYS, and the control channel's commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from roamcast import __version__
+from roamcast.daemon.control import Answers, ControlServer
+from roamcast.daemon.engine import Engine
+from roamcast.daemon.event_log import EventLog
+from roamcast.daemon.figures import BrokerFigures
+from roamcast.daemon.http import HttpServer
+from roamcast.daemon.linking import Linking
+from roamcast.daemon.metrics import Metrics, announcements, health
+from roamcast.daemon.sections import Config
+from roamcast.errors import InputError
+from roamcast.site.inputs import Announced, Asked, Drained, Forgotten
+from roamcast.site.seeking import IsHere
+
+log = logging.getLogger("roamcast")
+
+WHERE_S = 5.0
+ASK_AGAIN_S = 0.5
+DRAIN_POLL_S = 0.2
+DRAIN_AGAIN_S = 2.0
+
+
+class Running(Protocol):
+    """What operations need of the server."""
+
+    config: Config
+    engine: Engine
+    linking: Linking
+    events: EventLog | None
+
+    @property
+    def connections(self) -> int: ...
+    @property
+    def is_listening(self) -> bool: ...
+
+
+class Operations:
+    def __init__(self, server: Running) -> None:
+        self._server = server
+        self._config = server.config
+        self._engine = server.engine
+        self._figures = BrokerFigures(server.engine, server.linking.peers.statuses, server.events)
+        self._figures.connections = lambda: server.connections
+        self._figures.is_listening = lambda: server.is_listening
+        self._http: HttpServer | None = None
+        self._control = ControlServer(
+            Path(server.config.data),
+            {"status": self._status, "where": self._where, "drain": self._drain, "forget": self._forget},
+        )
+        self._announcing: asyncio.Task[None] | None = None
+        self._asked = 0
+        self._answers: dict[int, asyncio.Future[IsHere]] = {}
+
+    async def start(self) -> None:
+        metrics = self._config.metrics
+        if metrics.enabled:
+            pages = {"/metrics": Metrics(self._figures).page, "/healthz": lambda: health(self._figures)}
+            self._http = HttpServer(pages)
+            port = await self._http.start(metrics.address, metrics.port)
+            log.info("metrics on http://%s:%d/metrics", metrics.address, port)
+        await self._control.start()
+        if self._config.mqtt.sys_interval_s:
+            self._announcing = asyncio.get_running_loop().create_task(self._announce())
+
+    def stop(self) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+        if self._http is not None:
+            self._http.close()
+        self._control.close()
+
+    async def _announce(self) -> None:
+        while True:
+            for topic, value in announcements(self._figures).items():
+                self._engine.push(Announced(topic, value.encode()))
+            await asyncio.sleep(self._config.mqtt.sys_interval_s)
+
+    # --- commands ---
+
+    async def _status(self, request: dict[str, Any]) -> Answers:
+        figures = self._figures
+        yield {
+            "broker": self._config.id,
+            "version": __version__,
+            "uptime_s": round(figures.uptime_s, 3),
+            "connections": figures.connections(),
+            "sessions": len(self._engine.site.broker.sessions),
+            "queued": sum(figures.queues().notifications),
+            "journal": self._engine.failure or "ok",
+            "links": [msgspec.structs.asdict(link) for link in figures.links()],
+            "done": True,
+        }
+
+    def answered(self, answer: IsHere) -> None:
+        future = self._answers.get(answer.number)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    async def _where(self, request: dict[str, Any]) -> Answers:
+        client = _text(request, "client")
+        deadline = time.monotonic() + WHERE_S
+        while time.monotonic() < deadline:
+            # A session that is on its way may be missed by a question; the next one finds it.
+            self._asked += 1
+            number = self._asked
+            self._answers[number] = asyncio.get_running_loop().create_future()
+            self._engine.push(Asked(client, number))
+            try:
+                async with asyncio.timeout(ASK_AGAIN_S):
+                    answer = await self._answers[number]
+                yield {**msgspec.structs.asdict(answer), "found": True, "done": True}
+                return
+            except TimeoutError:
+                continue
+            finally:
+                del self._answers[number]
+        down = {link.peer: link.why for link in self._figures.links() if not link.is_up}
+        yield {"client": client, "found": False, "links_down": down, "done": True}
+
+    async def _forget(self, request: dict[str, Any]) -> Answers:
+        broker, reach = _text(request, "broker"), self._engine.site.links.reach
+        if broker == self._config.id:
+            raise InputError(f"{broker} is this broker itself")
+        if any(link.peer == broker and link.is_up for link in self._figures.links()):
+            raise InputError(f"{broker} is connected: stop it first, what is forgotten must never come back")
+        if broker not in reach.next_hops:
+            known = ", ".join(sorted(reach.next_hops)) or "none"
+            raise InputError(f"there is no broker {broker} in the network; known are: {known}")
+        self._engine.push(Forgotten(broker))
+        log.warning("broker %s is forgotten: what it held is given up", broker)
+        is_configured = any(peer.id == broker for peer in self._server.config.peers)
+        yield {"forgotten": broker, "configured": is_configured, "done": True}
+
+    async def _drain(self, request: dict[str, Any]) -> Answers:
+        up = [link.peer for link in self._figures.links() if link.is_up]
+        destination = str(request.get("to") or "") or next(iter(up), "")
+        if not destination:
+            raise InputError("no link is up: there is no broker that could take the sessions")
+        if destination not in self._engine.site.links.reach.next_hops:
+            raise InputError(f"broker {destination} cannot be reached; links are up to: {', '.join(up)}")
+        drained = Drained(destination, str(request.get("reference") or ""))
+        log.warning("draining: all sessions go to %s; no client is served until the next start", destination)
+        again_at = 0.0
+        while True:
+            left = self._left()
+            yield {"to": destination, "sessions": left, "done": not left and again_at > 0}
+            if not left and again_at:
+                log.info("drained: no session is here any more")
+                return
+            if time.monotonic() >= again_at:
+                # Sessions that were on their way here when it began have come since.
+                self._engine.push(drained)
+                again_at = time.monotonic() + DRAIN_AGAIN_S
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def _left(self) -> int:
+        """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
+        site = self._engine.site
+        broker = site.broker
+        stored = [client for client, queue in broker.protocol.stored() if queue]
+        held = dict.fromkeys([*broker.sessions, *broker.locator.moved_to, *stored])
+        if not held and any(end.kept_bytes for end in site.links.ends.values() if end.is_up):
+            return 1
+        return len(held)
+
+
+def _text(request: dict[str, Any], name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str) or not value:
+        raise InputError(f"the request has no {name}")
+    return value

@@ -1,0 +1,130 @@
+"""What happened to one notification on its way to one client, told from the event logs of all brokers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from roamcast.core.records import Row
+
+FULL_KINDS = frozenset({"forwarded", "queued", "sent", "acknowledged"})
+
+
+class Identity(NamedTuple):
+    publisher: str
+    number: int
+    incarnation: int = 0
+
+
+class Step(NamedTuple):
+    """One thing that happened."""
+
+    time: float
+    node: str
+    what: str
+
+
+class Explanation(NamedTuple):
+    steps: list[Step]
+    outcome: str
+    """In one line."""
+
+
+class _Sent(NamedTuple):
+    first: int
+    size: int
+    is_ours: bool
+
+
+def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
+    """From rows in any order; names as they are in the logs."""
+    telling = _Telling(client, wanted)
+    # A log may hold a row twice, if it was copied; a row is told apart by node and sequence.
+    once = {(row.node, row.sequence): row for row in rows if row.sequence is not None}
+    for row in sorted(once.values(), key=lambda row: (row.time, row.node, row.sequence)):
+        telling.read(row)
+    return Explanation(telling.steps, telling.outcome())
+
+
+class _Telling:
+    def __init__(self, client: str, wanted: Identity) -> None:
+        self.client = client
+        self.wanted = wanted
+        self.steps: list[Step] = []
+        self._happened: set[str] = set()
+        self._in_flight: dict[str, deque[_Sent]] = {}
+        """What each broker has sent to the client and knows no acknowledgement of, in order."""
+        self._is_full = False
+        self._dropped = ""
+
+    def read(self, row: Row) -> None:
+        self._is_full = self._is_full or row.kind in FULL_KINDS
+        if row.client == self.client:
+            self._read_of_client(row)
+        is_ours = self._is_ours(row)
+        if is_ours and row.kind == "published":
+            self._tell(row, f"published by {row.publisher} ({_bytes(row)})")
+        elif is_ours and row.kind == "forwarded":
+            self._tell(row, f"forwarded over the link to {row.peer}")
+        elif is_ours and row.client == self.client and row.kind in ("queued", "sent", "delivered", "dropped"):
+            why = f": {row.reason}" if row.reason else ""
+            self._tell(row, f"{row.kind}{'' if row.kind == 'delivered' else ' at the client’s broker'}{why}")
+            self._dropped = (row.reason or "no reason given") if row.kind == "dropped" else self._dropped
+
+    def _read_of_client(self, row: Row) -> None:
+        in_flight = self._in_flight.setdefault(row.node, deque())
+        if row.kind in ("attached", "detached"):
+            in_flight.clear()  # What was not acknowledged is sent again.
+            if "published" in self._happened:
+                self._tell(row, f"the client {row.kind}{f' ({row.reason})' if row.reason else ''}")
+        elif row.kind == "handoff_finished" and "published" in self._happened:
+            self._tell(row, f"the client’s session has come from {row.peer}")
+        elif row.kind == "sent" and row.number is not None:
+            in_flight.append(_Sent(row.number, row.notifications or 1, self._is_ours(row)))
+        elif row.kind == "acknowledged":
+            self._acknowledge(row, in_flight)
+
+    def _acknowledge(self, row: Row, in_flight: deque[_Sent]) -> None:
+        """Acknowledgements count what was sent, from the oldest on."""
+        left = row.notifications or 0
+        while left > 0 and in_flight:
+            sent = in_flight.popleft()
+            taken = min(left, sent.size)
+            left -= taken
+            if sent.is_ours and self.wanted.number < sent.first + taken:
+                self._tell(row, "acknowledged by the client")
+            if taken < sent.size:
+                rest = sent.is_ours and self.wanted.number >= sent.first + taken
+                in_flight.appendleft(_Sent(sent.first + taken, sent.size - taken, rest))
+
+    def _is_ours(self, row: Row) -> bool:
+        if row.publisher != self.wanted.publisher or row.number is None:
+            return False
+        is_within = row.number <= self.wanted.number < row.number + (row.notifications or 1)
+        return is_within and (row.incarnation or 0) == self.wanted.incarnation
+
+    def _tell(self, row: Row, what: str) -> None:
+        self._happened.add(row.kind)
+        self.steps.append(Step(row.time, row.node, what))
+
+    def outcome(self) -> str:
+        happened = self._happened
+        if "delivered" in happened or "acknowledged" in happened:
+            return "the client has it"
+        if "dropped" in happened:
+            return f"it was given up for this client: {self._dropped}"
+        if "sent" in happened:
+            return "it was sent to the client, which has not acknowledged it"
+        if "published" not in happened:
+            return "no log has it: it was not published, or its logs are not here"
+        if not self._is_full:
+            return 'it was published; these logs have no hops, for that events.level = "full" is needed'
+        return "it was published, and nothing was sent to this client: not subscribed, or still on its way"
+
+
+def _bytes(row: Row) -> str:
+    count = row.notifications or 1
+    if count == 1:
+        return f"{row.size_bytes or 0} bytes"
+    return f"in a burst of {count}, {row.size_bytes or 0} bytes"
