@@ -74,7 +74,7 @@ def test_a_roaming_client_is_seen_by_all_means(pair: tuple[BrokerProcess, Broker
     assert told[0] == "a: published by sensor (20 bytes)"
     assert "b: the client attached (a)" in told
     assert "b: sent at the client’s broker" in told
-    assert told[-1] == "b: acknowledged by the client"
+    assert "b: acknowledged by the client" in told
     car.leave()
     sensor.leave()
 
