@@ -74,8 +74,12 @@ class BrokerProcess:
         self._first = len(self.lines)
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
-        self.http_port = int(self.wait_for(r"metrics on http://127.0.0.1:(\d+)")[1])
-        self.port = int(self.wait_for(r"listens on (\d+)")[1])
+        try:
+            self.http_port = int(self.wait_for(r"metrics on http://127.0.0.1:(\d+)")[1])
+            self.port = int(self.wait_for(r"listens on (\d+)")[1])
+        except BaseException:
+            self.kill()
+            raise
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None

@@ -9,6 +9,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,17 @@ FULL = ("events.level=full", "events.file_s=0.3")
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[BrokerProcess, BrokerProcess]]:
-    ports = free_port()
-    a = BrokerProcess(tmp_path, "a", *FULL, link_port=ports)
-    b = BrokerProcess(tmp_path, "b", *FULL, "mqtt.sys_interval_s=0.5", "log.format=json", peers={"a": ports})
-    a.wait_for_link("b")
-    b.wait_for_link("a")
-    yield a, b
-    b.stop()
-    a.stop()
+    port = free_port()
+    with ExitStack() as stack:
+        a = BrokerProcess(tmp_path, "a", *FULL, link_port=port)
+        stack.callback(a.stop)
+        b = BrokerProcess(
+            tmp_path, "b", *FULL, "mqtt.sys_interval_s=0.5", "log.format=json", peers={"a": port}
+        )
+        stack.callback(b.stop)
+        a.wait_for_link("b")
+        b.wait_for_link("a")
+        yield a, b
 
 
 def test_a_roaming_client_is_seen_by_all_means(pair: tuple[BrokerProcess, BrokerProcess]) -> None:

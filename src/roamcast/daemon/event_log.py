@@ -35,7 +35,7 @@ class EventLog:
     def __init__(self, config: Config) -> None:
         events: Events = config.events
         self.written = 0
-        """Rows on disk, or in a file that is not closed yet."""
+        """Rows in files that are closed."""
         self.lost = 0
         """Rows that could not be written, or had no room to wait."""
         self._folder = config.events_folder
@@ -57,6 +57,8 @@ class EventLog:
         self._queued_rows = 0
         self._batches: queue.SimpleQueue[list[Row] | None] = queue.SimpleQueue()
         self._failed = False
+        self._open_rows = 0
+        """Rows in the file that is not closed yet."""
         self._thread = threading.Thread(target=self._write_all, name="event log", daemon=True)
         self._thread.start()
 
@@ -108,19 +110,21 @@ class EventLog:
             except queue.Empty:
                 rows = []
             if rows:
-                self._try(lambda rows=rows: self._write(rows), len(rows))  # type: ignore[misc]
+                self._open_rows += len(rows)
+                self._try(lambda rows=rows: self._write(rows))  # type: ignore[misc]
                 self._queued_rows -= len(rows)
             if rows is None or time.monotonic() >= roll_at:
-                self._try(self._roll, 0)
+                self._try(self._roll)
                 roll_at = time.monotonic() + self._file_s
             if rows is None:
                 return
 
-    def _try(self, work: Callable[[], None], rows: int) -> None:
+    def _try(self, work: Callable[[], None]) -> None:
         try:
             work()
         except (OSError, pa.ArrowException, InputError) as error:
-            self.lost += rows
+            self.lost += self._open_rows
+            self._open_rows = 0
             self._writer = None
             if not self._failed:
                 log.warning("the event log cannot be written, rows are lost: %s", error)
@@ -131,7 +135,6 @@ class EventLog:
             # What the last one could not write is gone; this one begins a file of its own.
             self._writer = LogWriter(self._folder, self._run, continued=self._prefix)
         self._writer.write([self._private(row) for row in rows])
-        self.written += len(rows)
 
     def _private(self, row: Row) -> Row:
         if not self._attributes and (row.attributes is not None or row.filter is not None):
@@ -147,6 +150,8 @@ class EventLog:
     def _roll(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            self.written += self._open_rows
+            self._open_rows = 0
             if self._failed:
                 log.info("the event log can be written again")
             self._failed = False

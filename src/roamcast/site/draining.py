@@ -27,6 +27,7 @@ class Draining:
         broker = self._broker
         if not broker.is_reachable(message.destination):
             return
-        for client in list(broker.sessions):
+        for client, session in list(broker.sessions.items()):
             if client not in broker.endings.waiting and client not in broker.attachments:
-                broker.session_requested(AttachRequest(client, message.destination, 0, -1, {}))
+                request = AttachRequest(client, message.destination, 0, -1, {}, owner=session.owner)
+                broker.session_requested(request)
