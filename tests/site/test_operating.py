@@ -101,13 +101,12 @@ def test_a_forgotten_broker_is_not_waited_for() -> None:
     world.links.remove(("b1", "b2"))
     world.attach("c", "b0")
     world.settle()
-    assert not world.clients["c"].is_welcome, "b2 may hold its session"
+    assert world.clients["c"].presents == [False], "b2 may hold its session"
     site = world.sites["b1"]
     effects = site.step(world.now, [Forgotten("b2")])
     assert [peer for peer, _ in effects.link_closes] == ["b2"]
     world.step("b1", [])
     world.settle()
-    assert world.clients["c"].is_welcome
     assert world.clients["c"].presents == [False, False]
     assert world.sites["b0"].broker.unfinished() == []
 
