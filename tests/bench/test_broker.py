@@ -10,7 +10,7 @@ from roamcast.bench.broker import compared, run, summary
 from roamcast.bench.broker_cases import CASES, content, fan_out
 from roamcast.bench.broker_figure import write_figure
 from roamcast.bench.contestants import OTHERS, ROAMCAST
-from roamcast.bench.mqtt_load import Figure
+from roamcast.bench.mqtt_load import Figure, Window
 from roamcast.bench.processes import BenchFailed
 from roamcast.cli import build_app
 from roamcast.cli import run as run_command
@@ -85,6 +85,19 @@ def test_medians_and_ratios() -> None:
     told = compared(own, other, 5.0)
     assert (told["ratio"], told["ratio_per_core_s"]) == (5, 4)
     assert (told["holds"], told["holds_per_core_s"]) == (True, False)
+
+
+def test_a_window_grows_only_while_messages_arrive_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("roamcast.bench.mqtt_load.time.perf_counter", lambda: now_s)
+    window = Window(500)
+    now_s = 10.0
+    window.arrived(500)
+    assert window.size == 500
+    for count, size in ((999, 500), (1_000, 1_000), (2_000, 2_000), (4_000, 4_000), (8_000, 4_000)):
+        now_s += 0.01
+        window.arrived(count)
+        assert window.size == size
 
 
 def test_about_one_percent_of_the_content_filters_match() -> None:

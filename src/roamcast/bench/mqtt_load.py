@@ -25,6 +25,8 @@ WINDOW_QOS_0 = 4_000
 """Messages under way to the slowest subscriber, so that no broker has a reason to drop any."""
 WINDOW_QOS_1 = 1_000
 """Messages that a publisher has sent and that are not acknowledged."""
+QUICK_S = 0.25
+"""A window that arrives within this time may grow."""
 CHUNK = 250
 """Messages in one write, where it is not said otherwise."""
 EXPIRY_S = 100_000
@@ -164,6 +166,27 @@ class Poller:
             connection.close()
 
 
+class Window:
+    """Messages under way: few at first, and more as long as they arrive quickly.
+
+    At its end a run waits for what is under way, and a slow broker should not be waited for longer than
+    it was measured.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._from = 0
+        self._since_s = time.perf_counter()
+
+    def arrived(self, count: int) -> None:
+        """So many have arrived in all."""
+        if count - self._from >= self.size:
+            now_s = time.perf_counter()
+            if now_s - self._since_s < QUICK_S:
+                self.size = min(2 * self.size, WINDOW_QOS_0)
+            self._from, self._since_s = count, now_s
+
+
 class Publisher:
     """Sends a cycle of messages, some at a time, within its window."""
 
@@ -177,9 +200,9 @@ class Publisher:
         self._chunks = [b"".join(cycle.frames[at : at + chunk]) for at in range(0, len(cycle), chunk)]
         self.acknowledged = Acknowledged(cycle)
 
-    def may_send(self, done: int) -> bool:
+    def may_send(self, done: int, window: int) -> bool:
         """Whether there is room for a chunk when `done` messages have arrived everywhere."""
-        if self.connection.is_blocked or self.sent - done > WINDOW_QOS_0 - self.chunk:
+        if self.connection.is_blocked or self.sent - done > window - self.chunk:
             return False
         return not self.cycle.qos or self.sent - self.acknowledged.count <= WINDOW_QOS_1 - self.chunk
 
@@ -220,9 +243,12 @@ def one_to_many(
     for connection, stream in subscribers:
         poller.add(connection, _receiver(connection, stream))
 
+    window = Window(2 * chunk)
+
     def send() -> None:
         done = min(stream.done() for stream in streams)
-        while publisher.may_send(done):
+        window.arrived(done)
+        while publisher.may_send(done, window.size):
             publisher.send()
 
     def is_done() -> bool:
@@ -249,12 +275,14 @@ def many_to_one(port: int, cycles: Sequence[Cycle], seconds: float, chunk: int) 
     ]
     for publisher in publishers:
         poller.add(publisher.connection, publisher.on_read)
-    most = WINDOW_QOS_0 - chunk * len(publishers)
+    together = chunk * len(publishers)
+    window = Window(2 * together)
 
     def send() -> None:
+        window.arrived(stream.received)
         # One write for each publisher in turn, so that the broker sees them mixed.
-        while sum(one.sent for one in publishers) - stream.received <= most:
-            ready = [one for one in publishers if one.may_send(one.sent)]
+        while sum(one.sent for one in publishers) - stream.received <= window.size - together:
+            ready = [one for one in publishers if one.may_send(one.sent, chunk)]
             for publisher in ready:
                 publisher.send()
             if not ready:
