@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.daemon.brokers import BrokerProcess, MqttClient
+from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast
 
 SMALL_BYTES = 100
 """No file may be longer: every write to the journal fails as on a full disk."""
@@ -43,6 +43,7 @@ def test_nothing_is_promised_and_nothing_is_lost(broker: BrokerProcess) -> None:
     assert status == 503
     assert "File too large" in json.loads(body)["journal"]
     assert broker.metric("roamcast_journal_promises") == 0
+    assert roamcast("broker", "status", "--data", str(broker.data)).returncode == 1
     # What needs no promise goes on, for clients that wait for none.
     other.paho.publish("road/1", b"fleeting", qos=0)
     car.wait_for_messages(2)

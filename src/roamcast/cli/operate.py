@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ANSWER_S = 15.0
 DRAIN_S = 60.0
 EXIT_NOT_FOUND = 1
+EXIT_FAILING = 1
 
 WHERE = "roamcast where car-7 --data site-a"
 EXPLAIN = "roamcast explain car-7 sensor-1:42 --log site-a --log site-b"
@@ -68,11 +69,17 @@ def where(
 
 
 def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """How a running broker is."""
+    """How a running broker is: exit code 1 if it can promise nothing now."""
     answer = last_answer(folder_of(data, config), ANSWER_S, command="status")
     if as_json:
         emit_json(without_done(answer))
-        return
+    else:
+        print_status(answer)
+    if answer["journal"] != "ok":
+        raise typer.Exit(EXIT_FAILING)
+
+
+def print_status(answer: dict[str, Any]) -> None:
     print(
         f"broker {answer['broker']}, version {answer['version']}, up for {answer['uptime_s']:,.0f} s: "
         f"{answer['connections']:,} connections, {answer['sessions']:,} sessions, {answer['queued']:,} queued"

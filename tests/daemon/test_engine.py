@@ -1,0 +1,91 @@
+"""The turns of a daemon around snapshots: a child that fails or hangs is noticed, and another is tried."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roamcast.daemon import engine as engine_module
+from roamcast.daemon import snapshots
+from roamcast.daemon.engine import Engine
+from roamcast.daemon.journal import Journal
+from roamcast.mqtt.traffic import Note
+from roamcast.site.inputs import Asked, SiteInput, Started
+from roamcast.site.seeking import IsHere
+from roamcast.site.settings import SiteSettings
+from roamcast.site.site import Site
+
+DEADLINE_S = 60.0
+
+
+class Nowhere:
+    """Nobody is connected."""
+
+    def write(self, connection: int, data: bytes) -> None: ...
+    def close(self, connection: int) -> None: ...
+    def hold(self, connection: int) -> None: ...
+    def hold_link(self, peer: str) -> None: ...
+    def release(self) -> None: ...
+    def write_link(self, peer: str) -> None: ...
+    def close_link(self, peer: str, why: str) -> None: ...
+    def note(self, note: Note) -> None: ...
+    def answer(self, answer: IsHere) -> None: ...
+
+
+def failing(site: object) -> bytes:
+    raise OSError("no room for it")
+
+
+def hanging(site: object) -> bytes:
+    time.sleep(10 * DEADLINE_S)
+    return b""
+
+
+@pytest.mark.parametrize(
+    ("freeze", "limit_s", "why"),
+    [(failing, DEADLINE_S, "OSError: no room for it"), (hanging, 0.2, "it took longer than 0.2 s")],
+)
+def test_a_snapshot_that_fails_is_said_and_tried_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    freeze: Callable[[object], bytes],
+    limit_s: float,
+    why: str,
+) -> None:
+    monkeypatch.setattr(snapshots, "CHILD_S_MAX", limit_s)
+    monkeypatch.setattr(engine_module, "SNAPSHOT_POLL_S", 0.05)
+    caplog.set_level(logging.INFO, "roamcast")
+    journal, _ = Journal.open(
+        tmp_path / "journal", sync="process", version="1", snapshot_after_bytes=1, snapshot_retry_s=0.0
+    )
+    whole = engine_module.freeze
+
+    async def run() -> Engine:
+        engine = Engine(Site(SiteSettings("a")), journal, Nowhere())
+        monkeypatch.setattr(engine_module, "freeze", freeze)
+        await turn(engine, Started(SiteSettings("a")), lambda: engine.snapshots["failed"] == 1)
+        monkeypatch.setattr(engine_module, "freeze", whole)
+        monkeypatch.setattr(snapshots, "CHILD_S_MAX", DEADLINE_S)
+        await turn(engine, Asked("c", 1), lambda: engine.snapshots["written"] == 1)
+        engine.stop()
+        return engine
+
+    engine = asyncio.run(run())
+    journal.close()
+    assert engine.is_promising
+    assert f"no snapshot: {why}" in caplog.messages
+    _, recovered = Journal.open(tmp_path / "journal", sync="process", version="1")
+    assert (recovered.snapshot is not None, recovered.entry_count) == (True, 0)
+
+
+async def turn(engine: Engine, item: SiteInput, happened: Callable[[], bool]) -> None:
+    engine.push(item)
+    async with asyncio.timeout(DEADLINE_S):
+        while not happened():
+            await asyncio.sleep(0.01)
