@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from roamcast.core.snapshot import freeze as whole_freeze
 from roamcast.daemon import engine as engine_module
 from roamcast.daemon import snapshots
 from roamcast.daemon.engine import Engine
@@ -64,13 +65,12 @@ def test_a_snapshot_that_fails_is_said_and_tried_again(
     journal, _ = Journal.open(
         tmp_path / "journal", sync="process", version="1", snapshot_after_bytes=1, snapshot_retry_s=0.0
     )
-    whole = engine_module.freeze
 
     async def run() -> Engine:
         engine = Engine(Site(SiteSettings("a")), journal, Nowhere())
         monkeypatch.setattr(engine_module, "freeze", freeze)
         await turn(engine, Started(SiteSettings("a")), lambda: engine.snapshots["failed"] == 1)
-        monkeypatch.setattr(engine_module, "freeze", whole)
+        monkeypatch.setattr(engine_module, "freeze", whole_freeze)
         monkeypatch.setattr(snapshots, "CHILD_S_MAX", DEADLINE_S)
         await turn(engine, Asked("c", 1), lambda: engine.snapshots["written"] == 1)
         engine.stop()
