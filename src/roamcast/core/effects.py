@@ -57,6 +57,13 @@ class SessionOver(Input, frozen=True):
     client: str
 
 
+class Merged(Input, frozen=True):
+    """What is in one session, which nobody uses any more, goes over to another; then it ends."""
+
+    source: str
+    target: str
+
+
 class Submitted(Input, frozen=True):
     """A client sent something over its connection."""
 

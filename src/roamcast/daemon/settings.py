@@ -41,6 +41,7 @@ def site_settings(config: Config) -> SiteSettings:
             topic_levels_max=mqtt.topic_levels_max,
             user_properties_max=mqtt.user_properties_max,
             shared=mqtt.shared_subscriptions,
+            serves_unreachable=mobility.unreachable == "serve",
         ),
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,

@@ -40,7 +40,6 @@ class Reader(Protocol):
     received_max: int
     waiting_max: int
     alias_max: int
-    qos_max: int
     traffic: Traffic
 
     def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
@@ -64,8 +63,8 @@ class Reader(Protocol):
 class Connection:
     __slots__ = (
         "_chunks", "_have", "_need", "access", "aliases", "client", "connect", "guarded", "id",
-        "identity", "is_durable", "is_open", "is_slow", "out", "published", "request", "session",
-        "taken", "topics", "version", "waiting",
+        "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
+        "request", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
     __unsaved__ = (
@@ -74,12 +73,17 @@ class Connection:
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
 
-    def __init__(self, id: int, connect: Connect, identity: Identity, access: ClientAccess) -> None:
+    def __init__(
+        self, id: int, connect: Connect, identity: Identity, access: ClientAccess, qos_max: int = 2
+    ) -> None:
         self.id = id
         self.connect = connect
         self.identity = identity
         self.client = identity.client
         self.access = access
+        self.qos_max = qos_max
+        self.is_provisional = False
+        """Whether it is served from a session that stands for one which cannot be reached."""
         self.version = connect.version
         self.session: MqttSession | None = None
         """Set when the session is here and CONNACK has been sent."""
@@ -221,7 +225,7 @@ class Connection:
         varied: list[bytes] = []
         bodies: list[bytes] = []
         qos = 1 if first == QOS_1 else 0
-        if qos > endpoint.qos_max:
+        if qos > self.qos_max:
             return False
         topics = self.topics
         for _, topic, _, _, payloads in bursts:
@@ -273,8 +277,8 @@ class Connection:
             raise PacketError(Reason.PROTOCOL_ERROR, "a topic name is empty")
         if qos:
             self.is_durable = True
-            if qos > endpoint.qos_max:
-                raise PacketError(Reason.QOS_NOT_SUPPORTED, f"QoS {qos}: at most {endpoint.qos_max}")
+            if qos > self.qos_max:
+                raise PacketError(Reason.QOS_NOT_SUPPORTED, f"QoS {qos}: at most {self.qos_max}")
         if qos == 2:
             self._take_twice(endpoint, topic, marks, packet_id, payloads)
             return

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from roamcast.core.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
+from roamcast.core.effects import Attached, Detached, Effects, Input, Merged, SessionOver, Submitted
 from roamcast.core.messages import NOT_THE_OWNER, Deliver, Hello, Leave, SubscriptionSettled, Welcome
 from roamcast.core.notification import Burst, encode_attributes
 from roamcast.filters.filter import Attributes
@@ -37,6 +37,10 @@ from roamcast.mqtt.writing import write
 
 PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096
+
+
+PROVISIONAL = "\0provisional/"
+"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True):
@@ -64,6 +68,8 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     user_properties_max: int = 64
     """Of one PUBLISH."""
     shared: bool = True
+    serves_unreachable: bool = False
+    """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
     retain: bool = True
 
 
@@ -153,6 +159,8 @@ class Endpoint:
                 self.keeper.join(client, subscription)
         if client not in self._attaching:
             self._begin_expiry(session)
+        if PROVISIONAL + client in self.sessions:
+            self._reunite(client, session)
 
     def ended(self, client: str) -> None:
         self._publish_will(client)
@@ -178,9 +186,9 @@ class Endpoint:
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
         """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
         client = identity.client
-        connection = Connection(id, connect, identity, self.access.of(identity))
+        connection = Connection(id, connect, identity, self.access.of(identity), self.qos_max)
         self.connections[id] = connection
-        for other in (self._attaching.get(client), self._connection_of(client)):
+        for other in self._others_of(client):
             if other is not None and other.identity.owner != identity.owner:
                 self._end(connection, Reason.NOT_AUTHORIZED, "this client id is somebody else's")
                 return
@@ -200,6 +208,11 @@ class Endpoint:
         )
         self.inputs.append(Attached(client, id, hello))
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
+
+    def _others_of(self, client: str) -> list[Connection | None]:
+        """The connections that this client may still have here."""
+        names = (client, PROVISIONAL + client)
+        return [find(name) for name in names for find in (self._attaching.get, self._connection_of)]
 
     def _connection_of(self, client: str) -> Connection | None:
         session = self.sessions.get(client)
@@ -222,6 +235,39 @@ class Endpoint:
         self.traffic.welcomed += 1
         self._note(connection, "connected", "with its session" if present else "with a new session")
 
+    def _on_not_located(self, connection: Connection) -> None:
+        """A broker that may hold the session has not answered in time."""
+        if self.settings.serves_unreachable and not connection.is_provisional:
+            self._serve(connection)
+        else:
+            self.traffic.unavailable += 1
+            self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+
+    def _serve(self, connection: Connection) -> None:
+        """The session cannot be found now: begin (or go on with) one that stands for it."""
+        client, id = connection.client, connection.id
+        name = PROVISIONAL + client
+        self._attaching.pop(client, None)
+        self.inputs.append(Detached(client, id))
+        connection.client, connection.is_provisional = name, True
+        connection.qos_max = min(connection.qos_max, 1)
+        self._attaching[name] = connection
+        window = min(connection.connect.receive_maximum, self.settings.window)
+        hello = Hello(name, fresh=name not in self.sessions, window=window, owner=connection.identity.owner)
+        self.inputs.append(Attached(name, id, hello))
+        self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
+
+    def _reunite(self, client: str, session: MqttSession) -> None:
+        """The session has come after all: what its stand-in has goes over, and the client connects again."""
+        name = PROVISIONAL + client
+        stand_in = self.sessions[name]
+        for subscription in stand_in.subscriptions.values():
+            session.subscriptions.setdefault(subscription.name, subscription)
+        for connection in (self._attaching.get(name), self._connection_of(name)):
+            if connection is not None:
+                self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
+        self.inputs.append(Merged(name, client))
+
     def _expiry_of(self, connect: packets.Connect) -> int:
         asked = connect.session_expiry or 0
         if connect.version == 4:
@@ -237,7 +283,7 @@ class Endpoint:
             session_present=present,
             session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
             receive_maximum=settings.receive_maximum,
-            maximum_qos=settings.qos_max,
+            maximum_qos=connection.qos_max,
             shared_subscription_available=settings.shared,
             retain_available=settings.retain,
             maximum_packet_size=settings.packet_max,
@@ -455,8 +501,7 @@ class Endpoint:
                 case ("locate", id):
                     connection = self.connections.get(id)
                     if connection is not None and connection.session is None:
-                        self.traffic.unavailable += 1
-                        self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+                        self._on_not_located(connection)
                 case ("suback", id, request):
                     self._subscribing.give_up(id, request)
                 case ("expiry", client):

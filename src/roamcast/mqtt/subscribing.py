@@ -87,7 +87,7 @@ class Subscribing:
         if group and not endpoint.settings.shared:
             raise PacketError(Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are off")
         subscription = Subscription(
-            entry.filter, filter.text, min(entry.qos, endpoint.qos_max), entry.no_local,
+            entry.filter, filter.text, min(entry.qos, connection.qos_max), entry.no_local,
             entry.retain_as_published, identifier, group, asked.get(IDENTITY) == "1",
         )  # fmt: skip
         is_full = len(session.subscriptions) >= endpoint.settings.subscriptions_max

@@ -22,6 +22,7 @@ from roamcast.core.effects import (
     Input,
     Joined,
     LinkChanged,
+    Merged,
     Pressed,
     Received,
     SendFailed,
@@ -254,6 +255,8 @@ class Broker(SubscribingHost):
                 self._on_message(self.id, message)
             case Pressed(bytes_max):
                 self._on_pressed(bytes_max)
+            case Merged(source, target):
+                self._on_merged(source, target)
             case SessionOver(client):
                 is_idle = client not in self.attachments and client not in self._departing
                 if client in self.sessions and is_idle:
@@ -486,6 +489,19 @@ class Broker(SubscribingHost):
         self.endings.begin(session)
         self._in_handoff.setdefault(session.client, came_from or self.id)
         self.protocol.on_attach(session, came_from or self.id, {})
+
+    def _on_merged(self, source: str, target: str) -> None:
+        """Subscriptions first, so that nothing is missed; what comes by both ways is repeated."""
+        former, session = self.sessions.get(source), self.sessions.get(target)
+        if former is None or session is None or source in self.attachments:
+            return  # It has moved on already; what was to go over waits here.
+        for text in former.subscriptions:
+            self.requests.subscribe_too(session, text)
+        for client, queue in list(self.protocol.stored()):
+            if client == source:
+                for burst in queue.bursts():
+                    self.enqueue(target, burst)
+        self._end(former)
 
     def session_ended(self, client: str) -> None:
         self.places.session_gone(client)

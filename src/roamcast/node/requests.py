@@ -191,6 +191,10 @@ class Requests:
                 text = merged_values(earlier[2], text)
         session.deferred.append((request, kind, text))
 
+    def subscribe_too(self, session: Session, text: str) -> None:
+        """A subscription that the client made elsewhere, and not asked for here."""
+        self._change(session, 0, "Subscribe", text, is_late=True)
+
     def advertise_again(self, session: Session) -> None:
         """The session has moved here, and what its client may publish must be known from here."""
         for text in session.advertisements:
