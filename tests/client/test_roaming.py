@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.client.servers import Broker, Relay, Server, run, until
+from tests.client.servers import Broker, Mute, Relay, Server, free_port, run, until
 
 import roamcast
 from roamcast.client import Client, ConnectError, Notification
@@ -140,6 +140,28 @@ def test_a_broker_is_killed_and_comes_back(own_line: list[Broker]) -> None:
             await writer.publish("t", b"end", qos=2)
             check(await reading, 2, 200)
             assert reader.session_present
+
+    run(work())
+
+
+def test_a_move_that_fails_or_is_cancelled_ends_somewhere(line: list[Broker]) -> None:
+    addresses = [f"{one.id}={one.address}" for one in line]
+
+    async def work() -> None:
+        async with (
+            Mute(b"") as mute,
+            roamcast.connect(addresses, client_id="astray", clean=False, connect_timeout=5) as client,
+        ):
+            await client.subscribe("astray", qos=2)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await client.move_to(mute.address)
+            await client.publish("astray", b"one", qos=2)
+            with pytest.raises(ConnectError, match="nobody listens there"):
+                await client.move_to(f"nowhere=127.0.0.1:{free_port()}", proclaimed=True)
+            await client.publish("astray", b"two", qos=2)
+            assert [(await anext(client)).text for _ in range(2)] == ["one", "two"]
+            assert client.session_present
 
     run(work())
 

@@ -126,8 +126,8 @@ class Attachment:
             self.book.current = address
             try:
                 await self._attach(address)
-            except ConnectError:
-                # From here on it is as if a connection had been lost.
+            except BaseException:
+                # Refused or cancelled: from here on it is as if a connection had been lost.
                 self._down.set()
                 raise
 
