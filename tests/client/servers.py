@@ -18,7 +18,7 @@ import pytest
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 T = TypeVar("T")
 
