@@ -15,7 +15,8 @@ from roamcast.core.messages import AttachRequest, Drain, Hello, HolderUnknown
 from roamcast.core.session import Session
 
 if TYPE_CHECKING:
-    from roamcast.node.broker import Attachment, Broker
+    from roamcast.node.broker import Broker
+    from roamcast.node.sessions import Attachment
 
 
 class Endings:
