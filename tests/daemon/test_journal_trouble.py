@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast
+from tests.daemon.brokers import BrokerProcess, MqttClient, free_port, roamcast
 
 SMALL_BYTES = 100
 """No file may be longer: every write to the journal fails as on a full disk."""
@@ -92,3 +93,34 @@ def test_a_journal_that_is_too_long_goes_on_after_a_snapshot(broker: BrokerProce
     assert broker.metric('roamcast_snapshots_total{result="written"}') == 1
     assert broker.get("/healthz")[0] == 200
     sensor.leave()
+
+
+def test_links_wait_and_lose_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    with ExitStack() as stack:
+        hub = BrokerProcess(tmp_path, "hub", link_port=port)
+        stack.callback(hub.stop)
+        edge = BrokerProcess(tmp_path, "edge", peers={"hub": port})
+        stack.callback(edge.stop)
+        edge.wait_for_link("hub")
+        sensor, car = MqttClient("sensor", hub.port), MqttClient("car", edge.port)
+        car.subscribe("road/#")
+        allow_writing(edge, False)
+        for number in range(20):
+            sensor.publish("road/1", b"%d" % number)
+        edge.wait_for("nothing is promised now")
+        assert len(car.messages) < 20
+        hub.stop()
+        hub.start()
+        edge.wait_for("broker edge cannot write its journal now")
+        allow_writing(edge, True)
+        edge.wait_for("the journal can be written again")
+        edge.wait_for_link("hub")
+        sensor.paho.loop_stop()
+        sensor.connect(hub.port)
+        for number in range(20, 40):
+            sensor.publish("road/1", b"%d" % number)
+        car.wait_for_messages(40)
+        assert [text for _, text in car.messages] == [b"%d" % number for number in range(40)]
+        for client in (sensor, car):
+            client.leave()
