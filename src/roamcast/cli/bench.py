@@ -36,6 +36,9 @@ def register(app: typer.Typer) -> None:
     )(broker)
     group.command("handoff", epilog=show_examples("roamcast bench handoff --rounds 100 --json"))(handoff)
     group.command("chaos", epilog=show_examples("roamcast bench chaos --seconds 60 --seed 7 --json"))(chaos)
+    group.command(
+        "location", epilog=show_examples("roamcast bench location --subscriptions 10000 --json")
+    )(location)
     group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
 
@@ -92,6 +95,22 @@ def sim(
     rows = [[case[name] for name in columns] for case in cases]
     table([name.replace("_", " ") for name in columns], rows, title="bench sim")
     table(["what", "value"], flat(result))
+
+
+def location(
+    subscriptions: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Clients with a location-dependent subscription each.")
+    ] = 10_000,
+    moves: Annotated[int, typer.Option(min=2, help="How many moves are measured in each case.")] = 5_000,
+    seed: Annotated[int, typer.Option(help="What locations and moves are drawn from.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Clients walk on a grid of streets: how long a broker takes for one move, near them and further away."""
+    from roamcast.bench import location as benchmark
+
+    with progress("moving clients") as report:
+        result = benchmark.run(subscriptions, moves, seed, progress=report)
+    show(result, title="bench location", as_json=as_json)
 
 
 def journal(

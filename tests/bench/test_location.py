@@ -1,0 +1,45 @@
+"""`roamcast bench location` measures moves that change something, and says whether they are quick enough."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from roamcast.bench.location import InnerBroker, OwnBroker, run
+from roamcast.cli import build_app
+from roamcast.cli import run as run_command
+
+
+def test_what_is_measured() -> None:
+    result = run(subscriptions=60, moves=40)
+    for case in ("own_broker", "inner_broker"):
+        times = result[case]
+        assert isinstance(times, dict)
+        assert 0 < times["p50_us"] <= times["p99_us"]
+    assert result["holds"] is True
+
+
+def test_a_broker_that_is_too_slow_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in (OwnBroker, InnerBroker):
+        monkeypatch.setattr(case, "run", lambda self, moves: [0.002] * moves)
+    assert run(subscriptions=3, moves=40)["holds"] is False
+
+
+def test_the_tables_follow_the_clients() -> None:
+    """After the moves each broker lets through what it should, for the clients where they are now."""
+    for case, further in ((OwnBroker, 0), (InnerBroker, 2)):
+        walkers = case(30, seed=3)
+        walkers.run(60)
+        matching = walkers.broker.router.table.entries()
+        for number in range(0, 30, 3):  # Those with the first filter.
+            here = walkers.graph.ball(walkers.at[number], further)
+            wanted = {"service": "parking", "cost": 9}
+            filters = [filter for filter, _ in matching]
+            assert all(any(one.matches({**wanted, "location": place}) for one in filters) for place in here)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "location", "--subscriptions", "20", "--moves", "10", "--json"]
+    assert run_command(build_app(), arguments) == 0
+    assert json.loads(capsys.readouterr().out)["subscriptions"] == 20
