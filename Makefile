@@ -33,6 +33,7 @@ check: setup ## Lint, types and the import rules between rooms
 bench: setup ## Measure matching, the simulator and the broker on this machine
 	$(BIN)/roamcast bench match
 	$(BIN)/roamcast bench sim
+	$(BIN)/roamcast bench location
 	$(BIN)/roamcast bench broker
 	$(BIN)/roamcast bench handoff
 

@@ -5,8 +5,8 @@
   ends with a backslash goes on in the next. The other lines are what the command prints, and are
   not compared. A console block without a command is a mistake.
 - What one document runs, it runs in one temporary folder from top to bottom, with the virtual
-  environment's commands on the PATH. A test that runs alone, or on another worker, first runs what
-  comes before it in its document.
+  environment's commands on the PATH and the folder examples/ in reach. A test that runs alone, or on
+  another worker, first runs what comes before it in its document.
 - A command that ends with `&` is a server: it runs until the document is done, and the next step begins when
   it says that it listens. Ports of 127.0.0.1 (after `127.0.0.1:` or `-p`) are replaced by free ones, the same
   throughout a document, so that documents can show the usual ports and nobody else's server is met.
@@ -273,7 +273,9 @@ def test_a_document_runs(
     assert not problem, f"{document}: {problem}"
     if document not in stories:
         steps = list(steps_of((ROOT / document).read_text(encoding="utf-8")))
-        stories[document] = Story(steps, tmp_path_factory.mktemp("document"))
+        folder = tmp_path_factory.mktemp("document")
+        (folder / "examples").symlink_to(ROOT / "examples")
+        stories[document] = Story(steps, folder)
     result = stories[document].run(index)
     step = stories[document].steps[index]
     assert result.returncode == 0, (

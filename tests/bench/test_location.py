@@ -9,6 +9,7 @@ import pytest
 from roamcast.bench.location import InnerBroker, OwnBroker, run
 from roamcast.cli import build_app
 from roamcast.cli import run as run_command
+from roamcast.filters.expression import Value
 
 
 def test_what_is_measured() -> None:
@@ -34,9 +35,10 @@ def test_the_tables_follow_the_clients() -> None:
         matching = walkers.broker.router.table.entries()
         for number in range(0, 30, 3):  # Those with the first filter.
             here = walkers.graph.ball(walkers.at[number], further)
-            wanted = {"service": "parking", "cost": 9}
             filters = [filter for filter, _ in matching]
-            assert all(any(one.matches({**wanted, "location": place}) for one in filters) for place in here)
+            for place in here:
+                space: dict[str, Value] = {"service": "parking", "cost": 9, "location": place}
+                assert any(one.matches(space) for one in filters)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from roamcast import __version__
-from roamcast.cli import bench, broker, demo, fuzz, journal, lab, model, pub, sim, sub, user
+from roamcast.cli import bench, broker, demo, fuzz, journal, lab, location, model, pub, sim, sub, user
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group
 from roamcast.errors import InputError
 
@@ -45,6 +45,7 @@ def build_app() -> typer.Typer:
     sub.register(app)
     user.register(app)
     journal.register(app)
+    location.register(app)
     sim.register(app)
     fuzz.register(app)
     lab.register(app)
