@@ -32,8 +32,7 @@ def java() -> Path:
 
 @pytest.fixture(scope="session")
 def spark(java: Path) -> Iterator[SparkSession]:
-    # Little data in many partitions would be all waiting.
-    session = start_spark("local[2]", memory_mb=1024, settings={"spark.sql.shuffle.partitions": "2"})
+    session = start_spark("local[2]", memory_mb=1024, small=True)
     yield session
     stop_spark(session)
 

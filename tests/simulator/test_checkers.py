@@ -95,6 +95,14 @@ def away(promise: Promise) -> Log:
     return settled(promise).moved(10.0, "left").moved(19.0, "b0", "b1").attached(20.0)
 
 
+def test_what_others_were_owed_is_no_duplicate_for_one_who_was_not() -> None:
+    """Also once all who were owed have had it, and although it would match a later subscription."""
+    log = settled().published(2.0, 1).delivered(2.1, 1)
+    log.subscribed(3.0, "issued", client="d").subscribed(3.5, "settled", client="d")
+    result = log.delivered(4.0, 1, client="d").delivered(4.1, 1).finish()
+    assert (result.unexpected, result.duplicates) == (1, 1)
+
+
 # --- outages: the clock of propagation delays stands still ---
 
 

@@ -36,6 +36,11 @@ def find_log_files(folder: Path) -> list[Path]:
     return files
 
 
+def has_files(folder: Path) -> bool:
+    """Whether there is any Parquet file below the folder."""
+    return folder.is_dir() and any(True for _ in _files_below(folder))
+
+
 def _files_below(folder: Path) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in entries:

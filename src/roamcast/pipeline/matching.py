@@ -19,6 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
+from roamcast.errors import InputError
 from roamcast.filters.expression import And, Constant, Expression, Or, Value, names_of
 from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
@@ -47,6 +48,15 @@ class FilterTable:
     has_keyless: bool
     unboxed: Mapping[str, Expression]
     """Filters that would need too many boxes."""
+
+
+def problem_of_filter(text: str) -> str:
+    """Why a filter cannot be read; "" if it can."""
+    try:
+        parse(text)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def filter_table(texts: Iterable[str]) -> FilterTable:

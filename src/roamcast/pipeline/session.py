@@ -41,10 +41,14 @@ def start_spark(
     *,
     name: str = "roamcast",
     memory_mb: int | None = None,
+    small: bool = False,
     settings: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> SparkSession:
-    """A session on that master. `settings` are Spark's own and win over what is chosen here."""
+    """A session on that master. `settings` are Spark's own and win over what is chosen here.
+
+    A `small` job has a million rows or so: it gets a Java that is ready soon, not one that gets fast.
+    """
     check_master(master)
     os.environ["JAVA_HOME"] = str(find_java())
     # Workers must run what the driver runs, whatever `python3` is on their PATH.
@@ -52,7 +56,7 @@ def start_spark(
     scratch = Path(tempfile.mkdtemp(prefix="roamcast-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
-    for key, value in {**_settings(master, memory_mb, scratch), **(settings or {})}.items():
+    for key, value in {**_settings(master, memory_mb, small, scratch), **(settings or {})}.items():
         conf.set(key, value)
     if not quiet:
         print(f"Spark is starting ({master}) ...", file=sys.stderr, flush=True)
@@ -127,7 +131,7 @@ def _first_complaint(log: Path) -> str:
     return ""
 
 
-def _settings(master: str, memory_mb: int | None, scratch: Path) -> dict[str, str]:
+def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) -> dict[str, str]:
     heap_mb = memory_mb or (fitting_heap_mb() if is_one_process(master) else DRIVER_MB)
     settings = {
         "spark.driver.memory": f"{heap_mb}m",
@@ -138,6 +142,10 @@ def _settings(master: str, memory_mb: int | None, scratch: Path) -> dict[str, st
         "spark.local.dir": str(scratch),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH),
     }
+    if small:
+        settings["spark.sql.shuffle.partitions"] = "2"
+        # Half of the time of a small job goes into compiling what then runs for a moment.
+        settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     if is_on_this_machine(master):
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

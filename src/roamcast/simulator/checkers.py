@@ -79,7 +79,7 @@ class Receiver:
 class Notification:
     """A published notification, and for whom it is still under way."""
 
-    __slots__ = ("attributes", "broker_of", "owed", "position", "published_at", "status")
+    __slots__ = ("attributes", "broker_of", "had", "owed", "position", "published_at", "status")
 
     def __init__(
         self, position: tuple[int, int], attributes: bytes, published_at: float, status: dict[str, int]
@@ -89,7 +89,9 @@ class Notification:
         self.attributes = attributes
         self.published_at = published_at
         self.status: dict[str, int] | None = status
-        """Client to MUST, MAY or HAD; None once all who must have had it."""
+        """Client to MUST, MAY or HAD; None once all have had it."""
+        self.had: tuple[str, ...] = ()
+        """Those who had it, once all have: they take less room so."""
         self.owed = 0
         self.broker_of: dict[str, str] = {}
         """Which broker delivered it first, kept where a promise asks."""
@@ -218,7 +220,8 @@ class Checker:
             simultaneous = notification.published_at == row.time and broker != row.node
             if simultaneous and subscription.filter.matches(decode_attributes(notification.attributes)):
                 notification.status = notification.status or {}
-                notification.status.setdefault(client, MAY)
+                if client not in notification.had:
+                    notification.status.setdefault(client, MAY)
 
     def _on_unsubscribed(self, row: Row) -> None:
         key = _client(row), row.filter or ""
@@ -289,7 +292,7 @@ class Checker:
             receiver.waiting_since = None
         status = notification.status
         standing = status.get(client) if status is not None else None
-        if standing is None and (status is not None or not self._ever_matched(client, notification)):
+        if standing is None and client not in notification.had:
             self._on_unwanted(row, number, notification)
             return
         if standing is None or standing == HAD:
@@ -303,7 +306,9 @@ class Checker:
         if self._keeps_brokers:
             notification.broker_of[client] = row.broker or ""
         if notification.owed == 0 and not self._promise.duplicate and MAY not in status.values():
-            notification.status = None  # Whatever comes of it now is a duplicate or unwanted.
+            # Whatever comes of it now is a duplicate or unwanted.
+            notification.had += tuple(status)
+            notification.status = None
         last = receiver.newest.get(row.publisher or "")
         if last is None or notification.position > last.position:
             receiver.newest[row.publisher or ""] = notification

@@ -1,0 +1,117 @@
+"""Ingesting: what is kept, what is put aside, and that coming late or twice does no harm."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from tests.pipeline.conftest import WriteLog
+from tests.pipeline.log_maker import Tampered
+
+from roamcast.core.records import COLUMNS, KINDS, NEEDED, Row
+from roamcast.pipeline.ingest import QUARANTINE, RECORDS, TAKEN, ingest, read_log
+from roamcast.records.parquet import LogWriter
+from roamcast.simulator.fuzz import draw_story
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def write(folder: Path, rows: list[Row], run: str = "r") -> None:
+    with LogWriter(folder, run) as log:
+        log.write(rows)
+
+
+def contents(folder: Path) -> list[dict[str, Any]]:
+    """All rows below a folder, in an order of their own."""
+    rows = [row for file in folder.rglob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
+    return sorted(rows, key=lambda row: json.dumps(row, default=str, sort_keys=True))
+
+
+def test_every_kind_has_its_needs() -> None:
+    assert set(NEEDED) == set(KINDS)
+    assert {field for fields in NEEDED.values() for field in fields} < set(COLUMNS)
+
+
+def test_all_that_a_run_writes_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever the runtime writes has the fields that the contract asks for."""
+    rows: list[Row] = []
+    draw_story("proactive", 3).run(rows.extend)
+    write(tmp_path / "log", rows, "proactive-3")
+    figures = ingest(spark, tmp_path / "log", tmp_path / "out")
+    count = len(rows)
+    assert figures == {"runs": 1, "rows_read": count, "rows_kept": count, "quarantined": 0, "reasons": {}}
+    assert json.loads((tmp_path / "out" / "ingest.json").read_text()) == figures
+    kept = read_log(spark, tmp_path / "out" / RECORDS)
+    assert kept.columns == list(COLUMNS)
+    assert {tuple(row) for row in kept.collect()} == {("proactive-3", *row) for row in rows}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"kind": None}, "no kind"),
+    ({"node": None}, "no node"),
+    ({"time": float("nan")}, "time is no number"),
+    ({"time": float("-inf")}, "time is no number"),
+    ({"kind": "exploded"}, "unknown kind exploded"),
+    ({"client": None}, "delivered without client"),
+    ({"number": -1}, "number not within 0 to 2^40"),
+    ({"notifications": 0}, "notifications not within 1 to 1000000"),
+    ({"notifications": 2**31 - 1}, "notifications not within 1 to 1000000"),
+    ({"kind": "subscribed", "filter": "x = 1", "reason": "maybe"}, "subscribed neither issued nor settled"),
+    (
+        {"kind": "unsubscribed", "filter": "x <", "reason": "issued"},
+        "filter cannot be read: selector, position 4: the selector ends here, expected "
+        "a number or a string in single quotes or FALSE or TRUE",
+    ),
+    ({"kind": "published", "attributes": b"\\xc1"}, "attributes cannot be read"),
+]
+
+
+def test_bad_rows_are_put_aside_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
+    good = Row(0, 1.0, "c", "delivered", client="c", broker="b", publisher="p", incarnation=1, number=1,
+               notifications=1)  # fmt: skip
+    bad = [good._replace(sequence=number, **fields) for number, (fields, _) in enumerate(BAD, start=1)]
+    write(tmp_path / "log", [good, *bad])
+    figures = ingest(spark, tmp_path / "log", tmp_path / "out")
+    assert (figures["rows_kept"], figures["quarantined"]) == (1, len(BAD))
+    aside = contents(tmp_path / "out" / QUARANTINE)
+    reasons = {row["sequence"]: row["problem"] for row in aside}
+    for number, (_, reason) in enumerate(BAD, start=1):
+        assert reasons[number].startswith(reason.split(", expected")[0]), number
+    assert sum(figures["reasons"].values()) == len(BAD)
+
+
+def test_late_and_repeated_files_do_no_harm(spark: SparkSession, tmp_path: Path) -> None:
+    rows, out = Tampered().rows, tmp_path / "out"
+    half = len(rows) // 2
+    write(tmp_path / "early", rows[:half], "a run/with: odd=signs")
+    write(tmp_path / "late", rows[half:], "a run/with: odd=signs")
+    write(tmp_path / "other", rows[:5], "7")
+    ingest(spark, tmp_path / "other", out)
+    ingest(spark, tmp_path / "early", out)
+    figures = ingest(spark, tmp_path / "late", out)
+    assert (figures["rows_read"], figures["rows_kept"]) == (len(rows) - half, len(rows))
+    once = contents(out / RECORDS)
+    assert len(once) == len(rows) + 5
+    shutil.copytree(tmp_path / "early", tmp_path / "all" / "1")
+    shutil.copytree(tmp_path / "early", tmp_path / "all" / "2")
+    shutil.copytree(tmp_path / "late", tmp_path / "all" / "3")
+    again = ingest(spark, tmp_path / "all", out)
+    assert again["rows_kept"] == len(rows)
+    assert contents(out / RECORDS) == once
+    assert again["quarantined"] == 0
+    assert {path.name for path in out.iterdir()} == {RECORDS, QUARANTINE, "ingest.json"}
+
+
+def test_two_rows_cannot_have_one_sequence(spark: SparkSession, tmp_path: Path, write_log: WriteLog) -> None:
+    one = Row(1, 1.0, "b", "link_up", peer="x")
+    other = one._replace(peer="y")
+    ingest(spark, write_log([one, one], folder="first"), tmp_path / "out")
+    figures = ingest(spark, write_log([other, other], folder="second"), tmp_path / "out")
+    assert (figures["rows_kept"], figures["reasons"]) == (1, {TAKEN: 1})
+    back = ingest(spark, write_log([other], folder="third"), tmp_path / "back")
+    back = ingest(spark, write_log([one], folder="fourth"), tmp_path / "back")
+    assert back["reasons"] == {TAKEN: 1}
+    assert contents(tmp_path / "back") == contents(tmp_path / "out"), "whichever came first"
