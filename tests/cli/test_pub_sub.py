@@ -19,7 +19,8 @@ from tests.client.servers import (
     Mosquitto,
     Server,
     free_port,
-    line_of_brokers,
+    running,
+    running_line,
 )
 
 from roamcast.cli import build_app, run
@@ -32,18 +33,14 @@ from roamcast.records import read_log
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Broker]]:
-    brokers = line_of_brokers(tmp_path_factory.mktemp("pair"), 2)
-    yield brokers
-    for broker in brokers:
-        broker.stop()
+    with running_line(tmp_path_factory.mktemp("pair"), 2) as brokers:
+        yield brokers
 
 
 @pytest.fixture(scope="module")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    started = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
-    started.start()
-    yield started
-    started.stop()
+    with running(Mosquitto(tmp_path_factory.mktemp("mosquitto"))) as started:
+        yield started
 
 
 @pytest.fixture(params=["pair", "mosquitto"])

@@ -6,23 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.client.servers import Broker, Mosquitto, Server, line_of_brokers
+from tests.client.servers import Broker, Mosquitto, Server, running, running_line
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    started = Broker(tmp_path_factory.mktemp("broker"))
-    started.start()
-    yield started
-    started.stop()
+    with running(Broker(tmp_path_factory.mktemp("broker"))) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    started = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
-    started.start()
-    yield started
-    started.stop()
+    with running(Mosquitto(tmp_path_factory.mktemp("mosquitto"))) as started:
+        yield started
 
 
 @pytest.fixture(params=["broker", "mosquitto"])
@@ -35,16 +31,12 @@ def server(request: pytest.FixtureRequest) -> Server:
 @pytest.fixture(scope="session")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Broker]]:
     """Three brokers in a line, linked."""
-    brokers = line_of_brokers(tmp_path_factory.mktemp("line"), 3)
-    yield brokers
-    for one in brokers:
-        one.stop()
+    with running_line(tmp_path_factory.mktemp("line"), 3) as brokers:
+        yield brokers
 
 
 @pytest.fixture
 def own_line(tmp_path: Path) -> Iterator[list[Broker]]:
     """Two linked brokers that a test may kill."""
-    brokers = line_of_brokers(tmp_path, 2)
-    yield brokers
-    for one in brokers:
-        one.stop()
+    with running_line(tmp_path, 2) as brokers:
+        yield brokers

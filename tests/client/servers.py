@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sb
 DEADLINE_S = 60.0
 
 T = TypeVar("T")
+ServerT = TypeVar("ServerT", bound="Server")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -140,6 +141,25 @@ def line_of_brokers(folder: Path, count: int) -> list[Broker]:
             assert time.monotonic() < end, broker.log.read_text()
             time.sleep(0.02)
     return brokers
+
+
+@contextmanager
+def running_line(folder: Path, count: int) -> Iterator[list[Broker]]:
+    brokers = line_of_brokers(folder, count)
+    try:
+        yield brokers
+    finally:
+        for broker in brokers:
+            broker.stop()
+
+
+@contextmanager
+def running(server: ServerT) -> Iterator[ServerT]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 class LocalServer:

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from tests.client.servers import Broker, Mute, Relay, Server, Turncoat, free_port, run, until
+from tests.client.servers import Broker, Mute, Relay, Server, Turncoat, free_port, run, running, until
 from tests.daemon.certificates import Authority
 
 import roamcast
@@ -375,7 +375,6 @@ class Guarded(Broker):
 
 def test_tls_users_and_rules(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "site")
-    guarded.start()
     address, cafile = f"mqtts://localhost:{guarded.port}", str(guarded.folder / "ca.pem")
 
     async def work() -> None:
@@ -400,10 +399,8 @@ def test_tls_users_and_rules(tmp_path: Path) -> None:
             with pytest.raises(SubscribeError, match=r"^other: refused: not authorised$"):
                 await client.subscribe("other")
 
-    try:
+    with running(guarded):
         run(work())
-    finally:
-        guarded.stop()
 
 
 def test_mistakes_are_told_before_anything_is_sent(broker: Broker) -> None:

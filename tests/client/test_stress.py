@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.client.servers import Broker, Relay, line_of_brokers, run, until
+from tests.client.servers import Broker, Relay, run, running_line, until
 
 import roamcast
 from roamcast.client import Client, ConnectError
@@ -20,10 +20,8 @@ SECONDS = 8.0
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[list[Broker]]:
-    brokers = line_of_brokers(tmp_path, 3)
-    yield brokers
-    for broker in brokers:
-        broker.stop()
+    with running_line(tmp_path, 3) as brokers:
+        yield brokers
 
 
 class Traveller:
