@@ -21,7 +21,7 @@ def test_every_case_counts_every_message(tmp_path: Path) -> None:
     process = ROAMCAST["process"].start(tmp_path / "broker", frozenset())
     try:
         for case in CASES:
-            figure = case.run(process.port, 0.02)
+            figure = case.run(process, 0.02)
             assert figure.messages > 0, case.name
             assert figure.deliveries > 0, case.name
             assert figure.messages_per_s == figure.messages / figure.seconds
@@ -34,7 +34,7 @@ def test_a_broker_that_goes_away_gives_no_figure(tmp_path: Path) -> None:
     process = ROAMCAST["process"].start(tmp_path / "broker", frozenset())
     process.kill()
     with pytest.raises((BenchFailed, OSError)):
-        fan_out(0, 1)(process.port, 0.02)
+        fan_out(0, 1)(process, 0.02)
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def test_what_is_missing_is_skipped_with_a_word(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_medians_and_ratios() -> None:
-    own = summary([(Figure(count, count, 1.0, 0.5), 2.0 * count) for count in (10, 30, 20)])
+    own = summary([Figure(count, count, 1.0, 0.5, 0.5) for count in (10, 30, 20)])
     assert (own["messages_per_s"], own["messages_per_s_best"], own["messages_per_core_s"]) == (20, 30, 40)
-    other = summary([(Figure(4, 4, 1.0, 0.5), 10.0)])
+    other = summary([Figure(4, 4, 1.0, 0.5, 0.4)])
     told = compared(own, other, 5.0)
     assert (told["ratio"], told["ratio_per_core_s"]) == (5, 4)
     assert (told["holds"], told["holds_per_core_s"]) == (True, False)

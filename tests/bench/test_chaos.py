@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from roamcast.bench import chaos
 from roamcast.bench.broker_network import damage_tail
 from roamcast.bench.chaos import KINDS, OF_LINKS, draw_faults, draw_tree
 from roamcast.bench.relays import Relay
 from roamcast.cli import build_app, run
 from roamcast.daemon.journal import Journal
+from roamcast.daemon.recovery import find_recoverable
+from roamcast.daemon.segments import HEADER_BYTES
 
 HOST = "127.0.0.1"
 
@@ -41,6 +44,33 @@ def test_a_long_one_keeps_every_promise(seed: int, capsys: pytest.CaptureFixture
     assert code == 0, (result["troubles"], result["examples"], result["folder"])
     assert result["handoffs"] > 200
     assert min(result["faults"].values()) > 0
+
+
+def forget(journal: Path, kind: str, rng: random.Random) -> int:
+    """Take away the last 20 kB of a journal: what was promised is gone."""
+    scan = find_recoverable(journal).scans[-1]
+    start = max(HEADER_BYTES, scan.end - 20_000)
+    with scan.path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(scan.end - start))
+    return scan.end - start
+
+
+@pytest.mark.slow
+def test_brokers_that_forget_are_found_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(chaos, "damage_tail", forget)
+    monkeypatch.setattr(chaos, "KINDS", {"kill, torn tail": ""})
+    monkeypatch.setattr(chaos, "DRAIN_S", 10.0)
+    arguments = ["bench", "chaos", "--seconds", "8", "--seed", "5", "--clients", "16", "--brokers", "3"]
+    assert run(build_app(), [*arguments, "--keep", str(tmp_path), "--json"]) == 1
+    output = capsys.readouterr()
+    result = json.loads(output.out)
+    assert not result["kept"]
+    assert result["lost"] + result["lost_sessions"] > 0
+    assert output.err.endswith(f"a promise was broken with seed 5; logs and journals are in {tmp_path}\n")
+    assert (tmp_path / "b0.log").exists()
 
 
 def test_the_seed_decides_tree_and_faults() -> None:

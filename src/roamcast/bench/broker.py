@@ -140,10 +140,8 @@ class Field:
     # --- throughput ---
 
     def measure(self, case: Case, seconds: float, rounds: int) -> list[Row]:
-        def one(process: Process) -> tuple[Figure, float]:
-            before_s = process.cpu_s()
-            figure = case.run(process.port, seconds)
-            return figure, figure.messages / max(process.cpu_s() - before_s, 1e-6)
+        def one(process: Process) -> Figure:
+            return case.run(process, seconds)
 
         names = self.names_for(list(case.targets), case.against_others)
         found = self.in_turn(f"{case.name}, QoS {case.qos}", names, rounds, one)
@@ -249,13 +247,13 @@ def at_rank(values: Sequence[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def summary(runs: Sequence[tuple[Figure, float]]) -> Row:
+def summary(runs: Sequence[Figure]) -> Row:
     return {
-        "messages_per_s": median(figure.messages_per_s for figure, _ in runs),
-        "messages_per_s_best": max(figure.messages_per_s for figure, _ in runs),
-        "messages_per_core_s": median(per_core_s for _, per_core_s in runs),
-        "deliveries_per_s": median(figure.deliveries / figure.seconds for figure, _ in runs),
-        "load_share_of_core": median(figure.load_cpu_s / figure.seconds for figure, _ in runs),
+        "messages_per_s": median(figure.messages_per_s for figure in runs),
+        "messages_per_s_best": max(figure.messages_per_s for figure in runs),
+        "messages_per_core_s": median(figure.messages_per_core_s for figure in runs),
+        "deliveries_per_s": median(figure.deliveries / figure.seconds for figure in runs),
+        "load_share_of_core": median(figure.load_cpu_s / figure.seconds for figure in runs),
     }
 
 

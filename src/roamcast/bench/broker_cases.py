@@ -13,6 +13,7 @@ import numpy as np
 
 from roamcast.bench.accounting import Cycle, EvenStream
 from roamcast.bench.mqtt_load import Connection, Figure, many_to_one, one_in_flight, one_to_many
+from roamcast.bench.processes import Process
 from roamcast.mqtt import packets
 from roamcast.mqtt.writing import write
 
@@ -35,8 +36,8 @@ MATCHING = 0.01
 class Case:
     name: str
     qos: int
-    run: Callable[[int, float], Figure]
-    """Port and seconds to a figure."""
+    run: Callable[[Process, float], Figure]
+    """Broker and seconds to a figure."""
     targets: dict[str, float] = field(default_factory=dict)
     """By how the journal is synced: how many times Mosquitto's throughput is asked for."""
     at_least_per_s: float | None = None
@@ -54,15 +55,15 @@ def even_cycle(qos: int) -> Cycle:
     return Cycle(topics, [numbered(number, PAYLOAD_BYTES) for number in range(ROUND)], qos)
 
 
-def fan_out(qos: int, subscribers: int) -> Callable[[int, float], Figure]:
-    def run(port: int, seconds: float) -> Figure:
+def fan_out(qos: int, subscribers: int) -> Callable[[Process, float], Figure]:
+    def run(broker: Process, seconds: float) -> Figure:
         cycle = even_cycle(qos)
         connections = []
         for number in range(subscribers):
-            connection = Connection(port, f"bench-subscriber-{number}")
+            connection = Connection(broker.port, f"bench-subscriber-{number}")
             connection.subscribe([TOPIC], qos)
             connections.append((connection, EvenStream(cycle)))
-        return one_to_many(port, cycle, connections, seconds)
+        return one_to_many(broker, cycle, connections, seconds)
 
     return run
 
@@ -79,8 +80,8 @@ def mixed_cycles(qos: int) -> list[Cycle]:
     return cycles
 
 
-def mixed(qos: int) -> Callable[[int, float], Figure]:
-    return lambda port, seconds: many_to_one(port, mixed_cycles(qos), seconds, PER_WRITE)
+def mixed(qos: int) -> Callable[[Process, float], Figure]:
+    return lambda broker, seconds: many_to_one(broker, mixed_cycles(qos), seconds, PER_WRITE)
 
 
 @cache
@@ -91,9 +92,9 @@ def echo_cycles(qos: int) -> list[Cycle]:
     ]
 
 
-def echoes(qos: int) -> Callable[[int, float], Figure]:
+def echoes(qos: int) -> Callable[[Process, float], Figure]:
     topics = [f"bench/{client:02d}" for client in range(CLIENTS)]
-    return lambda port, seconds: one_in_flight(port, echo_cycles(qos), topics, seconds)
+    return lambda broker, seconds: one_in_flight(broker, echo_cycles(qos), topics, seconds)
 
 
 # --- content filters ---
@@ -134,18 +135,18 @@ def content() -> Content:
     return Content(filters, cycle, inside.all(axis=2))
 
 
-def content_filters(subscribers: int) -> Callable[[int, float], Figure]:
-    def run(port: int, seconds: float) -> Figure:
+def content_filters(subscribers: int) -> Callable[[Process, float], Figure]:
+    def run(broker: Process, seconds: float) -> Figure:
         load = content()
         each = SUBSCRIPTIONS // subscribers
         connections: list[tuple[Connection, EvenStream]] = []
         for number in range(subscribers):
             own = slice(number * each, (number + 1) * each)
-            connection = Connection(port, f"bench-subscriber-{number}", 5)
+            connection = Connection(broker.port, f"bench-subscriber-{number}", 5)
             connection.subscribe(load.filters[own], 0)
             due: Sequence[int] = np.flatnonzero(load.matches[own].any(axis=0)).tolist()
             connections.append((connection, EvenStream(load.cycle, due)))
-        return one_to_many(port, load.cycle, connections, seconds)
+        return one_to_many(broker, load.cycle, connections, seconds)
 
     return run
 

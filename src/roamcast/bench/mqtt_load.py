@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roamcast.bench.accounting import READ_BYTES, Acknowledged, Cycle, Echo, EvenStream, MixedStream
-from roamcast.bench.processes import HOST, BenchFailed
+from roamcast.bench.processes import HOST, BenchFailed, Process
 from roamcast.mqtt import packets
 from roamcast.mqtt.packets import Packet
 from roamcast.mqtt.reading import cut, parse
@@ -42,6 +42,12 @@ class Figure:
     deliveries: int
     seconds: float
     load_cpu_s: float
+    broker_cpu_s: float
+    """What the broker took of its core meanwhile, without what clients needed to connect and subscribe."""
+
+    @property
+    def messages_per_core_s(self) -> float:
+        return self.messages / max(self.broker_cpu_s, 1e-6)
 
     @property
     def messages_per_s(self) -> float:
@@ -228,7 +234,7 @@ def _receiver(connection: Connection, stream: EvenStream | MixedStream) -> Calla
 
 
 def one_to_many(
-    port: int,
+    broker: Process,
     cycle: Cycle,
     subscribers: Sequence[tuple[Connection, EvenStream]],
     seconds: float,
@@ -237,7 +243,7 @@ def one_to_many(
     """One publisher sends as fast as its windows allow; every subscriber gets what is due to it."""
     poller = Poller()
     version = subscribers[0][0].version
-    publisher = Publisher(Connection(port, "bench-publisher", version), cycle, chunk)
+    publisher = Publisher(Connection(broker.port, "bench-publisher", version), cycle, chunk)
     poller.add(publisher.connection, publisher.on_read)
     streams = [stream for _, stream in subscribers]
     for connection, stream in subscribers:
@@ -256,21 +262,21 @@ def one_to_many(
         return publisher.is_acknowledged and all(one.received == one.expected(sent) for one in streams)
 
     try:
-        elapsed_s, cpu_s = _run(poller, send, is_done, seconds)
+        took = _run(broker, poller, send, is_done, seconds)
     finally:
         poller.close()
-    return Figure(publisher.sent, sum(stream.received for stream in streams), elapsed_s, cpu_s)
+    return Figure(publisher.sent, sum(stream.received for stream in streams), *took)
 
 
-def many_to_one(port: int, cycles: Sequence[Cycle], seconds: float, chunk: int) -> Figure:
+def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk: int) -> Figure:
     """Publishers with topics and sizes of their own, a few messages per write, to one subscriber."""
     poller = Poller()
-    subscriber = Connection(port, "bench-subscriber")
+    subscriber = Connection(broker.port, "bench-subscriber")
     subscriber.subscribe(["bench/#"], cycles[0].qos)
     stream = MixedStream(cycles)
     poller.add(subscriber, _receiver(subscriber, stream))
     publishers = [
-        Publisher(Connection(port, f"bench-publisher-{number}"), cycle, chunk)
+        Publisher(Connection(broker.port, f"bench-publisher-{number}"), cycle, chunk)
         for number, cycle in enumerate(cycles)
     ]
     for publisher in publishers:
@@ -294,14 +300,14 @@ def many_to_one(port: int, cycles: Sequence[Cycle], seconds: float, chunk: int) 
         )
 
     try:
-        elapsed_s, cpu_s = _run(poller, send, is_done, seconds)
+        took = _run(broker, poller, send, is_done, seconds)
     finally:
         poller.close()
     stream.verify([one.sent for one in publishers])
-    return Figure(sum(one.sent for one in publishers), stream.received, elapsed_s, cpu_s)
+    return Figure(sum(one.sent for one in publishers), stream.received, *took)
 
 
-def one_in_flight(port: int, cycles: Sequence[Cycle], topics: Sequence[str], seconds: float) -> Figure:
+def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str], seconds: float) -> Figure:
     """Clients that each send the next message when their last one has come back to them."""
     poller = Poller()
     echoes = [Echo(cycle) for cycle in cycles]
@@ -322,10 +328,11 @@ def one_in_flight(port: int, cycles: Sequence[Cycle], topics: Sequence[str], sec
         return on_read
 
     for number, (echo, topic) in enumerate(zip(echoes, topics, strict=True)):
-        connection = Connection(port, f"bench-{number}")
+        connection = Connection(broker.port, f"bench-{number}")
         connection.subscribe([topic], cycles[0].qos)
         connections.append(connection)
         poller.add(connection, handler(connection, echo))
+    broker_cpu_s = broker.cpu_s()
     started_cpu_s, started_s = time.process_time(), time.perf_counter()
     for connection, echo in zip(connections, echoes, strict=True):
         connection.send(echo.first())
@@ -339,11 +346,12 @@ def one_in_flight(port: int, cycles: Sequence[Cycle], topics: Sequence[str], sec
             poller.turn(0.05)
             if time.perf_counter() - started_s > seconds + PATIENCE_S:
                 raise BenchFailed(f"{open_count} messages did not come back")
-        elapsed_s = time.perf_counter() - started_s
+        took = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+        broker_cpu_s = broker.cpu_s() - broker_cpu_s
     finally:
         poller.close()
     count = sum(echo.count for echo in echoes)
-    return Figure(count, count, elapsed_s, time.process_time() - started_cpu_s)
+    return Figure(count, count, *took, broker_cpu_s)
 
 
 def latencies_s(port: int, cycle: Cycle, topic: str, per_s: float, seconds: float) -> list[float]:
@@ -392,9 +400,14 @@ def idle_connections(port: int, count: int, measure: Callable[[], int]) -> int:
 
 
 def _run(
-    poller: Poller, send: Callable[[], None], is_done: Callable[[], bool], seconds: float
-) -> tuple[float, float]:
-    """Send for so long, then wait until all has arrived: how long that took, and how much of this core."""
+    broker: Process,
+    poller: Poller,
+    send: Callable[[], None],
+    is_done: Callable[[], bool],
+    seconds: float,
+) -> tuple[float, float, float]:
+    """Send for so long, then wait until all has arrived: seconds, of this core, of the broker's core."""
+    broker_cpu_s = broker.cpu_s()
     started_cpu_s, started_s = time.process_time(), time.perf_counter()
     is_sending = True
     while is_sending or not is_done():
@@ -405,4 +418,5 @@ def _run(
         elif now_s - started_s > seconds + PATIENCE_S:
             raise BenchFailed(f"not everything arrived within {PATIENCE_S:.0f} s")
         poller.turn(0.05)
-    return time.perf_counter() - started_s, time.process_time() - started_cpu_s
+    took_s = time.perf_counter() - started_s
+    return took_s, time.process_time() - started_cpu_s, broker.cpu_s() - broker_cpu_s
