@@ -18,6 +18,7 @@ from roamcast.client.records import ClientLog
 from roamcast.client.waiting import Answer, Batch, raise_refusal
 from roamcast.errors import InputError
 from roamcast.mqtt.client import ClientSession, ClientSettings
+from roamcast.mqtt.moves import LOCATION, MOVE_TOPIC, write_move
 from roamcast.mqtt.packets import Unsubscribe, Version, Will
 
 SESSION_EXPIRY_S = 3600
@@ -333,6 +334,17 @@ class Client:
         return batch.count
 
     # --- moving ---
+
+    async def move(self, location: str | None = None, **state: str | bool | int | float) -> None:
+        """Say where the client is now, or what else of its own state has changed (`my.NAME` in filters).
+
+        Subscriptions that depend on it follow. This is another kind of moving than `move_to`: the client
+        stays attached where it is. It needs a broker of Roamcast with a movement graph.
+        """
+        values = {**({} if location is None else {LOCATION: location}), **state}
+        if not values:
+            raise InputError("a move needs a location, or another variable of the client's own state")
+        await self.publish(MOVE_TOPIC.decode(), write_move(values), qos=1)
 
     async def move_to(self, where: str, *, proclaimed: bool = False) -> None:
         """Leave this broker and attach to another, named by its id or its address; returns when it is done.

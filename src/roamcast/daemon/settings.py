@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from roamcast.core.queues import QueueLimits
 from roamcast.daemon.sections import Config
+from roamcast.location.movement_graph import parse_movement_graph
 from roamcast.mqtt.endpoint import EndpointSettings
 from roamcast.node.broker import BrokerSettings
 from roamcast.site.settings import SiteSettings
@@ -43,6 +46,15 @@ def site_settings(config: Config) -> SiteSettings:
             shared=mqtt.shared_subscriptions,
             serves_unreachable=mobility.unreachable == "serve",
         ),
+        movement_graph=_read_graph(config.location.movement_graph),
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,
     )
+
+
+def _read_graph(path: str) -> str:
+    if not path:
+        return ""
+    text = Path(path).read_text(encoding="utf-8")
+    parse_movement_graph(text, path)  # Says in one line what is wrong with it.
+    return text

@@ -45,6 +45,9 @@ class Reader(Protocol):
     def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
         """The attributes of what is published under this topic; None if the client may not do that."""
 
+    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> bool:
+        """Something for the broker itself; False if it is not, or not understood."""
+
     def described(self, block: bytes) -> Described:
         """The properties of a PUBLISH, checked."""
 
@@ -322,7 +325,7 @@ class Connection:
                 self.guarded.clear()
             self.topics[topic] = attributes
         if attributes is None:
-            return False
+            return endpoint.on_control(self, topic, payloads)
         if self.guarded and topic in self.guarded:
             payloads = endpoint.permitted(self, topic, payloads, marks)
             if not payloads:

@@ -13,7 +13,16 @@ from typing import Protocol
 import msgspec
 
 from roamcast.core.effects import Attached, Detached, Effects, Input, Merged, SessionOver, Submitted
-from roamcast.core.messages import NOT_THE_OWNER, Deliver, Hello, Leave, SubscriptionSettled, Welcome
+from roamcast.core.messages import (
+    NOT_THE_OWNER,
+    Deliver,
+    Hello,
+    Leave,
+    Move,
+    RequestRefused,
+    SubscriptionSettled,
+    Welcome,
+)
 from roamcast.core.notification import Burst, encode_attributes
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt import packets
@@ -23,6 +32,7 @@ from roamcast.mqtt.connection import Connection
 from roamcast.mqtt.delivering import PUBREL, deliver
 from roamcast.mqtt.errors import PacketError, protocol_error
 from roamcast.mqtt.marks import QOS, RETAIN, TOPIC
+from roamcast.mqtt.moves import MOVE_TOPIC, read_move
 from roamcast.mqtt.outgoing import Encoder
 from roamcast.mqtt.packets import Packet
 from roamcast.mqtt.publishing import Described, PropertyReader, described
@@ -323,6 +333,17 @@ class Endpoint:
             return attributes
         return attributes if decision.allowed else None
 
+    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> bool:
+        """A client says where it is, or what else of its own state has changed."""
+        moves = [read_move(payload) for payload in payloads] if topic == MOVE_TOPIC else []
+        for values in moves:
+            if values:
+                connection.is_durable = True
+                connection.request += 1
+                move = Move(connection.request, values)
+                self.inputs.append(Submitted(connection.client, connection.id, move))
+        return bool(moves) and all(moves)
+
     def check_size(self, topic: str) -> None:
         """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
         longest, deepest = self.settings.topic_bytes_max, self.settings.topic_levels_max
@@ -534,6 +555,8 @@ class Endpoint:
                     welcomed.append(connection)
             elif type(message) is SubscriptionSettled:
                 self._subscribing.on_settled(id, message.request)
+            elif type(message) is RequestRefused:
+                self._subscribing.on_refused(id, message.request)
         for _, id, why in effects.closes:
             connection = self.connections.get(id)
             if connection is not None:

@@ -167,7 +167,7 @@ class MqttSession:
         wanting = [
             one
             for one in self.subscriptions.values()
-            if not (own and one.no_local) and parse(one.filter).matches(attributes)
+            if not (own and one.no_local) and _may_want(parse(one.filter), attributes)
         ]
         if not wanting:
             # Its subscription has gone since; or it is one's own and not wanted: then QoS is -1.
@@ -204,3 +204,8 @@ class MqttSession:
 
 def _asks_more(filter: Filter) -> bool:
     return not names_of(filter.expression) <= {TOPIC}
+
+
+def _may_want(filter: Filter, attributes: Attributes) -> bool:
+    """Where the client is, the core knows; a filter on that has been looked at there."""
+    return bool(filter.own) or filter.matches(attributes)

@@ -38,6 +38,8 @@ class Pending(msgspec.Struct):
     open: int = 0
     """Requests that have not settled."""
     recall: list[Subscription] = []
+    places: dict[int, int] = {}
+    """Which entry of the SUBSCRIBE a request is for."""
 
 
 class Subscribing:
@@ -53,6 +55,7 @@ class Subscribing:
         requests: list[int] = []
         reasons: list[Reason] = []
         recall: list[Subscription] = []
+        places: dict[int, int] = {}
         for entry in packet.entries:
             try:
                 subscription = self._read(connection, session, entry, packet.subscription_identifier, asked)
@@ -60,12 +63,14 @@ class Subscribing:
                 reasons.append(error.reason)
                 continue
             is_new = entry.filter not in session.subscriptions
-            requests += self._enter(connection, session, subscription)
+            entered = self._enter(connection, session, subscription)
+            places.update(dict.fromkeys(entered[:1], len(reasons)))
+            requests += entered
             reasons.append(GRANTED[subscription.qos])
             if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
                 recall.append(subscription)
         answer = packets.Suback(packet.packet_id, tuple(reasons))
-        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
+        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall, places))
 
     def _read(
         self,
@@ -153,6 +158,18 @@ class Subscribing:
             pending.open -= 1
             if not pending.open:
                 self._answer(pending)
+
+    def on_refused(self, connection: int, request: int) -> None:
+        """The core cannot do what was asked: a filter on a state of the client that nobody knows."""
+        pending = self._pending.get((connection, request))
+        if pending is None or not isinstance(pending.answer, packets.Suback):
+            return
+        place = pending.places.get(request)
+        if place is not None:
+            reasons = list(pending.answer.reasons)
+            reasons[place] = Reason.TOPIC_FILTER_INVALID
+            pending.answer = msgspec.structs.replace(pending.answer, reasons=tuple(reasons))
+        self.on_settled(connection, request)
 
     def give_up(self, connection: int, request: int) -> None:
         """It took too long: answer all the same."""

@@ -13,5 +13,7 @@ class SiteSettings(msgspec.Struct, frozen=True):
     protocol: str = "multi_hop_handoff"
     broker: BrokerSettings = BrokerSettings(clock_error_s=None)
     endpoint: EndpointSettings = EndpointSettings()
+    movement_graph: str = ""
+    """The text of the movement graph, for filters that depend on where the client is; "" allows none."""
     retained_messages_max: int = 100_000
     retained_bytes_max: int = 256 << 20

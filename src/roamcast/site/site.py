@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from roamcast.core.codec import Codec
 from roamcast.core.effects import Configured, Deadline, Pressed, Told
 from roamcast.errors import InputError
+from roamcast.location.movement_graph import parse_movement_graph
+from roamcast.location.settings import LocationSettings
 from roamcast.mobility import find_protocol
 from roamcast.mqtt.endpoint import Endpoint
 from roamcast.mqtt.sessions import Subscription
-from roamcast.node.broker import Broker
+from roamcast.node.broker import Broker, BrokerSettings
 from roamcast.node.link import LinkError
 from roamcast.node.links import Links, LinkTurn, Offer
 from roamcast.site.announcing import Announcements, RecallAnnounced
@@ -60,7 +64,7 @@ class Site:
         """How often a process has begun to drive this site."""
         self.endpoint = Endpoint(self)
         self.broker = Broker(
-            settings.id, find_protocol(settings.protocol), settings.broker, front=self.endpoint
+            settings.id, find_protocol(settings.protocol), _broker_settings(settings), front=self.endpoint
         )
         self.links = Links(settings.id, Codec())
         self.retained = RetainedMessages(self.broker)
@@ -178,7 +182,7 @@ class Site:
     def _configure(self, settings: SiteSettings) -> None:
         self.settings = settings
         self.endpoint.configure(settings.endpoint)
-        self.broker.configure(settings.broker)
+        self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
 
     # --- links ---
@@ -256,3 +260,11 @@ class Site:
     def leave(self, client: str, subscription: Subscription) -> None:
         takes = Takes(subscription.group, subscription.filter, client, joins=False)
         self.endpoint.inputs.append(Told(takes))
+
+
+def _broker_settings(settings: SiteSettings) -> BrokerSettings:
+    """The broker's own, with the movement graph made of its text."""
+    if not settings.movement_graph:
+        return settings.broker
+    location = LocationSettings(variables={"location": parse_movement_graph(settings.movement_graph)})
+    return msgspec.structs.replace(settings.broker, location=location)
