@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
 DEADLINE_S = 30.0
@@ -56,3 +58,15 @@ def wait_until(happened: Callable[[], bool], complaint: Callable[[], str]) -> No
     while not happened():
         assert time.monotonic() < end, complaint()
         time.sleep(0.01)
+
+
+def broker_fixture(config: str) -> Callable[[pytest.TempPathFactory], Iterator[BrokerProcess]]:
+    """A fixture: one broker with this configuration for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+        started = BrokerProcess(tmp_path_factory.mktemp("broker"), config)
+        yield started
+        started.stop()
+
+    return broker

@@ -2,18 +2,16 @@
 
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from tests.daemon.broker_process import DEADLINE_S, BrokerProcess
+from tests.daemon.broker_process import DEADLINE_S, BrokerProcess, broker_fixture
+from tests.daemon.raw_client import Raw
 
 from roamcast.daemon.clients import Budget
 from roamcast.mqtt import packets
 from roamcast.mqtt.packets import Packet
-from roamcast.mqtt.reading import cut, parse
 from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
 
 CONFIG = """
 id = "small"
@@ -32,49 +30,16 @@ connecting_max = 20
 """
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    started = BrokerProcess(tmp_path_factory.mktemp("small"), CONFIG)
-    yield started
-    started.stop()
-
-
-class Raw:
-    """A connection without manners."""
-
-    def __init__(
-        self, broker: BrokerProcess, client: str, expiry: int | None = None, clean: bool = True
-    ) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", broker.port), DEADLINE_S)
-        self._rest = b""
-        self.send(packets.Connect(5, client, clean_start=clean, session_expiry=expiry))
-        self.connack = self.receive()
-
-    def send(self, packet: Packet) -> None:
-        self.socket.sendall(write(packet, 5))
-
-    def receive(self) -> Packet:
-        while (whole := cut(self._rest, 0, 1 << 20)) is None:
-            data = self.socket.recv(65_536)
-            assert data, "the broker closed the connection"
-            self._rest += data
-        first, start, end = whole
-        packet = parse(first, self._rest[start:end], 5, from_client=False)
-        self._rest = self._rest[end:]
-        return packet
-
-    def close(self) -> None:
-        self.socket.close()
+broker = broker_fixture(CONFIG)
 
 
 def ends_with(broker: BrokerProcess, packet: Packet) -> Reason:
     """The reason with which a connection ends that sent this."""
-    with closing(Raw(broker, "rude")) as raw:
+    with Raw(broker, "rude") as raw:
         raw.send(packet)
-        answer = raw.receive()
-        assert isinstance(answer, packets.Disconnect), answer
-        assert raw.socket.recv(1) == b"", "the broker keeps the connection"
-        return answer.reason
+        reason = raw.end()
+        assert reason is not None
+        return reason
 
 
 def test_what_is_too_much_ends_the_connection_with_its_reason(broker: BrokerProcess) -> None:
@@ -87,7 +52,7 @@ def test_what_is_too_much_ends_the_connection_with_its_reason(broker: BrokerProc
 
 
 def test_subscriptions_are_granted_as_far_as_there_is_room(broker: BrokerProcess) -> None:
-    with closing(Raw(broker, "greedy")) as raw:
+    with Raw(broker, "greedy") as raw:
         entries = tuple(packets.SubscriptionEntry(f"t/{n}", 2) for n in range(3))
         raw.send(packets.Subscribe(1, entries))
         suback = raw.receive()
@@ -96,15 +61,15 @@ def test_subscriptions_are_granted_as_far_as_there_is_room(broker: BrokerProcess
 
 
 def test_a_full_queue_keeps_the_newest(broker: BrokerProcess) -> None:
-    with closing(Raw(broker, "away", expiry=100)) as away:
+    with Raw(broker, "away", expiry=100) as away:
         away.send(packets.Subscribe(1, (packets.SubscriptionEntry("news", 1),)))
         away.receive()
         away.send(packets.Disconnect())
-    with closing(Raw(broker, "writer")) as writer:
+    with Raw(broker, "writer") as writer:
         for number in range(1, 7):
             writer.send(packets.Publish("news", str(number).encode(), 1, packet_id=number))
             assert writer.receive() == packets.Puback(number)
-    with closing(Raw(broker, "away", expiry=0, clean=False)) as away:
+    with Raw(broker, "away", expiry=0, clean=False) as away:
         received = [away.receive() for _ in range(3)]
         assert [one.payload for one in received if isinstance(one, packets.Publish)] == [b"4", b"5", b"6"]
 
