@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from itertools import chain
+from typing import Any
 
 import pytest
 from tests.daemon.broker_process import BrokerProcess, broker_fixture, wait_until
@@ -26,6 +28,11 @@ sync = "process"
 [mqtt]
 receive_maximum = 20
 topic_alias_maximum = 5
+[access]
+default = "allow"
+[[access.rule]]
+verdict = "allow"
+topic = "$s/#"
 """
 )
 
@@ -221,9 +228,7 @@ def test_aliases_of_the_client(broker: BrokerProcess) -> None:
         ("", 3, Reason.PROTOCOL_ERROR),
     ],
 )
-def test_aliases_that_are_not_allowed(
-    broker: BrokerProcess, topic: str, alias: int, reason: Reason
-) -> None:
+def test_aliases_that_are_not_allowed(broker: BrokerProcess, topic: str, alias: int, reason: Reason) -> None:
     """[3.3.2-8], [3.3.2-9]"""
     with Raw(broker, "alias") as client:
         client.send(packets.Publish(topic, properties=packets.PublishProperties(topic_alias=alias)))
@@ -275,7 +280,7 @@ def test_no_aliases_for_a_client_that_takes_none(broker: BrokerProcess) -> None:
 
 def test_properties_travel_unaltered(broker: BrokerProcess) -> None:
     """[3.3.2-4], [3.3.2-15] to [3.3.2-20]: also the order of user properties and repeated ones."""
-    described = {
+    described: dict[str, Any] = {
         "payload_format": 1,
         "content_type": "text/plain",
         "response_topic": "answers/here",
@@ -287,7 +292,7 @@ def test_properties_travel_unaltered(broker: BrokerProcess) -> None:
         for qos in range(3):
             writer.publish("described", b"x", qos, **described)
             (message,) = reader.take(1)
-            assert message.properties == packets.PublishProperties(**described)  # type: ignore[arg-type]
+            assert message.properties == packets.PublishProperties(**described)
     with Raw(broker, "old", version=4) as reader, Raw(broker, "writer") as writer:
         reader.subscribe("described")
         writer.publish("described", b"x", 1, **described)
@@ -526,7 +531,7 @@ def test_a_shared_subscription_is_spread_over_its_members(broker: BrokerProcess,
         for number, payload in enumerate(expected):
             writer.publish(f"spread/{number % 4}", payload, qos)
         got = [payloads(member.drain()) for member in members]
-        assert sorted(sum(got, [])) == sorted(expected)
+        assert sorted(chain.from_iterable(got)) == sorted(expected)
         assert all(len(one) > 5 for one in got), got
         assert sorted(payloads(alone.drain())) == sorted(expected)
         assert members[0].unsubscribe("$share/group/spread/+") == (Reason.SUCCESS,)

@@ -17,12 +17,15 @@ from roamcast.mqtt.errors import PacketError, protocol_error
 from roamcast.mqtt.packets import Connack, Connect
 from roamcast.mqtt.reading import CONNECT, cut, parse_connect
 from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.welcoming import keep_alive_of
 from roamcast.mqtt.writing import refusal, write
 from roamcast.site.inputs import Connected, Frames, Gone, SiteInput, Slow
 
 log = logging.getLogger("roamcast.clients")
 
 KEEP_ALIVE_GRACE = 1.5
+LINGER_S = 5.0
+"""What was written last may take so long to reach the client, and the client to close."""
 
 
 class Budget:
@@ -70,6 +73,7 @@ class Door(Protocol):
 
     connect_packet_max: int
     output_bytes_max: int
+    keep_alive_max_s: int
 
     def push(self, item: SiteInput) -> None: ...
     def opened(self, client: ClientConnection) -> int:
@@ -87,8 +91,8 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_budget", "_door", "_first", "address", "host", "id", "is_noted", "keep_alive_s",
-        "last_heard_s", "listener", "transport", "why",
+        "_admission", "_budget", "_door", "_first", "_is_finished", "address", "host", "id", "is_noted",
+        "keep_alive_s", "last_heard_s", "listener", "transport", "why",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
@@ -107,6 +111,8 @@ class ClientConnection(asyncio.Protocol):
         """What came before the CONNECT was whole; None once it has been accepted."""
         self._admission: asyncio.Task[None] | None = None
         self._budget: Budget | None = None
+        self._is_finished = False
+        """Whether the last bytes have been written: nothing that comes counts any more."""
 
     # --- called by asyncio ---
 
@@ -125,6 +131,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_finished:
+            return
         if self._first is None:
             self.last_heard_s = time.monotonic()
             self._door.push(Frames(self.id, data))
@@ -172,7 +180,7 @@ class ClientConnection(asyncio.Protocol):
     def is_silent(self, now_s: float, connect_timeout_s: float) -> bool:
         """Whether it is overdue: with its CONNECT, or with any packet."""
         limit_s = connect_timeout_s if self._first is not None else self.keep_alive_s * KEEP_ALIVE_GRACE
-        return bool(limit_s) and now_s - self.last_heard_s > limit_s
+        return bool(limit_s) and now_s - self.last_heard_s > limit_s and not self._is_finished
 
     def _read_connect(self) -> None:
         first = self._first or b""
@@ -203,7 +211,8 @@ class ClientConnection(asyncio.Protocol):
             self._admission = None
         rest, self._first = self._first, None
         self._budget = self._door.came_in(self.id)
-        self.keep_alive_s, self.last_heard_s = connect.keep_alive, time.monotonic()
+        self.keep_alive_s = keep_alive_of(connect, self._door.keep_alive_max_s)
+        self.last_heard_s = time.monotonic()
         self._door.push(Connected(self.id, without_secrets(connect), identity))
         if rest:
             self._door.push(Frames(self.id, rest))
@@ -214,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
 
     def hold(self) -> None:
         """Read nothing for now."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self.transport is not None and not self.transport.is_closing() and not self._is_finished:
             self.transport.pause_reading()
 
     def release(self) -> None:
@@ -224,13 +233,24 @@ class ClientConnection(asyncio.Protocol):
     # --- going out ---
 
     def write(self, data: bytes) -> None:
-        if self.transport is not None:
+        if self.transport is not None and not self._is_finished:
             self.transport.write(data)
 
-    def finish(self, data: bytes = b"") -> None:
-        """Write the last bytes and close."""
+    def finish(self, data: bytes = b"", lingers: bool = True) -> None:
+        """Write the last bytes and close.
+
+        Closing at once, while the client still sends, would make its kernel throw away what was written
+        last; so the client may close first, for a while.
+        """
         transport = self.transport
-        if transport is not None and not transport.is_closing():
-            if data:
-                transport.write(data)
+        if transport is None or transport.is_closing() or self._is_finished:
+            return
+        self._is_finished = True
+        if data:
+            transport.write(data)
+        if lingers and transport.can_write_eof():
+            transport.write_eof()
+            transport.resume_reading()
+            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+        else:
             transport.close()

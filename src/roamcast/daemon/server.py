@@ -33,7 +33,7 @@ from roamcast.mqtt.packets import Connack, Connect, Disconnect
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.traffic import Note
 from roamcast.mqtt.writing import write
-from roamcast.site.inputs import Full, Ruled, SiteInput, Started, Tuned
+from roamcast.site.inputs import Full, Gone, Ruled, SiteInput, Started, Tuned
 from roamcast.site.seeking import IsHere
 from roamcast.site.site import Site
 
@@ -62,6 +62,7 @@ class Server:
         self.engine = Engine(site, journal, self, events.take if events is not None else None)
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.output_bytes_max = config.quotas.output_bytes_max
+        self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
         self._coming: set[int] = set()
@@ -166,7 +167,7 @@ class Server:
         self.engine.turn()
         for client in list(self._clients.values()):
             client.why = "the broker stops"
-            client.finish(self._farewell(client))
+            client.finish(self._farewell(client, Reason.SERVER_SHUTTING_DOWN), lingers=False)
         end = time.monotonic() + FAREWELL_S
         while self._clients and time.monotonic() < end:
             await asyncio.sleep(0.01)  # What was written last goes out while the loop runs.
@@ -176,14 +177,14 @@ class Server:
         self.engine.stop()
         log.info("broker %s has stopped", self.config.id)
 
-    def _farewell(self, client: ClientConnection) -> bytes:
-        """What a client is told when the broker stops; MQTT 3.1.1 has no word for it."""
+    def _farewell(self, client: ClientConnection, reason: Reason) -> bytes:
+        """What a client is told when it is left; MQTT 3.1.1 has no word for it."""
         connection = self.site.endpoint.connections.get(client.id)
         if connection is None or connection.version != 5:
             return b""
         if connection.session is None:
             return write(Connack(reason=Reason.SERVER_UNAVAILABLE), 5)
-        return write(Disconnect(reason=Reason.SERVER_SHUTTING_DOWN), 5)
+        return write(Disconnect(reason=reason), 5)
 
     async def _sweep(self) -> None:
         """Close connections that have been silent for too long."""
@@ -201,7 +202,10 @@ class Server:
                     client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
                     if not client.is_admitted:
                         log.info("%s: %s", client.address, client.why)
-                    client.finish()
+                    else:
+                        # Whether it takes note of the end or not, to the site it is gone now.
+                        self.engine.push(Gone(client.id))
+                    client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     # --- connections (see clients.Door) ---
 
@@ -250,7 +254,9 @@ class Server:
     async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
         if not self.engine.is_promising:
             raise Refused(Reason.SERVER_UNAVAILABLE, "the broker cannot write its journal now")
-        client_id = connect.client_id
+        client_id, longest = connect.client_id, self.config.mqtt.client_id_bytes_max
+        if len(client_id.encode()) > longest:
+            raise Refused(Reason.CLIENT_IDENTIFIER_NOT_VALID, f"a client id of more than {longest} bytes")
         if not client_id:
             if connect.version == 4 and not connect.clean_start:
                 raise Refused(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id")

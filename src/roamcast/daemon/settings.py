@@ -33,6 +33,7 @@ def site_settings(config: Config) -> SiteSettings:
             topic_alias_maximum=mqtt.topic_alias_maximum,
             window=mqtt.inflight_max,
             session_expiry_max_s=mqtt.session_expiry_max_s,
+            session_expiry_v3_s=mqtt.session_expiry_v3_s,
             keep_alive_max_s=mqtt.keep_alive_max_s,
             settle_timeout_s=mqtt.settle_timeout_s,
             locate_timeout_s=mobility.locate_timeout_s,

@@ -52,6 +52,9 @@ class WebSocketTransport(asyncio.Transport):
     def abort(self) -> None:
         self._socket.transport.abort()
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self._socket.is_closing
 

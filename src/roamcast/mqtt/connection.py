@@ -40,6 +40,7 @@ class Reader(Protocol):
     received_max: int
     waiting_max: int
     alias_max: int
+    retains: bool
     traffic: Traffic
 
     def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
@@ -67,12 +68,12 @@ class Connection:
     __slots__ = (
         "_chunks", "_have", "_need", "access", "aliases", "client", "connect", "guarded", "id",
         "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
-        "request", "session", "taken", "topics", "version", "waiting",
+        "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
     __unsaved__ = (
         "_chunks", "_have", "_need", "access", "guarded", "is_durable", "is_slow", "out",
-        "published", "taken", "topics",
+        "published", "sent_aliases", "taken", "topics",
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
 
@@ -111,6 +112,8 @@ class Connection:
         """Whether it does not read what is sent to it; what promises nothing is left out then."""
         self.published = 0
         """Notifications that came over this connection."""
+        self.sent_aliases: dict[bytes, int] = {}
+        """Attributes to the topic alias under which the client knows the topic."""
         self.taken = b""
         """What was read last, with the pieces that had come before."""
         self._chunks: list[bytes] = []
@@ -282,6 +285,8 @@ class Connection:
             self.is_durable = True
             if qos > self.qos_max:
                 raise PacketError(Reason.QOS_NOT_SUPPORTED, f"QoS {qos}: at most {self.qos_max}")
+        if first & 1 and not endpoint.retains:
+            raise PacketError(Reason.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
         if qos == 2:
             self._take_twice(endpoint, topic, marks, packet_id, payloads)
             return
@@ -297,7 +302,8 @@ class Connection:
         assert session is not None
         received, ids = session.received, consecutive(packet_id, len(payloads))
         fresh = [(one, payload) for one, payload in zip(ids, payloads, strict=True) if one not in received]
-        if len(received) + len(fresh) > endpoint.received_max:
+        # MQTT 3.1.1 has no receive maximum: there the packet ids are the bound.
+        if len(received) + len(fresh) > endpoint.received_max and self.version == 5:
             raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more QoS 2 publishes than were agreed")
         allowed = not fresh or self._submit(endpoint, topic, [payload for _, payload in fresh], marks, 2)
         if allowed or self.version == 4:

@@ -10,13 +10,15 @@ from roamcast.core.notification import Burst
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.connection import Connection, Reader
-from roamcast.mqtt.marks import EXPIRY, QOS, message_expiry
+from roamcast.mqtt.marks import EXPIRY, QOS, SHARED, message_expiry
 from roamcast.mqtt.outgoing import Encoder, runs_of
 from roamcast.mqtt.packet_ids import consecutive
 from roamcast.mqtt.sessions import MqttSession, Options, Plan
 
 PUBREL = b"\x62\x02"
 PLANS_KEPT_MAX = 1024
+ALIASES_MAX = 1024
+"""Topic aliases towards one client, however many it allows."""
 
 
 class Sender(Reader, Protocol):
@@ -52,14 +54,15 @@ def _deliver_uniform(
 ) -> int:
     plan = session.plans.get((burst.attributes, burst.marks, own))
     if plan is None:
-        options = session.options(burst.attributes, own)
+        options = session.options(burst.attributes, own, _is_shared(burst))
         is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
         if options is None or options.identity or not is_plain:
             return _send_singly(endpoint, connection, session, burst, sequence, options)
-        plan = _plan(endpoint, connection, burst, options)
+        plan, is_lasting = _plan(endpoint, connection, burst, options)
         if len(session.plans) >= PLANS_KEPT_MAX:
             session.plans.clear()
-        session.plans[burst.attributes, burst.marks, own] = plan
+        if is_lasting:
+            session.plans[burst.attributes, burst.marks, own] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
 
@@ -100,10 +103,31 @@ def _deliver_runs(
     return left_out
 
 
-def _plan(endpoint: Sender, connection: Connection, burst: Burst, options: Options) -> Plan:
+def _is_shared(burst: Burst) -> bool:
+    return bool(burst.marks[0] & SHARED)
+
+
+def _plan(endpoint: Sender, connection: Connection, burst: Burst, options: Options) -> tuple[Plan, bool]:
+    """How to send it, and whether the next of its kind are sent like that too."""
     qos = min(burst.marks[0] & QOS, options.qos)
-    writer = endpoint.encoder.writer(burst, connection.version, max(qos, 0), options, endpoint.now)
-    return Plan(qos, options, writer)
+    alias = 0
+    if connection.connect.topic_alias_maximum and qos >= 0:
+        alias = _alias(connection, burst.attributes)
+    writer = endpoint.encoder.writer(burst, connection.version, max(qos, 0), options, endpoint.now, alias)
+    return Plan(qos, options, writer), alias >= 0
+
+
+def _alias(connection: Connection, attributes: bytes) -> int:
+    """The alias for a topic: negative if the client does not know it yet, 0 if there is none to be had."""
+    known, connect = connection.sent_aliases, connection.connect
+    alias = known.get(attributes, 0)
+    if alias or connect.maximum_packet_size is not None:
+        # Telling an alias takes a few bytes, which could be those that are too many.
+        return alias
+    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX):
+        return 0
+    alias = known[attributes] = len(known) + 1
+    return -alias
 
 
 def _send(
@@ -142,12 +166,12 @@ def _send_singly(
     contents = endpoint.contents(burst) if options is None else [{}] * burst.count
     for position, attributes in enumerate(contents):
         single = burst.part(position, position + 1)
-        chosen = options if options is not None else session.options_of(attributes, own)
+        chosen = options or session.options_of(attributes, own, _is_shared(burst))
         if is_expired(single, endpoint.now) or _is_too_large(endpoint, connection, single, chosen, limit):
             left_out += 1
             _pass_over(endpoint, connection, session, single, sequence)
         else:
-            plan = _plan(endpoint, connection, single, chosen)
+            plan, _ = _plan(endpoint, connection, single, chosen)
             _send(endpoint, connection, session, single, sequence, plan)
         sequence += 1 if sequence else 0
     return left_out
@@ -174,7 +198,7 @@ def _send_again(
 ) -> tuple[Burst, int]:
     """What was in flight when the last connection ended, with its packet ids; gives what is left."""
     in_flight, encoder, out = session.in_flight, endpoint.encoder, connection.out
-    sent = 0
+    sent, limit = 0, connection.connect.maximum_packet_size
     while sent < burst.count and in_flight.is_resending:
         single = burst.part(sent, sent + 1)
         known = in_flight.send_again(single, sequence + sent)
@@ -182,9 +206,13 @@ def _send_again(
             break
         packet_id, qos, has_it = known
         if not has_it:
-            options = session.options(single.attributes, False)
+            options = session.options(single.attributes, False, _is_shared(single))
             options = options or Options(2, False, (), session.wants_identity)
-            out.append(encoder.again(single, connection.version, qos, options, packet_id, endpoint.now))
+            frame = encoder.again(single, connection.version, qos, options, packet_id, endpoint.now)
+            if limit is None or len(frame) <= limit:
+                out.append(frame)
+            else:
+                connection.acknowledged(endpoint, in_flight.acknowledge(packet_id, qos))
         elif in_flight.is_released(packet_id):
             out.append(PUBREL + packet_id.to_bytes(2, "big"))
         sent += 1

@@ -36,13 +36,14 @@ from roamcast.mqtt.moves import MOVE_TOPIC, read_move
 from roamcast.mqtt.outgoing import Encoder
 from roamcast.mqtt.packets import Packet
 from roamcast.mqtt.publishing import Described, PropertyReader, described
-from roamcast.mqtt.reasons import IN_CONNACK, Reason
+from roamcast.mqtt.reasons import IN_CONNACK, IN_SERVER_DISCONNECT, Reason
 from roamcast.mqtt.sessions import NEVER, MqttSession, Subscription
 from roamcast.mqtt.subscribing import Subscribing
 from roamcast.mqtt.timers import Timers
 from roamcast.mqtt.topics import decode_topic
 from roamcast.mqtt.traffic import Note, Traffic
 from roamcast.mqtt.user_properties import DESTINATION
+from roamcast.mqtt.welcoming import acceptance, check_will, session_expiry_of
 from roamcast.mqtt.writing import write
 
 PUBCOMP = b"\x70\x02"
@@ -61,6 +62,8 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     window: int = 4096
     """QoS 1 and 2 messages sent to one client and not acknowledged, at most."""
     session_expiry_max_s: int = 7 * 24 * 3600
+    session_expiry_v3_s: int = 7 * 24 * 3600
+    """Of clients of MQTT 3.1.1, which cannot say how long."""
     keep_alive_max_s: int = 0
     """The longest keep-alive a client may ask for; 0: any."""
     settle_timeout_s: float = 5.0
@@ -145,6 +148,7 @@ class Endpoint:
         self.waiting_max = settings.waiting_bytes_max
         self.alias_max = settings.topic_alias_maximum
         self.qos_max = settings.qos_max
+        self.retains = settings.retain
 
     # --- the broker's front ---
 
@@ -204,6 +208,11 @@ class Endpoint:
                 return
             if other is not None:
                 self._end(other, Reason.SESSION_TAKEN_OVER)
+        try:
+            check_will(connect, self.settings)
+        except PacketError as error:
+            self._end(connection, error.reason, str(error))
+            return
         self._attaching[client] = connection
         if self._elsewhere is not None:
             self._send_elsewhere(connection)
@@ -238,10 +247,10 @@ class Endpoint:
             return
         session.connection, session.timer, session.since = connection.id, 0, self.now
         session.plans.clear()
-        session.expiry_s = self._expiry_of(connection.connect)
+        session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
         present = self._present.pop(client, True)
-        self._write(connection, self._connack(connection, present))
+        self._write(connection, acceptance(connection, present, self.settings))
         self.traffic.welcomed += 1
         self._note(connection, "connected", "with its session" if present else "with a new session")
 
@@ -277,30 +286,6 @@ class Endpoint:
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
         self.inputs.append(Merged(name, client))
-
-    def _expiry_of(self, connect: packets.Connect) -> int:
-        asked = connect.session_expiry or 0
-        if connect.version == 4:
-            asked = 0 if connect.clean_start else NEVER
-        return min(asked, self.settings.session_expiry_max_s)
-
-    def _connack(self, connection: Connection, present: bool) -> packets.Connack:
-        settings, connect = self.settings, connection.connect
-        expiry_s = self._expiry_of(connect)
-        longest = settings.keep_alive_max_s
-        too_long = longest and (connect.keep_alive == 0 or connect.keep_alive > longest)
-        return packets.Connack(
-            session_present=present,
-            session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
-            receive_maximum=settings.receive_maximum,
-            maximum_qos=connection.qos_max,
-            shared_subscription_available=settings.shared,
-            retain_available=settings.retain,
-            maximum_packet_size=settings.packet_max,
-            assigned_client_id=None if connect.client_id else connection.client,
-            topic_alias_maximum=settings.topic_alias_maximum,
-            server_keep_alive=longest if too_long else None,
-        )
 
     # --- reading ---
 
@@ -344,13 +329,13 @@ class Endpoint:
                 self.inputs.append(Submitted(connection.client, connection.id, move))
         return bool(moves) and all(moves)
 
-    def check_size(self, topic: str) -> None:
+    def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
         """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
         longest, deepest = self.settings.topic_bytes_max, self.settings.topic_levels_max
         if len(topic.encode()) > longest:
-            raise PacketError(Reason.TOPIC_NAME_INVALID, f"a topic of more than {longest} bytes")
+            raise PacketError(reason, f"a topic of more than {longest} bytes")
         if topic.count("/") >= deepest:
-            raise PacketError(Reason.TOPIC_NAME_INVALID, f"a topic of more than {deepest} levels")
+            raise PacketError(reason, f"a topic of more than {deepest} levels")
 
     def permitted(
         self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
@@ -367,8 +352,6 @@ class Endpoint:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
-        if not self.settings.retain:
-            raise PacketError(Reason.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
         self.keeper.retain(self._attributes[topic][0], marks, body)
 
     def on_packet(self, connection: Connection, packet: Packet) -> None:
@@ -377,8 +360,10 @@ class Endpoint:
         match packet:
             case packets.Pingreq():
                 connection.out.append(b"\xd0\x00")
-            case packets.Puback() | packets.Pubcomp():
-                connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id))
+            case packets.Puback():
+                connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 1))
+            case packets.Pubcomp():
+                connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 2))
             case packets.Pubrec():
                 self._on_pubrec(connection, session, packet)
             case packets.Pubrel():
@@ -396,7 +381,7 @@ class Endpoint:
 
     def _on_pubrec(self, connection: Connection, session: MqttSession, packet: packets.Pubrec) -> None:
         if packet.reason >= Reason.UNSPECIFIED_ERROR:
-            connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id))
+            connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 2))
         else:
             known = session.in_flight.release(packet.packet_id)
             self._answer(connection, packets.Pubrel(packet.packet_id), PUBREL, known)
@@ -438,9 +423,8 @@ class Endpoint:
         destination = dict(packet.user_properties).get(DESTINATION, "")
         if destination:
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
-        keeps_will = packet.reason == Reason.DISCONNECT_WITH_WILL_MESSAGE
         self._note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
-        self._drop(connection, keeps_will)
+        self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
@@ -457,19 +441,23 @@ class Endpoint:
     ) -> None:
         """Close a connection from this side, and say why where the client can understand it."""
         told = text if connection.connect.request_problem_information and text else None
+        kind: type[packets.Connack | packets.Disconnect] = packets.Disconnect
         if connection.session is None:
             # A CONNACK cannot say that another connection of the same client came first.
             reason = reason if reason in IN_CONNACK else Reason.SERVER_BUSY
-            answer = packets.Connack(reason=reason, reason_string=told, server_reference=reference)
+            kind = packets.Connack
+        elif reason not in IN_SERVER_DISCONNECT:
+            # That of a second CONNECT, which is not allowed whatever it says.
+            reason = Reason.PROTOCOL_ERROR
+        if kind is packets.Connack or connection.version == 5:
+            answer = kind(reason=reason, reason_string=told, server_reference=reference)
+            size_max = connection.connect.maximum_packet_size
+            if size_max is not None and len(write(answer, connection.version)) > size_max:
+                answer = kind(reason=reason)
             self._write(connection, answer)
-        elif connection.version == 5:
-            self._write(
-                connection,
-                packets.Disconnect(reason=reason, reason_string=told, server_reference=reference),
-            )
         why = reason.name.lower().replace("_", " ")
-        kind = "disconnected" if connection.session is not None else "refused"
-        self._note(connection, kind, f"{why}: {text}" if text else why)
+        ended = "disconnected" if connection.session is not None else "refused"
+        self._note(connection, ended, f"{why}: {text}" if text else why)
         self._drop(connection, with_will=True)
 
     def _drop(self, connection: Connection, with_will: bool) -> None:
@@ -489,7 +477,7 @@ class Endpoint:
         session.in_flight.rewind()
         self._begin_expiry(session)
         will = connection.connect.will
-        if with_will and will is not None:
+        if with_will and will is not None and self._may_publish(connection, will):
             self._wills[client] = will
             delay_s = min(will.delay, session.expiry_s)
             if delay_s:
@@ -503,13 +491,15 @@ class Endpoint:
         elif session.expiry_s != NEVER:
             session.timer = self.timers.set(self.now + session.expiry_s, ("expiry", session.client))
 
+    def _may_publish(self, connection: Connection, will: packets.Will) -> bool:
+        (attributes,) = self._contents(will.topic, _marks_of(will), (will.payload,))
+        return connection.access.may_publish(will.topic, attributes)
+
     def _publish_will(self, client: str) -> None:
         will = self._wills.pop(client, None)
         if will is None:
             return
-        found = described(will.properties)
-        flags = will.qos | found.flags | (RETAIN if will.retain else 0)
-        marks = bytes((flags,)) + found.block
+        marks = _marks_of(will)
         self.keeper.publish(will.topic, marks, will.payload)
         if will.retain:
             self.keeper.retain(will.topic, marks, will.payload)
@@ -583,3 +573,8 @@ class Endpoint:
                 writes[id], connection.out = connection.out, []
         self.touched.clear()
         return writes
+
+
+def _marks_of(will: packets.Will) -> bytes:
+    found = described(will.properties)
+    return bytes((will.qos | found.flags | (RETAIN if will.retain else 0),)) + found.block

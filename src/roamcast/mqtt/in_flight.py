@@ -11,6 +11,7 @@ from collections import deque
 import msgspec
 
 from roamcast.core.notification import Burst
+from roamcast.mqtt.errors import protocol_error
 from roamcast.mqtt.packet_ids import PACKET_ID_MAX, following
 
 Identity = tuple[str, int, int]
@@ -120,10 +121,10 @@ class InFlight:
         return self._runs[0].packet_id if self._runs else 0
 
     def expected_run(self, count_max: int) -> int:
-        """How many packet ids from there on follow each other without a break; it need not count further."""
+        """How many of QoS 1 follow each other from there on without a break; it need not count further."""
         count, packet_id = 0, self.expected
         for run in self._runs:
-            if run.packet_id != packet_id or count >= count_max:
+            if run.packet_id != packet_id or run.qos != 1 or count >= count_max:
                 break
             count += run.count
             packet_id = following(packet_id, run.count)
@@ -141,20 +142,26 @@ class InFlight:
             sequence = self._take_early(sequence)
         return sequence
 
-    def acknowledge(self, packet_id: int) -> int:
+    def acknowledge(self, packet_id: int, qos: int) -> int:
         """PUBACK or PUBCOMP: the last sequence up to which everything is acknowledged now, or 0."""
+        is_expected = packet_id == self.expected
+        run = self._runs[0] if is_expected else self._find(packet_id)
+        if run is not None and run.qos != qos:
+            raise protocol_error(f"packet id {packet_id} has QoS {run.qos}: that is no answer to it")
         self._released.pop(packet_id, None)
-        if packet_id == self.expected:
+        if is_expected:
             return self.acknowledge_in_order(1)
-        if self._find(packet_id) is not None:
+        if run is not None:
             self._early[packet_id] = None
         return 0
 
     def release(self, packet_id: int) -> bool:
         """PUBREC: whether this was in flight with QoS 2, so that PUBREL may follow."""
         run = self._find(packet_id)
-        if run is None or run.qos != 2:
+        if run is None:
             return False
+        if run.qos != 2:
+            raise protocol_error(f"packet id {packet_id} has QoS {run.qos}: a PUBREC is no answer to it")
         self._released[packet_id] = None
         return True
 

@@ -17,6 +17,9 @@ RETAINED = 0x08
 EXPIRY = 0x10
 """The properties name a message expiry."""
 
+SHARED = 0x20
+"""For a member of a shared subscription, and picked for it."""
+
 TOPIC = "topic"
 """The attribute that is the topic."""
 
@@ -28,5 +31,5 @@ def message_expiry(marks: bytes) -> int | None:
     """Seconds after publishing, if there is such a limit."""
     if not marks or not marks[0] & EXPIRY:
         return None
-    found: PublishProperties | None = publish_properties(marks[1:])
+    found: PublishProperties | None = publish_properties(marks[1:], from_client=False)
     return found.message_expiry if found is not None else None

@@ -28,7 +28,7 @@ class Encoder:
 
     def _restore(self) -> None:
         self._topics: dict[bytes, str] = {}
-        self._writers: dict[tuple[bytes, bytes, int, int, Options], FrameWriter] = {}
+        self._writers: dict[tuple[bytes, bytes, int, int, Options, int], FrameWriter] = {}
         self._written: dict[tuple[int, int, int], bytes] = {}
         self._bursts: list[tuple[Burst, FrameWriter]] = []
         """Keeps them alive while their ids are keys."""
@@ -65,38 +65,53 @@ class Encoder:
         frames = self.writer(burst, version, qos, options, now).write(burst.bodies, packet_id)
         return bytes((frames[0] | 0x08,)) + frames[1:]
 
-    def writer(self, burst: Burst, version: int, qos: int, options: Options, now: float) -> FrameWriter:
+    def writer(
+        self, burst: Burst, version: int, qos: int, options: Options, now: float, alias: int = 0
+    ) -> FrameWriter:
+        """An alias stands for the topic; a negative one is told together with it, and stands for it then."""
         marks = burst.marks
         if marks[0] & EXPIRY or options.identity:
-            return self._new_writer(burst, version, qos, options, int(now - burst.published_at))
-        key = (burst.attributes, marks, version, qos, options)
+            return self._new_writer(burst, version, qos, options, int(now - burst.published_at), alias)
+        key = (burst.attributes, marks, version, qos, options, alias)
         writer = self._writers.get(key)
         if writer is None:
             if len(self._writers) >= WRITERS_KEPT_MAX:
                 self._writers.clear()
-            writer = self._writers[key] = self._new_writer(burst, version, qos, options, 0)
+            writer = self._writers[key] = self._new_writer(burst, version, qos, options, 0, alias)
         return writer
 
-    def _new_writer(self, burst: Burst, version: int, qos: int, options: Options, age_s: int) -> FrameWriter:
+    def _new_writer(
+        self, burst: Burst, version: int, qos: int, options: Options, age_s: int, alias: int
+    ) -> FrameWriter:
         flags = burst.marks[0]
         retain = bool(flags & RETAINED) or (options.retain_as_published and bool(flags & RETAIN))
-        block = _amended(burst.marks[1:], options, age_s) if version == 5 else b""
+        # What is retained names the subscription that asked for it already, and no other.
+        identifiers = () if flags & RETAINED else options.identifiers
+        block = _amended(burst.marks[1:], identifiers, age_s) if version == 5 else b""
         if options.identity and version == 5:
             number = 0 if flags & RETAINED else burst.number
             block += identity_properties(burst.publisher, burst.incarnation, number)
+        if alias:
+            block += b"\x23" + abs(alias).to_bytes(2, "big")
         described = write_variable(len(block)) + block if version == 5 else b""
-        return FrameWriter(self.topic_of(burst.attributes).encode(), qos, retain, described)
+        topic = b"" if alias > 0 else self.topic_of(burst.attributes).encode()
+        return FrameWriter(topic, qos, retain, described)
 
 
-def _amended(block: bytes, options: Options, age_s: int) -> bytes:
+def _amended(block: bytes, identifiers: Sequence[int], age_s: int) -> bytes:
     """Properties with the subscription identifiers, and with what is left of the expiry."""
     if age_s > 0:
-        found = properties.publish_properties(block)
+        found = properties.publish_properties(block, from_client=False)
         if found is not None and found.message_expiry is not None:
             left_s = max(0, found.message_expiry - age_s)
             found = msgspec.structs.replace(found, message_expiry=left_s)
             block = properties.encode(found, properties.PUBLISH)
-    return block + b"".join(b"\x0b" + write_variable(one) for one in options.identifiers)
+    return block + identified(*identifiers)
+
+
+def identified(*identifiers: int) -> bytes:
+    """Subscription identifiers as they stand among the properties."""
+    return b"".join(b"\x0b" + write_variable(one) for one in identifiers)
 
 
 def runs_of(burst: Burst, runs: Sequence[tuple[int, int]]) -> list[tuple[int, Burst]]:

@@ -104,7 +104,7 @@ class MqttSession:
     def _restore(self) -> None:
         self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
-        self._options: dict[tuple[bytes, bool], Options | None] = {}
+        self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
 
     def pack(self) -> bytes:
         return _encode(
@@ -124,7 +124,7 @@ class MqttSession:
 
     def subscribe(self, subscription: Subscription) -> bool:
         """Add or replace; whether the core must hear of a new filter."""
-        known = any(one.filter == subscription.filter for one in self._of_core())
+        known = self.holds(subscription.filter)
         self.subscriptions[subscription.name] = subscription
         self._forget_options()
         return not known and not subscription.group
@@ -141,32 +141,32 @@ class MqttSession:
 
     def holds(self, filter: str) -> bool:
         """Whether some subscription still needs this filter of the core."""
-        return any(one.filter == filter for one in self._of_core())
-
-    def _of_core(self) -> Iterable[Subscription]:
-        return (one for one in self.subscriptions.values() if not one.group)
+        return any(one.filter == filter for one in self._by_way(shared=False))
 
     # --- how to send ---
 
-    def options(self, attributes: bytes, own: bool) -> Options | None:
-        """For a burst with these attributes; None if it depends on what is in the bodies."""
-        key = (attributes, own)
+    def options(self, attributes: bytes, own: bool, shared: bool = False) -> Options | None:
+        """For a burst with these attributes; None if it depends on what is in the bodies.
+
+        What comes by shared subscriptions comes by them alone, and the other way round.
+        """
+        key = (attributes, own, shared)
         try:
             return self._options[key]
         except KeyError:
-            options = self._common_options(own)
+            options = self._common_options(own, shared)
             if options is None and not self._needs_contents():
-                options = self.options_of(decode_attributes(attributes), own)
+                options = self.options_of(decode_attributes(attributes), own, shared)
             if len(self._options) >= OPTIONS_KEPT_MAX:
                 self._options.clear()
             self._options[key] = options
             return options
 
-    def options_of(self, attributes: Attributes, own: bool) -> Options:
+    def options_of(self, attributes: Attributes, own: bool, shared: bool = False) -> Options:
         """For one notification whose attributes are all known."""
         wanting = [
             one
-            for one in self.subscriptions.values()
+            for one in self._by_way(shared)
             if not (own and one.no_local) and _may_want(parse(one.filter), attributes)
         ]
         if not wanting:
@@ -180,11 +180,14 @@ class MqttSession:
             self.wants_identity,
         )
 
-    def _common_options(self, own: bool) -> Options | None:
+    def _by_way(self, shared: bool) -> Iterable[Subscription]:
+        return (one for one in self.subscriptions.values() if bool(one.group) is shared)
+
+    def _common_options(self, own: bool, shared: bool) -> Options | None:
         """What all subscriptions ask for alike; then it does not matter which of them it was for."""
         asked = {
             (one.qos, one.retain_as_published, one.identifier, own and one.no_local)
-            for one in self.subscriptions.values()
+            for one in self._by_way(shared)
         }
         if len(asked) != 1:
             return None

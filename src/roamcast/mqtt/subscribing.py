@@ -88,7 +88,7 @@ class Subscribing:
             filter = subscription_filter(text, asked.get(WHERE))
         except InputError as error:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
-        endpoint.check_size(entry.filter)
+        endpoint.check_size(entry.filter, Reason.TOPIC_FILTER_INVALID)
         if group and not endpoint.settings.shared:
             raise PacketError(Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are off")
         subscription = Subscription(

@@ -12,6 +12,7 @@ from roamcast.core.messages import Cause, Deliver, Fleeting
 from roamcast.core.notification import Message, encode_attributes
 from roamcast.filters.selector import parse
 from roamcast.mqtt.marks import PLAIN, RETAINED, TOPIC
+from roamcast.mqtt.outgoing import identified
 
 if TYPE_CHECKING:
     from roamcast.node.broker import Broker
@@ -22,6 +23,8 @@ class RecallAnnounced(Message, frozen=True):
 
     client: str
     filter: str
+    identifier: int | None
+    """Of the subscription."""
     cause: ClassVar[Cause] = "publish"
 
 
@@ -43,8 +46,9 @@ class Announcements:
 
     def on_recall(self, sender: str, message: RecallAnnounced) -> None:
         filter, broker = parse(message.filter), self._broker
+        named = identified(message.identifier) if message.identifier is not None else b""
         for topic, payload in self._last.items():
-            burst = _burst(topic, payload, broker.now, PLAIN[RETAINED])
+            burst = _burst(topic, payload, broker.now, PLAIN[RETAINED] + named)
             wanted = broker.front.contents(burst)[0] if broker.front is not None else {TOPIC: topic}
             if filter.matches(wanted):
                 broker.tell(message.client, Deliver("", 0, burst))

@@ -13,7 +13,8 @@ from roamcast.core.messages import Cause
 from roamcast.core.notification import Burst, Message, encode_attributes
 from roamcast.filters.selector import parse
 from roamcast.mqtt.delivering import is_expired
-from roamcast.mqtt.marks import RETAIN, RETAINED, TOPIC
+from roamcast.mqtt.marks import QOS, RETAIN, RETAINED, TOPIC
+from roamcast.mqtt.outgoing import identified
 
 if TYPE_CHECKING:
     from roamcast.node.broker import Broker
@@ -54,6 +55,9 @@ class Recall(Message, frozen=True):
 
     client: str
     filter: str
+    qos: int
+    identifier: int | None
+    """Of the subscription: whatever else the client subscribed to has nothing to do with it."""
     cause: ClassVar[Cause] = "publish"
 
 
@@ -136,6 +140,7 @@ class RetainedMessages:
 
     def on_recall(self, sender: str, message: Recall) -> None:
         broker, filter = self._broker, parse(message.filter)
+        named = identified(message.identifier) if message.identifier is not None else b""
         for one in self._kept.values():
             if one.body is None:
                 continue
@@ -143,10 +148,15 @@ class RetainedMessages:
             self._recalled += 1
             burst = Burst(
                 f"$retained/{broker.id}", 0, self._recalled, attributes, one.published_at, (one.body,), 1,
-                bytes((one.marks[0] & ~RETAIN | RETAINED,)) + one.marks[1:],
+                _marks(one.marks[0], message.qos) + one.marks[1:] + named,
             )  # fmt: skip
             wanted = {TOPIC: one.topic}
             if broker.front is not None:
                 wanted = dict(broker.front.contents(burst)[0])  # type: ignore[arg-type]
             if filter.matches(wanted) and not is_expired(burst, broker.now):
                 broker.enqueue(message.client, burst)
+
+
+def _marks(published: int, qos_max: int) -> bytes:
+    """The flags of something retained that is sent, from those with which it was published."""
+    return bytes((published & ~(RETAIN | QOS) | min(published & QOS, qos_max) | RETAINED,))

@@ -13,10 +13,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, ClassVar
 from zlib import crc32
 
+import msgspec
+
 from roamcast.core.messages import Cause, Deliver
 from roamcast.core.notification import Burst, Fleeting, Message
 from roamcast.core.routing import Owner
 from roamcast.filters.selector import parse
+from roamcast.mqtt.marks import SHARED
 
 if TYPE_CHECKING:
     from roamcast.node.broker import Broker
@@ -152,6 +155,7 @@ class SharedSubscriptions:
         if isinstance(burst, Fleeting):
             # What promises nothing may not change whose turn it is: that is in the journal.
             turn = crc32(burst.bodies[0])
+            members = [client for client in members if self._may_be_there(key, client)]
         elif members:
             turn = self._turns[key] = self._turns[key] + 1
         elif key in self._groups:
@@ -160,8 +164,12 @@ class SharedSubscriptions:
             client = members[turn % len(members)]
             self._broker.send(self._groups[key][client], GroupDeliver(*key, client, burst))
 
+    def _may_be_there(self, key: Key, client: str) -> bool:
+        """Whether a member is attached, as far as this broker can know."""
+        return self._groups[key][client] != self._broker.id or self._broker.is_attached(client)
+
     def on_deliver(self, sender: str, message: GroupDeliver) -> None:
-        broker, burst, client = self._broker, message.burst, message.client
+        broker, burst, client = self._broker, _marked(message.burst), message.client
         if isinstance(burst, Fleeting):
             broker.tell(client, Deliver("", 0, burst))
         elif client in broker.sessions:
@@ -177,6 +185,11 @@ class SharedSubscriptions:
         if members.get(message.client) == message.broker:
             del members[message.client]
         self._hand_out(key, message.burst)
+
+
+def _marked(burst: Burst) -> Burst:
+    """As what it is for its member: by way of the group, and not of what else it subscribed to."""
+    return msgspec.structs.replace(burst, marks=bytes((burst.marks[0] | SHARED,)) + burst.marks[1:])
 
 
 def _collector(key: Key) -> Owner:

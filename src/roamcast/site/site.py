@@ -250,8 +250,9 @@ class Site:
         self.endpoint.inputs.append(Told(KeepThis(topic, marks, body)))
 
     def recall(self, client: str, subscription: Subscription) -> None:
-        self.endpoint.inputs.append(Told(Recall(client, subscription.filter)))
-        self.endpoint.inputs.append(Told(RecallAnnounced(client, subscription.filter)))
+        filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
+        self.endpoint.inputs.append(Told(Recall(client, filter, qos, identifier)))
+        self.endpoint.inputs.append(Told(RecallAnnounced(client, filter, identifier)))
 
     def join(self, client: str, subscription: Subscription) -> None:
         takes = Takes(subscription.group, subscription.filter, client, joins=True)
