@@ -59,6 +59,29 @@ def test_the_defaults_are_those_of_a_scenario(monkeypatch: pytest.MonkeyPatch) -
     assert built == [Scenario()]
 
 
+MOBILITY = ("neighbours", "neighbours_max", "neighbours_fixed")
+"""Options for single protocols."""
+
+
+def test_a_neighbour_graph_is_read_and_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: list[Scenario] = []
+
+    def keep(scenario: Scenario) -> tuple[Any, Any]:
+        built.append(scenario)
+        raise InputError("enough")
+
+    monkeypatch.setattr(sim, "prepare", keep)
+    graph = tmp_path / "neighbours.json"
+    graph.write_text('{"brokers": {"b00": {"b01": {"probability": 1}}}}')
+    options = ["--neighbours", str(graph), "--neighbours-max", "2", "--neighbours-fixed"]
+    assert run(build_app(), ["sim", "run", *options]) == 2
+    mobility = built[0].network.mobility
+    assert (mobility.neighbour_graph, mobility.neighbours_max) == (graph.read_text(), 2)
+    assert not mobility.neighbours_online
+
+
 def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Scenario] = []
 
@@ -72,15 +95,15 @@ def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
         "--movement NBR --connect 1 --disconnect 2 --handoff 4 --proclaimed 0.3 --workload ranges "
         "--selectivity 0.5 --publish-every 5 --payload-bytes 6 --duration 7 --link-delay 0.001..0.03 "
         "--access-delay 0.5 --access-bits-per-s 8000 --notice-delay 0..9 --service 0.01 --buffer-bytes 10 "
-        "--window 11 --unknown-last-broker --seed 12 --records full"
+        "--window 11 --unknown-last-broker --seed 12 --records full --trace-from 13"
     )
     assert run(build_app(), ["sim", "run", *options]) == 2
     default, (scenario,) = Scenario(), built
     before, after = ({**vars(one), **vars(one.network)} for one in (default, scenario))
-    # `mobility` is what single protocols can be told; it has no options yet.
-    fields = before.keys() - {"network", "mobility"}
+    # Of `mobility` there are options for single settings; the others are for stories and experiments.
+    fields = before.keys() - {"network", "mobility", "location", "loss", "link_delays"}
     assert [name for name in sorted(fields) if before[name] == after[name]] == []
-    assert len(signature(sim.run).parameters) == len(fields) + len(["out", "as_json"])
+    assert len(signature(sim.run).parameters) == len(fields) + len(["out", "as_json", *MOBILITY])
 
 
 def test_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +113,7 @@ def test_the_figures_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
         *("duplicates", "out_of_order", "unexpected", "excused", "violations", "handoffs"),
         *("handoffs_interrupted", "handoffs_nothing_waiting", "handoff_delay_mean_s", "handoff_delay_p50_s"),
         *("handoff_delay_p95_s", "overhead_hops_per_handoff", "hops", "hops_by_cause", "access_hops"),
-        *("records", "wall_s", "hops_per_wall_s"),
+        *("neighbours", "records", "wall_s", "hops_per_wall_s"),
     ]
     assert (result["protocol"], result["routing"], result["clients"]) == ("sub_unsub", "identity", 24)
     assert result["delivered"] == result["expected"] > result["published"] > 100

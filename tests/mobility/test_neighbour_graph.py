@@ -183,3 +183,13 @@ def test_whatever_is_read_gives_a_graph_or_an_error(document: object) -> None:
     except InputError:
         return
     assert all(0 <= one <= 1 for row in graph.values() for one in row.values())
+
+
+def test_a_graph_that_does_not_learn_keeps_what_was_loaded() -> None:
+    graph = NeighbourGraph(neighbours_max=2, timeout_s=10.0, online=False)
+    graph.load({"b": 0.5, "c": 0.3, "d": 0.2})
+    assert graph.neighbours(0.0) == ["b", "c"]
+    assert not graph.on_context_request("d", 1.0)
+    assert not graph.on_reconnect("e", 2.0)
+    assert graph.neighbours(1_000.0) == ["b", "c"], "neither moves nor time change it"
+    assert graph.false_negative(1_000.0, 1_000.0) == 1.0, "what it misses is counted all the same"

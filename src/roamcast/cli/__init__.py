@@ -16,7 +16,22 @@ import typer
 from typer.main import get_command
 
 from roamcast import __version__
-from roamcast.cli import bench, broker, demo, fuzz, journal, lab, location, model, pub, sim, sub, user
+from roamcast.cli import (
+    bench,
+    broker,
+    demo,
+    fuzz,
+    journal,
+    lab,
+    location,
+    model,
+    pipeline,
+    pub,
+    sim,
+    sub,
+    trace,
+    user,
+)
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group
 from roamcast.errors import InputError
 
@@ -50,6 +65,8 @@ def build_app() -> typer.Typer:
     fuzz.register(app)
     lab.register(app)
     model.register(app)
+    pipeline.register(app)
+    trace.register(app)
     bench.register(app)
     return app
 

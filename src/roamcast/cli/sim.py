@@ -52,8 +52,15 @@ def run(
     clients: Annotated[int, typer.Option(help="How many clients; each publishes and subscribes.")] = 250,
     mobile: Annotated[float, typer.Option(help="Share of the clients that roam, 0 to 1.")] = 0.2,
     movement: Annotated[
-        str, typer.Option(help="Movement pattern: uniform, RND, NBR, fixed, or file:PATH with visits.")
+        str,
+        typer.Option(
+            help="Movement pattern: uniform, RND, NBR, fixed; file:PATH with visits of c0, c1 …; or "
+            "trace:PATH with visits of whoever is in it, at most --clients of them."
+        ),
     ] = "uniform",
+    trace_from: Annotated[
+        float, typer.Option(help="When the part of a trace begins that is replayed, in its seconds.")
+    ] = 0.0,
     connect: Annotated[float, typer.Option(help="Mean time attached, in seconds.")] = 30.0,
     disconnect: Annotated[float, typer.Option(help="Mean time away, in seconds.")] = 30.0,
     handoff: Annotated[
@@ -95,6 +102,16 @@ def run(
     unknown_last_broker: Annotated[
         bool, typer.Option("--unknown-last-broker", help="Clients do not say where they were before.")
     ] = False,
+    neighbours: Annotated[
+        Path | None,
+        typer.Option(help="Neighbour graph that proactive begins with, from 'roamcast pipeline neighbours'."),
+    ] = None,
+    neighbours_max: Annotated[
+        int, typer.Option(min=1, help="Neighbours of a broker, at most, for proactive.")
+    ] = 8,
+    neighbours_fixed: Annotated[
+        bool, typer.Option("--neighbours-fixed", help="The neighbour graph stays as it was given.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
     records: Annotated[
         str | None,
@@ -109,6 +126,7 @@ def run(
 
     Exit code 1 if the promise was broken.
     """
+    from roamcast.mobility import Settings
     from roamcast.simulator.network import NetworkSettings
     from roamcast.simulator.scenario import Scenario
 
@@ -122,6 +140,7 @@ def run(
         clients=clients,
         mobile=mobile,
         movement=movement,
+        trace_from_s=trace_from,
         connect_s=connect,
         disconnect_s=disconnect,
         handoff_s=handoff,
@@ -144,6 +163,11 @@ def run(
             window=window,
             names_last_broker=not unknown_last_broker,
             records="full" if records == "full" or (records is None and out is not None) else "counters",
+            mobility=Settings(
+                neighbour_graph=read_graph(neighbours),
+                neighbours_max=neighbours_max,
+                neighbours_online=not neighbours_fixed,
+            ),
             seed=seed,
         ),
     )
@@ -155,6 +179,20 @@ def run(
     show(summary, as_json=as_json)
     if summary["violations"]:
         raise typer.Exit(EXIT_VIOLATIONS)
+
+
+def read_graph(file: Path | None) -> str:
+    """The text of a neighbour graph; what is wrong with it is said with the file's name."""
+    from roamcast.mobility.neighbour_graph import parse_graph
+
+    if file is None:
+        return ""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--neighbours {file}: cannot be read ({error})") from None
+    parse_graph(text, f"--neighbours {file}")
+    return text
 
 
 def check_number(option: str, value: float, *, least: float = -math.inf, above: float = -math.inf) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +12,8 @@ from typing import Any
 
 from roamcast.errors import InputError
 from roamcast.mobility import find_protocol
+from roamcast.mobility.proactive import Proactive
+from roamcast.simulator.network import Network
 from roamcast.simulator.run import Run
 from roamcast.simulator.scenario import Scenario
 
@@ -47,10 +50,27 @@ def summarise(scenario: Scenario, run: Run, wall_s: float, records: int = 0) -> 
         "hops": traffic.total_hops,
         "hops_by_cause": dict(sorted(traffic.hops.items())),
         "access_hops": traffic.access_hops,
+        "neighbours": neighbour_figures(run.network),
         "records": records,
         "wall_s": round(wall_s, 3),
         "hops_per_wall_s": round(traffic.total_hops / wall_s) if wall_s > 0 else None,
     }
+
+
+NEIGHBOUR_FIGURES = ("hit", "hit_activating", "miss", "copies", "activated")
+
+
+def neighbour_figures(network: Network) -> dict[str, int]:
+    """How good the neighbour graph was, over all brokers; nothing under a protocol that has none.
+
+    Of the clients that came from elsewhere: those whose context was here and active, was being made
+    active, or was missing. And how often a context was copied to a neighbour, or made active there.
+    """
+    found: Counter[str] = Counter()
+    for broker in network.brokers.values():
+        if isinstance(broker.protocol, Proactive):
+            found.update({name: broker.protocol.figures[name] for name in NEIGHBOUR_FIGURES})
+    return dict(found)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:

@@ -71,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Where clients go next, as JSON: {"brokers": {"a": {"b": {"probability": 0.4}}}}; "": not known yet."""
     neighbours_max: int | None = 8
     """Neighbours of one broker, at most; the one not used for the longest time gives way."""
+    neighbours_online: bool = True
+    """Whether the moves that are seen change the graph; if not, it stays as it was given."""
     neighbours_directed: bool = False
     """Whether a move from here to there says nothing about moves from there to here."""
     neighbour_timeout_s: float | None = 3600.0

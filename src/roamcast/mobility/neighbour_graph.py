@@ -89,11 +89,17 @@ class NeighbourGraph:
     """One broker's part of the graph: its neighbours."""
 
     def __init__(
-        self, neighbours_max: int | None = None, timeout_s: float | None = None, directed: bool = False
+        self,
+        neighbours_max: int | None = None,
+        timeout_s: float | None = None,
+        directed: bool = False,
+        online: bool = True,
     ) -> None:
         self.neighbours_max = neighbours_max
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s if online else None
         self.directed = directed
+        self.online = online
+        """Whether moves change the edges; without it, those that were loaded stay."""
         self._loaded: list[str] = []
         """Neighbours to begin with, the most probable first, until something is asked or learned."""
         self._is_changed = False
@@ -131,6 +137,8 @@ class NeighbourGraph:
         self.moves += 1
         self._moves.append((now, edge is None))
         if edge is None:
+            if not self.online:
+                return False
             edge = Edge(now)
             self.insertions += 1
             self._is_changed = True

@@ -107,7 +107,10 @@ class Proactive(MobilityProtocol):
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
         self.graph = NeighbourGraph(
-            settings.neighbours_max, settings.neighbour_timeout_s, settings.neighbours_directed
+            settings.neighbours_max,
+            settings.neighbour_timeout_s,
+            settings.neighbours_directed,
+            settings.neighbours_online,
         )
         if settings.neighbour_graph:
             graph = parse_graph(settings.neighbour_graph)
@@ -115,8 +118,9 @@ class Proactive(MobilityProtocol):
         self.buffer = SharedBuffer(host.buffer.limit_bytes)
         self.figures: Counter[str] = Counter()
         """Attaches with a session from elsewhere: `hit`, `hit_activating`, `miss`; `served_nearer`,
-        `timeout`; filters `propagated` to neighbours, and those `covered` by others that were;
-        neighbours `suspected` and `recovered`, contexts `missing`, copies `expired`."""
+        `timeout`; contexts copied to neighbours (`copies`) and `activated` there; filters `propagated` to
+        neighbours, and those `covered` by others that were; neighbours `suspected` and `recovered`,
+        contexts `missing`, copies `expired`."""
         self.current: dict[str, Stay] = {}
         self.copies: dict[str, Copy] = {}
         self.stores: dict[int, Store] = {}
@@ -197,6 +201,7 @@ class Proactive(MobilityProtocol):
         for broker in self.choose_neighbours(stay):
             if not stay.copies[broker].is_known:
                 stay.copies[broker].is_known = True
+                self.figures["copies"] += 1
                 self.host.send(
                     broker, PassiveCopy(session.client, session.number, self.context(session.subscriptions))
                 )
@@ -241,6 +246,8 @@ class Proactive(MobilityProtocol):
             if remote.activation:
                 continue
             context = None if remote.is_known else self.context(session.subscriptions)
+            self.figures["copies"] += context is not None
+            self.figures["activated"] += 1
             remote.active_from, remote.active_base = queue.appended, queue.base + len(queue)
             remote.activation = self.send_activation(stay.store, broker, session.number, context, late=False)
             remote.is_known = True

@@ -8,7 +8,7 @@ import csv
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roamcast.errors import InputError
@@ -113,6 +113,22 @@ def from_file(path: str | Path, topology: Topology | None = None) -> dict[str, l
     if not visits:
         raise InputError(f"{path}: no visits in this file; expected rows of {','.join(COLUMNS)}")
     return visits
+
+
+def part_of(visits: list[Visit], from_s: float, until_s: float) -> list[Visit]:
+    """What of a client's visits lies in a period, in seconds since it began; it stays where that ends."""
+    part = []
+    for visit in visits:
+        if visit.attach_s < until_s and (visit.leave_s is None or visit.leave_s > from_s):
+            stays = visit.leave_s is None or visit.leave_s >= until_s
+            part.append(
+                replace(
+                    visit,
+                    attach_s=max(visit.attach_s - from_s, 0.0),
+                    leave_s=None if stays or visit.leave_s is None else visit.leave_s - from_s,
+                )
+            )
+    return part
 
 
 def _uniform(topology: Topology, means: _Means, rng: random.Random) -> _Leave:

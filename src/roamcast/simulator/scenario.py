@@ -12,7 +12,7 @@ from roamcast.core.effects import AdvertiseThat, AttachTo, LeaveFor, PublishThis
 from roamcast.core.notification import encode_attributes
 from roamcast.core.records import Row
 from roamcast.errors import InputError
-from roamcast.simulator.movement import Visit, from_file, plan
+from roamcast.simulator.movement import Visit, from_file, part_of, plan
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.topology import Topology, parse_topology
@@ -30,7 +30,10 @@ class Scenario:
     clients: int = 250
     mobile: float = 0.2
     movement: str = "uniform"
-    """A pattern of `movement.plan`, or `file:PATH` with a list of attachments per client."""
+    """A pattern of `movement.plan`, `file:PATH` with a list of attachments per client, or `trace:PATH`:
+    such a list whose clients are those of the run, as many as there may be."""
+    trace_from_s: float = 0.0
+    """When the part of a trace begins that is replayed."""
     connect_s: float = 30.0
     disconnect_s: float = 30.0
     handoff_s: float = 3.0
@@ -49,6 +52,8 @@ class Scenario:
             raise InputError(f"mobile {self.mobile}: valid is a share from 0 to 1")
         if not 0 < self.duration_s < float("inf"):
             raise InputError(f"duration {self.duration_s}: valid is a time above 0, in seconds")
+        if not 0 <= self.trace_from_s < float("inf"):
+            raise InputError(f"trace from {self.trace_from_s}: valid is a time of 0 or more, in seconds")
         if not 0 <= self.payload_bytes <= 1_000_000:
             raise InputError(f"payload {self.payload_bytes}: valid is 0 to 1000000 bytes")
 
@@ -62,13 +67,14 @@ class Scenario:
 
     def actions(self, topology: Topology) -> Iterator[Action]:
         """Everything that clients do, in order of time."""
+        trace = self._trace(topology)
         digits = len(str(max(self.clients - 1, 1)))
-        clients = [f"c{number:0{digits}d}" for number in range(self.clients)]
+        clients = sorted(trace) or [f"c{number:0{digits}d}" for number in range(self.clients)]
         homes = {client: topology.brokers[i % len(topology.brokers)] for i, client in enumerate(clients)}
         workload = make_workload(self.workload, clients, self.selectivity, self._rng("workload"))
         # Everyone is attached and every subscription settled before anything is published.
         start_s = 1.0 + 6 * (self.network.delay_bound_s(topology) + self.network.access_delay.high_s)
-        visits = self._visits(topology, clients, homes)
+        visits = trace or self._visits(topology, clients, homes)
         for client in clients:
             first = visits[client][0].broker if client in visits else homes[client]
             yield (0.0, client, AttachTo(first, 0))
@@ -80,6 +86,18 @@ class Scenario:
         streams = [self._publishes(client, attributes, start_s) for client in clients]
         streams += [self._moves(client, visits[client], start_s) for client in visits]
         yield from heapq.merge(*streams, key=lambda action: action[0])
+
+    def _trace(self, topology: Topology) -> dict[str, list[Visit]]:
+        """The visits of the clients in a trace, from when it is replayed; nothing if there is none."""
+        if not self.movement.startswith("trace:"):
+            return {}
+        whole = from_file(Path(self.movement.removeprefix("trace:")), topology)
+        until_s = self.trace_from_s + self.duration_s
+        parts = ((client, part_of(visits, self.trace_from_s, until_s)) for client, visits in whole.items())
+        present = sorted((client, visits) for client, visits in parts if visits)
+        if not present:
+            raise InputError(f"movement {self.movement}: nobody is anywhere in the part that is replayed")
+        return dict(present[: self.clients])
 
     def _visits(
         self, topology: Topology, clients: list[str], homes: dict[str, str]

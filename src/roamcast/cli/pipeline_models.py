@@ -1,0 +1,97 @@
+"""`roamcast pipeline neighbours`: what is learned from where clients went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
+from roamcast.cli.spark import Master, spark_session
+from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError
+
+LOG = "roamcast pipeline neighbours --log run/log --out neighbours.json"
+TRACE = "roamcast pipeline neighbours --trace trace.csv --degree 4 --out neighbours.json --figures figures"
+
+
+def register(group: typer.Typer) -> None:
+    group.command("neighbours", epilog=show_examples(LOG, TRACE))(neighbours)
+
+
+# The defaults are those of ModelSettings, which cannot be imported where there is no PySpark; a test
+# compares them.
+def neighbours(
+    out: Annotated[Path, typer.Option(help="File for the neighbour graph, which proactive loads.")],
+    log: Annotated[Path | None, typer.Option(help="Folder of event logs to learn from.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Trace of visits to learn from.")] = None,
+    learn_share: Annotated[
+        float, typer.Option(help="Share of the time to learn from; predictions are tried on the rest.")
+    ] = 0.7,
+    degree: Annotated[int, typer.Option(help="Neighbours of a broker, at most.")] = 8,
+    mass: Annotated[
+        float, typer.Option(help="No more neighbours than make up this probability, 0 to 1.")
+    ] = 1.0,
+    k: Annotated[int, typer.Option(help="Hit rates for one to this many predictions.")] = 8,
+    handoff: Annotated[
+        float, typer.Option(help="Who takes longer to another broker was disconnected, in seconds.")
+    ] = 60.0,
+    figures: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
+    master: Master = "local[*]",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Learn where clients go next, and say how far that can be trusted.
+
+    The graph is learned from the first part of the time; hit rates are measured on the rest. A Markov
+    chain is fitted to the same part, and compared with where clients were later.
+    """
+    if (log is None) == (trace is None):
+        raise InputError("--log and --trace: give one of them")
+    if out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"--out {out}: {'is a folder' if out.is_dir() else 'its folder is not there'}")
+    if figures is not None:
+        prepare_out_folder(figures, option="--figures")
+    with spark_session(master) as spark:
+        from roamcast.lab.summary import write_json
+        from roamcast.pipeline.attachments import attachments_of_log, read_visits
+        from roamcast.pipeline.ingest import read_log
+        from roamcast.pipeline.mobility_model import ModelSettings, learn
+        from roamcast.pipeline.stages import watched
+
+        settings = ModelSettings(learn_share, degree, mass, k, handoff)
+        settings.check()
+        visits = attachments_of_log(read_log(spark, log)) if log else read_visits(spark, trace or Path())
+        with progress("learning where clients go next") as report, watched(spark, report):
+            document = learn(visits, settings)
+    write_json(out, document)
+    if figures is not None:
+        from roamcast.pipeline.mobility_figures import save_figures
+
+        save_figures(document["about"], figures)
+    show(document, as_json)
+
+
+def show(document: dict[str, Any], as_json: bool) -> None:
+    about = {name: value for name, value in document["about"].items() if name != "second_order"}
+    if as_json:
+        emit_json(about)
+        return
+    counts = ("visits", "clients", "brokers", "moves_learned", "edges_learned", "edges_kept")
+    table(["what", "value"], [[name.replace("_", " "), about[name]] for name in counts], title="Learned")
+    if about["hit_rates"]:
+        columns = list(about["hit_rates"][0])
+        rows = [list(row.values()) for row in about["hit_rates"]]
+        table(columns, rows, title="Next broker among the first k, later moves")
+    residence = about["residence"]
+    test = residence.get("exponential") or {}
+    shown = ("mean_s", "p50_s", "p95_s", "variation")
+    rows = [[name.replace("_", " "), residence.get(name)] for name in shown]
+    rows += [[f"exponential: {name}", value] for name, value in test.items()]
+    rejected = f"{residence['brokers_rejected']} of {residence['brokers_tested']}"
+    rows += [["brokers where it is rejected", rejected]]
+    table(["residence times", "value"], rows)
+    errors = about["chain"]["error"].items()
+    table(["where clients are later, by", "wrong share"], [list(one) for one in errors])
+    spots = [[row["broker"], row["share"], row["clients"], row["most_at_once"]] for row in about["hot_spots"]]
+    table(["hot spot", "share of the time", "clients", "most at once"], spots[:10])

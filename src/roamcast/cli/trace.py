@@ -1,0 +1,207 @@
+"""`roamcast trace`: where clients were, from real traces or made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from roamcast.cli.output import emit_json, table
+from roamcast.cli.spark import Master, spark_session
+from roamcast.cli.usage import new_group, show_examples
+from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from roamcast.pipeline.sightings import Rules
+    from roamcast.simulator.movement import Visit
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="CSV files, also .csv.gz and .zip.")]
+Out = Annotated[Path, typer.Option(help="File for the visits: client,broker,attach_s,leave_s.")]
+Overlay = Annotated[
+    Path | None,
+    typer.Option(help="File for an overlay, the shortest tree between the brokers (--topology file:PATH)."),
+]
+Away = Annotated[float, typer.Option(help="Who is not seen for longer had left, in seconds.")]
+PingPong = Annotated[
+    float, typer.Option(help="Who is elsewhere for less, and then back, did not move; in seconds.")
+]
+Column = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OURS=THEIRS", help="What a column is called in the files. Repeatable."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+GENERATE = "roamcast trace generate --clients 50 --side 5 --out trace.csv"
+
+
+def register(app: typer.Typer) -> None:
+    group = new_group("Traces: where clients were attached, and when.", examples=[GENERATE])
+    app.add_typer(group, name="trace")
+    group.command("generate", epilog=show_examples(GENERATE))(generate)
+    importers = new_group(
+        "Make a trace of visits from other data.",
+        examples=["roamcast trace import gps 2016-11-2*.csv.gz --cells 7 --out buses.csv"],
+    )
+    group.add_typer(importers, name="import")
+    importers.command("wifi", epilog=show_examples("roamcast trace import wifi wlan.csv.zip --out wifi.csv"))(
+        import_wifi
+    )
+    importers.command(
+        "gps", epilog=show_examples("roamcast trace import gps day.csv.gz --sites depots.csv --out buses.csv")
+    )(import_gps)
+
+
+def generate(
+    out: Out,
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 100,
+    side: Annotated[int, typer.Option(help="Brokers are those of the topology grid:SIDE.")] = 6,
+    duration: Annotated[float, typer.Option(help="Length of the trace, in seconds.")] = 86_400.0,
+    stay: Annotated[float, typer.Option(help="Mean stay at a client's places, in seconds.")] = 3_600.0,
+    passing: Annotated[
+        float, typer.Option("--pass", help="Mean stay at a broker on the way, in seconds.")
+    ] = 120.0,
+    places: Annotated[int, typer.Option(help="Places that a client goes between.")] = 3,
+    wrong_turns: Annotated[float, typer.Option(help="How often a client turns off its way, 0 to 1.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Make up a trace: clients that go between a few places each along the streets of a grid."""
+    from roamcast.simulator.trace_generator import TraceSettings, generate_trace, write_trace
+
+    settings = TraceSettings(side, clients, duration, stay, passing, places, wrong_turns, seed)
+    settings.check()
+    visits = write_trace(out, generate_trace(settings))
+    show({"clients": clients, "brokers": side**2, "visits": visits, "out": str(out)}, as_json)
+
+
+def import_wifi(
+    files: Files,
+    out: Out,
+    overlay: Overlay = None,
+    by: Annotated[str, typer.Option(help="What is a broker: spot (its radios together) or room.")] = "spot",
+    away: Away = 1800.0,
+    ping_pong: PingPong = 900.0,
+    column: Column = None,
+    master: Master = "local[*]",
+    as_json: AsJson = False,
+) -> None:
+    """Visits from snapshots of which device is associated with which access point.
+
+    A device that is listed at several spots at once is at the one whose unbroken run of listings began
+    last: entries linger after a device has gone. Equally new: where it was before, then the first by name.
+    """
+    from roamcast.pipeline import wifi
+    from roamcast.pipeline.sightings import Rules
+    from roamcast.pipeline.trace_files import read_table, readable
+
+    if by not in ("spot", "room"):
+        raise InputError(f"--by {by!r}: valid are spot and room")
+    columns = renamed(wifi.COLUMNS, column)
+    with spark_session(master) as spark, readable(files) as plain:
+        listed = wifi.listings(read_table(spark, plain, columns), "spot" if by == "spot" else "room").cache()
+        rules = Rules(away, wifi.snapshot_gap_s(listed), ping_pong)
+        finish(wifi.sightings(listed), rules, out, as_json)
+        if overlay is not None:
+            from math import dist
+
+            from roamcast.pipeline.trace_overlay import spanning_tree, write_overlay
+
+            write_overlay(spanning_tree(wifi.positions(listed), dist), overlay)
+
+
+def import_gps(
+    files: Files,
+    out: Out,
+    overlay: Overlay = None,
+    cells: Annotated[
+        int | None, typer.Option(help="Resolution of H3 cells, each a broker: 7 if there are no sites.")
+    ] = None,
+    sites: Annotated[
+        Path | None, typer.Option(help="CSV file broker,latitude,longitude: a point is at the nearest.")
+    ] = None,
+    speed_max: Annotated[float, typer.Option(help="What nobody exceeds, in metres per second.")] = 40.0,
+    away: Away = 900.0,
+    ping_pong: PingPong = 300.0,
+    column: Column = None,
+    master: Master = "local[*]",
+    as_json: AsJson = False,
+) -> None:
+    """Visits from points of a satellite receiver; those of impossible speeds are dropped."""
+    from roamcast.pipeline import gps
+    from roamcast.pipeline.sightings import Rules
+    from roamcast.pipeline.trace_files import read_table, readable
+
+    if cells is not None and sites is not None:
+        raise InputError("--cells and --sites: give one of them")
+    if not 0.0 < speed_max < float("inf"):
+        raise InputError(f"--speed-max {speed_max}: valid is a number of metres per second above 0")
+    places = gps.read_sites(sites) if sites is not None else None
+    columns = renamed(gps.COLUMNS, column)
+    with spark_session(master) as spark, readable(files) as plain:
+        points = gps.possible(gps.points(read_table(spark, plain, columns)), speed_max)
+        seen = gps.by_site(points, places) if places else gps.by_cell(points, 7 if cells is None else cells)
+        visits = finish(seen, Rules(away, 60.0, ping_pong), out, as_json)
+        if overlay is not None:
+            from roamcast.pipeline.trace_overlay import spanning_tree, write_overlay
+
+            used = [row.broker for row in visits.select("broker").distinct().collect()]
+            where = {name: places[name] for name in used} if places else gps.cell_positions(used)
+            write_overlay(spanning_tree(where, gps.distance_between_m), overlay)
+
+
+def finish(sightings: DataFrame, rules: Rules, out: Path, as_json: bool) -> DataFrame:
+    """Write the visits, with times from the first one on, and say what came out."""
+    from pyspark.sql import functions as fn
+
+    from roamcast.pipeline.attachments import moves
+    from roamcast.pipeline.sightings import visits_of
+    from roamcast.simulator.trace_generator import write_trace
+
+    found = visits_of(sightings, out.stem, rules).cache()
+    start_s = found.agg(fn.min("attach_s")).collect()[0][0]
+    if start_s is None:
+        raise InputError("no sighting in these files could be used; are the columns right (--column)?")
+    visits = found.select(
+        "run", "client", "broker",
+        (fn.col("attach_s") - start_s).alias("attach_s"), (fn.col("leave_s") - start_s).alias("leave_s"),
+    ).cache()  # fmt: skip
+    written = write_trace(out, by_client(visits))
+    row = visits.agg(
+        fn.countDistinct("client").alias("clients"), fn.countDistinct("broker").alias("brokers"),
+        fn.max("leave_s").alias("duration_s"),
+    ).collect()[0]  # fmt: skip
+    about = {**row.asDict(), "visits": written, "moves": moves(visits).count(), "starts_at_s": start_s}
+    show({**about, "out": str(out)}, as_json)
+    return visits
+
+
+def by_client(visits: DataFrame) -> Iterator[tuple[str, list[Visit]]]:
+    """Each client with its visits in order; only one client's are held at a time."""
+    from roamcast.simulator.movement import Visit
+
+    rows = visits.orderBy("client", "attach_s").toLocalIterator()
+    for client, of_client in groupby(rows, key=lambda row: str(row.client)):
+        yield client, [Visit(row.broker, row.attach_s, row.leave_s) for row in of_client]
+
+
+def renamed(columns: Mapping[str, str], given: list[str] | None) -> dict[str, str]:
+    """Our names of columns to those in the files."""
+    result = dict(columns)
+    for text in given or []:
+        ours, equals, theirs = text.partition("=")
+        if not equals or ours not in result:
+            raise InputError(f"--column {text!r}: expected OURS=THEIRS with one of {', '.join(result)}")
+        result[ours] = theirs
+    return result
+
+
+def show(about: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        emit_json(about)
+    else:
+        table(["what", "value"], [[name.replace("_", " "), value] for name, value in about.items()])

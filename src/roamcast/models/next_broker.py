@@ -1,0 +1,79 @@
+"""Where clients go next, as probabilities: counted moves made into a neighbour graph of bounded degree.
+
+The form is that of the neighbour graph which `proactive` begins with (Gaddah 3.3): it needs to know, for
+every broker, the few others at which a copy of a client's context is worth its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from roamcast.errors import InputError
+
+
+class Edge(NamedTuple):
+    """Moves from one broker to another: how many, and when the last one was."""
+
+    source: str
+    target: str
+    moves: int
+    last_s: float
+
+
+def count_moves(visits: Iterable[Iterable[tuple[str, float]]]) -> list[Edge]:
+    """The edges of some clients' visits: for each client, in order, where it attached and when."""
+    counted: dict[tuple[str, str], Edge] = {}
+    for of_client in visits:
+        for (source, _), (target, at_s) in pairwise(of_client):
+            if source != target:
+                known = counted.get((source, target), Edge(source, target, 0, at_s))
+                counted[source, target] = Edge(source, target, known.moves + 1, max(known.last_s, at_s))
+    return sorted(counted.values())
+
+
+def check_bounds(degree: int | None, mass: float) -> None:
+    if degree is not None and degree < 1:
+        raise InputError(f"degree {degree}: valid is 1 or more")
+    if not 0.0 < mass <= 1.0:
+        raise InputError(f"mass {mass}: valid is a probability above 0, at most 1")
+
+
+def bounded_graph(
+    edges: Iterable[Edge], until_s: float, degree: int | None = None, mass: float = 1.0
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Broker to its next ones, the most probable first: at most `degree`, and no more than make up `mass`.
+
+    Probabilities are those of all moves, so what a bound leaves out is missing from their sum.
+    """
+    check_bounds(degree, mass)
+    rows: dict[str, list[Edge]] = {}
+    for edge in edges:
+        rows.setdefault(edge.source, []).append(edge)
+    return {source: _bounded_row(rows[source], until_s, degree, mass) for source in sorted(rows)}
+
+
+def _bounded_row(
+    edges: list[Edge], until_s: float, degree: int | None, mass: float
+) -> dict[str, dict[str, float]]:
+    total = sum(edge.moves for edge in edges)
+    row: dict[str, dict[str, float]] = {}
+    covered = 0
+    for edge in sorted(edges, key=lambda edge: (-edge.moves, edge.target))[:degree]:
+        if covered >= mass * total:
+            break
+        covered += edge.moves
+        row[edge.target] = {
+            "probability": edge.moves / total,
+            "moves": edge.moves,
+            "age_s": max(until_s - edge.last_s, 0.0),
+        }
+    return row
+
+
+def graph_document(
+    graph: Mapping[str, Mapping[str, Mapping[str, float]]], about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What is written to a file that `proactive` reads; it looks at nothing but the brokers."""
+    return {**({"about": dict(about)} if about else {}), "brokers": graph}

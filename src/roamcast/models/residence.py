@@ -1,0 +1,107 @@
+"""Movement fitted to what was measured: the Markov chain of Gaddah's chapter 6 with rates of each broker.
+
+His chain draws every time from the same three exponential distributions and every next broker evenly. Here
+each broker has the mean times, forks and next brokers that were counted there, and a test says whether the
+times can be exponential at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from roamcast.errors import InputError
+from roamcast.models.ctmc import Chain, State
+
+KINDS = ("connect", "disconnect", "handoff")
+
+# Stephens 1974, "EDF statistics for goodness of fit", the exponential distribution with its mean estimated:
+# the chance of a larger statistic, and the statistic.
+_STEPHENS = ((0.15, 0.926), (0.10, 0.990), (0.05, 1.094), (0.025, 1.190), (0.01, 1.308))
+
+
+class ExponentialTest(NamedTuple):
+    """Whether times can come from an exponential distribution of their own mean."""
+
+    samples: int
+    distance: float
+    """Kolmogorov's: the largest gap between the distribution that was measured and the fitted one."""
+    statistic: float
+    """The distance, corrected for the number of samples and the estimated mean."""
+    p_max: float
+    """So probable is a statistic as large as this, at most, if the times are exponential."""
+    rejected: bool
+    """At 5 %."""
+
+
+def exponential_test(distance: float, samples: int) -> ExponentialTest:
+    """Judge the distance of Kolmogorov between times and the exponential distribution of their mean."""
+    if samples < 1 or not 0.0 <= distance <= 1.0:
+        raise InputError(f"{samples} times at a distance of {distance}: valid is 1 or more, and 0 to 1")
+    root = math.sqrt(samples)
+    statistic = (distance - 0.2 / samples) * (root + 0.26 + 0.5 / root)
+    p_max = min((chance for chance, bound in _STEPHENS if statistic > bound), default=1.0)
+    return ExponentialTest(samples, distance, statistic, p_max, p_max <= 0.05)
+
+
+@dataclass
+class Stays:
+    """What was counted of one broker: how long clients were in each state there, and what came next."""
+
+    total_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    """State to the time that clients spent in it, together."""
+    left: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """From this state to that state of that broker, so many times."""
+
+    def count(self, kind: str, to_kind: str, to_broker: str, times: int = 1) -> None:
+        key = (kind, to_kind, to_broker)
+        self.left[key] = self.left.get(key, 0) + times
+
+
+def fitted_chain(stays: Mapping[str, Stays]) -> Chain:
+    """The chain whose rates are the most likely ones for what was counted.
+
+    A rate is the number of times that something happened, divided by the time in which it could have. Only
+    brokers of the largest part in which everything leads to everything else remain: a chain that can be
+    left for good says nothing about the long run.
+    """
+    states = tuple(State(kind, broker) for kind in KINDS for broker in stays)
+    place = {state: number for number, state in enumerate(states)}
+    rows, columns, rates = [], [], []
+    for broker, stay in stays.items():
+        for (kind, to_kind, to_broker), times in stay.left.items():
+            if stay.total_s[kind] > 0.0 and State(to_kind, to_broker) in place:
+                rows.append(place[State(kind, broker)])
+                columns.append(place[State(to_kind, to_broker)])
+                rates.append(times / stay.total_s[kind])
+    matrix = sparse.coo_array((rates, (rows, columns)), shape=(len(states),) * 2).tocsr()
+    kept = _largest_part(matrix)
+    if len(kept) < 2:
+        raise InputError("no two brokers between which clients went there and back: there is no chain to fit")
+    inner = matrix[kept][:, kept]
+    generator = inner - sparse.diags_array(np.asarray(inner.sum(axis=1)).ravel())
+    return Chain(tuple(states[number] for number in kept), generator.tocsr())
+
+
+def _largest_part(matrix: sparse.csr_array) -> Sequence[int]:
+    if not matrix.nnz:
+        return []
+    _, part_of = csgraph.connected_components(matrix, directed=True, connection="strong")
+    largest = int(np.bincount(part_of).argmax())
+    return [int(number) for number in np.flatnonzero(part_of == largest)]
+
+
+def presence_error(expected: Mapping[str, float], measured: Mapping[str, float]) -> float:
+    """Total variation between two shares of clients over brokers, each made to add up to 1; 0 if equal."""
+    brokers = sorted({**expected, **measured})
+    sums = sum(expected.values()), sum(measured.values())
+    if not all(sums):
+        raise InputError("shares of clients over brokers must not all be 0")
+    gaps = (abs(expected.get(one, 0.0) / sums[0] - measured.get(one, 0.0) / sums[1]) for one in brokers)
+    return 0.5 * sum(gaps)

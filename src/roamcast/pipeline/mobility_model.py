@@ -1,0 +1,205 @@
+"""Everything that can be learned from visits, in one document: graph, predictions, chain, hot spots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as fn
+
+from roamcast.errors import InputError
+from roamcast.models.ctmc import Forks, MeanTimes, neighbouring_chain, presence
+from roamcast.models.next_broker import bounded_graph, check_bounds, graph_document
+from roamcast.models.residence import KINDS, Stays, fitted_chain, presence_error
+from roamcast.pipeline.attachments import moves
+from roamcast.pipeline.neighbours import before, edges, first_order, hit_rates, second_order
+from roamcast.pipeline.residence import (
+    counted_stays,
+    exponential_tests,
+    hot_spots,
+    presence_shares,
+    residence_summary,
+    residence_times,
+)
+
+HOT_SPOTS_MAX = 20
+SAMPLES_MIN = 30
+"""Visits of a broker below which a test would hardly ever reject anything."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    learn_share: float = 0.7
+    """How much of the time is learned from; the rest is what predictions are tried on."""
+    degree: int | None = 8
+    """Neighbours of a broker, at most."""
+    mass: float = 1.0
+    """No more neighbours than are needed to make up this probability."""
+    k_max: int = 8
+    handoff_s: float = 60.0
+    """Who attaches elsewhere within this time hands off; who takes longer was disconnected."""
+
+    def check(self) -> None:
+        check_bounds(self.degree, self.mass)
+        if not 0.0 < self.learn_share <= 1.0:
+            raise InputError(f"--learn-share {self.learn_share}: valid is a share above 0, at most 1")
+        if not 1 <= self.k_max <= 100:
+            raise InputError(f"--k {self.k_max}: valid is 1 to 100")
+        if not 0.0 <= self.handoff_s < float("inf"):
+            raise InputError(f"--handoff {self.handoff_s}: valid is 0 seconds or more")
+
+
+def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
+    """The document: `brokers` is what `proactive` loads, `about` says how far it can be trusted.
+
+    The graph is learned from the first part of the time alone, so that a run over the rest has not been
+    seen; with a share of 1 it is learned from everything, and nothing is left to try it on.
+    """
+    settings.check()
+    visits = visits.cache()
+    from_s, until_s = _span(visits)
+    at_s = from_s + settings.learn_share * (until_s - from_s)
+    all_moves = moves(visits)
+    learned = before(all_moves, at_s if settings.learn_share < 1 else float("inf")).cache()
+    first = edges(first_order(learned))
+    if not first:
+        raise InputError("no client moved from one broker to another in the time that is learned from")
+    graph = bounded_graph(first, at_s, settings.degree, settings.mass)
+    about = {
+        "from_s": from_s,
+        "learned_until_s": at_s,
+        "until_s": until_s,
+        **_counts(visits),
+        "moves_learned": sum(edge.moves for edge in first),
+        "edges_learned": len(first),
+        "edges_kept": sum(map(len, graph.values())),
+        "hit_rates": hit_rates(all_moves, at_s, settings.k_max) if settings.learn_share < 1 else [],
+        "residence": _residence(visits),
+        "chain": fit_chain(visits, from_s, at_s, until_s, settings.handoff_s),
+        "hot_spots": [
+            row.asDict() for row in hot_spots(visits, from_s, until_s).limit(HOT_SPOTS_MAX).collect()
+        ],
+        "second_order": _second_order(learned),
+    }
+    learned.unpersist()
+    visits.unpersist()
+    return graph_document(graph, about)
+
+
+def _span(visits: DataFrame) -> tuple[float, float]:
+    row = visits.agg(
+        fn.min("attach_s").alias("first"), fn.max(fn.coalesce("leave_s", "attach_s")).alias("last")
+    ).collect()[0]
+    if row.first is None:
+        raise InputError("no client was attached anywhere: there is nothing to learn from")
+    return row.first, row.last
+
+
+def _counts(visits: DataFrame) -> dict[str, int]:
+    row = visits.agg(
+        fn.count("*").alias("visits"), fn.countDistinct("run", "client").alias("clients"),
+        fn.countDistinct("broker").alias("brokers"),
+    ).collect()[0]  # fmt: skip
+    counts: dict[str, int] = row.asDict()
+    return counts
+
+
+def _second_order(learned: DataFrame) -> dict[str, dict[str, dict[str, float]]]:
+    """Where from, where now, where next, with its probability."""
+    document: dict[str, dict[str, dict[str, float]]] = {}
+    for row in second_order(learned).orderBy("previous", "here", "next").collect():
+        by_here = document.setdefault(row.previous, {}).setdefault(row.here, {})
+        by_here[row.next] = row.probability
+    return document
+
+
+def _residence(visits: DataFrame) -> dict[str, Any]:
+    times = residence_times(visits).cache()
+    tests = exponential_tests(times, SAMPLES_MIN)
+    together = exponential_tests(times.withColumn("broker", fn.lit("all")), SAMPLES_MIN)
+    summary = residence_summary(times)
+    times.unpersist()
+    return {
+        **summary,
+        "exponential": together["all"]._asdict() if together else None,
+        "brokers_tested": len(tests),
+        "brokers_rejected": sum(test.rejected for test in tests.values()),
+        "variation_exponential": 1.0,
+    }
+
+
+# --- the chain ---
+
+
+def fit_chain(
+    visits: DataFrame, from_s: float, at_s: float, until_s: float, handoff_s: float
+) -> dict[str, Any]:
+    """The fitted chain and Gaddah's, both against where clients were in the later period."""
+    stays = counted_stays(visits, from_s, at_s, handoff_s)
+    later = presence_shares(visits, at_s, until_s) or presence_shares(visits, from_s, until_s)
+    report: dict[str, Any] = {"brokers": {}, "error": {}}
+    expected: dict[str, Mapping[str, float]] = {
+        "learned time": presence_shares(visits, from_s, at_s),
+    }
+    for name, make in (("fitted chain", fitted_chain), ("even chain", even_chain)):
+        try:
+            expected[name] = presence(make(stays)).connect
+        except InputError as error:
+            report["note"] = f"{name}: {error}"
+    report["mean_times_s"], report["forks"] = _means(stays)
+    report["error"] = {name: presence_error(share, later) for name, share in expected.items()}
+    report["brokers"] = {
+        broker: {
+            "measured": share,
+            **{name: _normal(shares).get(broker, 0.0) for name, shares in expected.items()},
+        }
+        for broker, share in later.items()
+    }
+    return report
+
+
+def _normal(shares: Mapping[str, float]) -> dict[str, float]:
+    total = sum(shares.values())
+    return {broker: share / total for broker, share in shares.items()}
+
+
+def _means(stays: Mapping[str, Stays]) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Mean time in each state, and how often a handoff follows."""
+    left = {kind: _left(stays, kind) for kind in KINDS}
+    mean = {
+        kind: sum(stay.total_s[kind] for stay in stays.values()) / left[kind] if left[kind] else None
+        for kind in KINDS
+    }
+    handoffs = sum(
+        times for stay in stays.values() for key, times in stay.left.items()
+        if key[0] == "connect" and key[1] != "disconnect"
+    )  # fmt: skip
+    elsewhere = sum(
+        times for broker, stay in stays.items() for key, times in stay.left.items()
+        if key[0] == "disconnect" and key[2] != broker
+    )  # fmt: skip
+    return mean, {
+        "connect_to_handoff": handoffs / left["connect"] if left["connect"] else None,
+        "disconnect_to_handoff": elsewhere / left["disconnect"] if left["disconnect"] else None,
+    }
+
+
+def _left(stays: Mapping[str, Stays], kind: str) -> int:
+    return sum(times for stay in stays.values() for key, times in stay.left.items() if key[0] == kind)
+
+
+def even_chain(stays: Mapping[str, Stays]) -> Any:
+    """Gaddah's own chain (section 6.4): the same means and forks everywhere, next brokers equally likely."""
+    mean, forks = _means(stays)
+    kept = {state.broker for state in fitted_chain(stays).states if state.broker is not None}
+    graph: dict[str, list[str]] = {broker: [] for broker in stays if broker in kept}
+    for broker in graph:
+        for _, _, target in stays[broker].left:
+            if target in graph and target != broker and target not in graph[broker]:
+                graph[broker].append(target)
+    times = MeanTimes(mean["connect"] or 1.0, mean["disconnect"] or 1.0, mean["handoff"] or 1e-3)
+    return neighbouring_chain(
+        graph, times, Forks(forks["connect_to_handoff"] or 0.0, forks["disconnect_to_handoff"] or 0.0)
+    )

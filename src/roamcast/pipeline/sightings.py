@@ -1,0 +1,105 @@
+"""From sightings to visits: who was seen where and when, made into attachments per client.
+
+A sighting is a moment, and there are none between two of them. The rules that fill the gaps are these:
+
+- Sightings at the same broker, one after the other, are one visit.
+- Between sightings at two brokers, the client changed half-way, and was without a broker for a moment.
+- Who is not seen for longer than `away_s` had left, a little after it was last seen (`linger_s`).
+- Ping-pong: who is elsewhere for less than `ping_pong_s` and then back where it was did not move. Radios
+  overlap, and a point near a border falls to either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+
+from roamcast.errors import InputError
+from roamcast.pipeline.per_client import Rows, map_groups
+
+VISITS_SCHEMA = "run string, client string, broker string, attach_s double, leave_s double"
+
+
+@dataclass(frozen=True)
+class Rules:
+    away_s: float
+    linger_s: float
+    ping_pong_s: float
+    handoff_s: float = 1.0
+
+    def check(self) -> None:
+        for name, value in (("away", self.away_s), ("handoff", self.handoff_s)):
+            if not 0.0 < value < float("inf"):
+                raise InputError(f"--{name} {value}: valid is a number of seconds above 0")
+        if not 0.0 <= self.ping_pong_s < float("inf"):
+            raise InputError(f"--ping-pong {self.ping_pong_s}: valid is 0 seconds or more")
+
+
+class Seen(NamedTuple):
+    """At one broker, from the first of some sightings to the last."""
+
+    broker: str
+    first_s: float
+    last_s: float
+
+
+def visits_of_client(sightings: Iterable[tuple[float, str]], rules: Rules) -> Iterator[Seen]:
+    """Visits, in order, of one client's sightings, which are in the order of time."""
+    seen = _without_ping_pong(_joined(sightings, rules.away_s), rules)
+    attach_s: float | None = None
+    for number, one in enumerate(seen):
+        start_s = one.first_s if attach_s is None else attach_s
+        later = seen[number + 1] if number + 1 < len(seen) else None
+        gap_s = later.first_s - one.last_s if later is not None else float("inf")
+        attach_s = None
+        if later is None or gap_s > rules.away_s:
+            leave_s = one.last_s + min(rules.linger_s, gap_s / 2)
+        else:
+            leave_s = one.last_s + max(gap_s - rules.handoff_s, 0.0) / 2
+            attach_s = min(leave_s + rules.handoff_s, later.first_s)
+        if leave_s > start_s:
+            yield Seen(one.broker, start_s, leave_s)
+
+
+def _joined(sightings: Iterable[tuple[float, str]], away_s: float) -> list[Seen]:
+    seen: list[Seen] = []
+    for at_s, broker in sightings:
+        last = seen[-1] if seen else None
+        if last is not None and last.broker == broker and at_s - last.last_s <= away_s:
+            seen[-1] = Seen(broker, last.first_s, at_s)
+        else:
+            seen.append(Seen(broker, at_s, at_s))
+    return seen
+
+
+def _without_ping_pong(seen: list[Seen], rules: Rules) -> list[Seen]:
+    kept: list[Seen] = []
+    for one in seen:
+        kept.append(one)
+        while len(kept) >= 3 and _is_ping_pong(kept[-3], kept[-2], kept[-1], rules):
+            back = kept.pop()
+            kept.pop()
+            kept[-1] = Seen(back.broker, kept[-1].first_s, back.last_s)
+    return kept
+
+
+def _is_ping_pong(here: Seen, there: Seen, back: Seen, rules: Rules) -> bool:
+    is_short = back.first_s - here.last_s <= rules.away_s and back.first_s - there.first_s < rules.ping_pong_s
+    return here.broker == back.broker and is_short
+
+
+def visits_of(sightings: DataFrame, run: str, rules: Rules) -> DataFrame:
+    """Visits of all clients; sightings have a client, a broker and a time `at_s`, in seconds."""
+    rules.check()
+
+    def of_client(rows: Rows) -> Rows:
+        client, _, _ = first = next(iter(rows))
+        for visit in visits_of_client(((at_s, broker) for _, at_s, broker in chain([first], rows)), rules):
+            yield (run, client, *visit)
+
+    ordered = sightings.select("client", "at_s", "broker")
+    return map_groups(ordered, ["at_s", "broker"], of_client, VISITS_SCHEMA)

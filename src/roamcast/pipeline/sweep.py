@@ -1,0 +1,90 @@
+"""Independent runs spread over Spark's executors.
+
+A job and the function that does it travel to an executor, which must have the same program installed; what
+comes back is a row of figures. Each job is a task of its own, so a slow one holds up nobody else, and an
+error is a result like others: what is done about it is decided where the sweep was started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, TypeVar
+
+from pyspark.sql import SparkSession
+
+from roamcast.errors import InputError
+
+J = TypeVar("J")
+Result = dict[str, Any] | Exception
+
+GROUPS_MAX = 64
+"""Jobs under way at a time, for which the driver keeps a thread each."""
+
+
+class LostTask(Exception):
+    """An executor ended while it did a job, and so did those that were to do it again."""
+
+
+def spread(
+    spark: SparkSession, function: Callable[[J], dict[str, Any]], jobs: Sequence[J]
+) -> Iterator[tuple[J, Result]]:
+    """Each job with its row or its error, as they finish; one that fails takes no other with it."""
+    if not jobs:
+        return
+    slots = min(GROUPS_MAX, max(2 * spark.sparkContext.defaultParallelism, 1), len(jobs))
+    with ThreadPoolExecutor(slots) as threads:
+        waiting = {threads.submit(_do, spark, function, job): job for job in jobs}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _do(spark: SparkSession, function: Callable[[J], dict[str, Any]], job: J) -> Result:
+    """One job as a Spark job of one task."""
+    try:
+        ((row, error),) = spark.sparkContext.parallelize([job], 1).map(_Caught(function)).collect()
+    except Exception as problem:  # What Spark itself could not do: the executor is gone.
+        return LostTask(str(problem).strip().partition("\n")[0][:300])
+    return row if row is not None else RemoteError(error)
+
+
+class RemoteError(Exception):
+    """What went wrong in an executor, in words: the error itself may not be known here."""
+
+
+class _Caught:
+    """Calls a function, and gives its row and no error, or no row and the error."""
+
+    def __init__(self, function: Callable[[Any], dict[str, Any]]) -> None:
+        self.function = function
+
+    def __call__(self, job: Any) -> tuple[dict[str, Any] | None, str]:
+        try:
+            return self.function(job), ""
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+
+
+def check_logs(spark: SparkSession, folder: str) -> None:
+    """Refuse a folder for logs that executors and driver do not share."""
+    import os
+    import uuid
+
+    name = f".shared-{uuid.uuid4().hex}"
+    path = os.path.join(folder, name)
+    spark.sparkContext.parallelize([path], 1).foreach(_touch)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        raise InputError(f"{folder}: what executors write is not seen here; name a shared folder") from None
+
+
+def _touch(path: str) -> None:
+    import os
+
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb"):
+        pass
