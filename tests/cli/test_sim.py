@@ -79,7 +79,7 @@ def test_a_neighbour_graph_is_read_and_stays_as_it_is(
     assert run(build_app(), ["sim", "run", *options]) == 2
     mobility = built[0].network.mobility
     assert (mobility.neighbour_graph, mobility.neighbours_max) == (graph.read_text(), 2)
-    assert not mobility.neighbours_online
+    assert (mobility.neighbours_online, mobility.neighbours_directed) == (False, True)
 
 
 def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

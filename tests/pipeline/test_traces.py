@@ -54,7 +54,8 @@ def test_stale_listings_linger_and_new_ones_win() -> None:
     assert chosen("a", "ab", "ab", "b") == "abbb"
     assert chosen("a", "ab", "a") == "aba", "back where it was"
     assert chosen("ab", "ab") == "aa", "equally new: the first by name, and then where it was"
-    assert chosen("b", "b", "", "ab") == "bba", "its listing at b was broken: both began now"
+    assert chosen("b", "b", "", "ab") == "bbb", "its listing at b was broken: both began now"
+    assert chosen("b", "ab", "bc", "abc") == "baca", "a was not listed for a while: it is new again"
 
 
 def test_impossible_speeds_are_dropped_until_several_points_agree() -> None:

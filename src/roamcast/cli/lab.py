@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
+from roamcast.cli.spark import spark_session
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
 
@@ -23,6 +27,10 @@ EXIT_NOT_EXACT = 1
 Quick = Annotated[bool, typer.Option("--quick", help="The same claims in a smaller setting, under a minute.")]
 Workers = Annotated[
     int | None, typer.Option(min=1, max=1024, help="How many runs at a time; one for each core if not given.")
+]
+OnSpark = Annotated[
+    str | None,
+    typer.Option("--master", help="Spread the runs over Spark there, such as spark://HOST:PORT."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -63,6 +71,7 @@ def run(
         bool, typer.Option("--log", help="Write the event log of every run, too (logs/); they are large.")
     ] = False,
     workers: Workers = None,
+    master: OnSpark = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one experiment and write everything that it finds.
@@ -73,13 +82,12 @@ def run(
     from roamcast.lab.catalogue import experiments
     from roamcast.lab.experiment import as_row, select
     from roamcast.lab.report import write_findings
-    from roamcast.lab.sweep import Sweep
 
     (experiment,) = select(experiments(), [id])
     prepare_new_folder(out)
-    sweep = Sweep(workers, logs=out / "logs" if log else None)
-    started = time.perf_counter()
-    findings = watch(experiment, quick, sweep)
+    with new_sweep(workers, master, out.absolute() / "logs" if log else None) as sweep:
+        started = time.perf_counter()
+        findings = watch(experiment, quick, sweep)
     wall_s = round(time.perf_counter() - started, 3)
     failures = [str(failure) for failure in sweep.failures]
     about = {"quick": quick, "wall_s": wall_s, "failed_runs": failures}
@@ -97,6 +105,7 @@ def check(
     ] = None,
     quick: Quick = False,
     workers: Workers = None,
+    master: OnSpark = None,
     as_json: AsJson = False,
 ) -> None:
     """Check claims: the document's word, what was measured, and whether it holds.
@@ -106,18 +115,33 @@ def check(
     """
     from roamcast.lab.catalogue import experiments
     from roamcast.lab.experiment import as_row, select
-    from roamcast.lab.sweep import Sweep
 
     chosen = select(experiments(), ids or [])
-    sweep = Sweep(workers)
-    started = time.perf_counter()
     rows = []
-    for experiment, claims in chosen.items():
-        outcomes = watch(experiment, quick, sweep).outcomes
-        asked = [claim.id for claim in claims]
-        rows += [as_row(outcome, experiment) for outcome in outcomes if outcome.claim in asked]
+    with new_sweep(workers, master) as sweep:
+        started = time.perf_counter()
+        for experiment, claims in chosen.items():
+            outcomes = watch(experiment, quick, sweep).outcomes
+            asked = [claim.id for claim in claims]
+            rows += [as_row(outcome, experiment) for outcome in outcomes if outcome.claim in asked]
     failures = [str(failure) for failure in sweep.failures]
     conclude(rows, failures, round(time.perf_counter() - started, 3), as_json)
+
+
+@contextmanager
+def new_sweep(workers: int | None, master: str | None, logs: Path | None = None) -> Iterator[Sweep]:
+    """What does the runs: the cores of this machine, or Spark's executors."""
+    from roamcast.lab.sweep import Sweep
+
+    if master is None:
+        yield Sweep(workers, logs=logs)
+        return
+    with spark_session(master) as spark:
+        from roamcast.pipeline.sweep import check_logs, spread
+
+        if logs is not None:
+            check_logs(spark, logs)
+        yield Sweep(workers, logs=logs, spread=partial(spread, spark))
 
 
 def watch(experiment: Experiment, quick: bool, sweep: Sweep) -> Findings:

@@ -110,7 +110,7 @@ def run(
         int, typer.Option(min=1, help="Neighbours of a broker, at most, for proactive.")
     ] = 8,
     neighbours_fixed: Annotated[
-        bool, typer.Option("--neighbours-fixed", help="The neighbour graph stays as it was given.")
+        bool, typer.Option("--neighbours-fixed", help="The graph stays as given, with its directions.")
     ] = False,
     seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
     records: Annotated[
@@ -167,6 +167,7 @@ def run(
                 neighbour_graph=read_graph(neighbours),
                 neighbours_max=neighbours_max,
                 neighbours_online=not neighbours_fixed,
+                neighbours_directed=neighbours_fixed,
             ),
             seed=seed,
         ),

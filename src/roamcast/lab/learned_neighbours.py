@@ -44,7 +44,7 @@ GRAPHS = {
 DEGREES = (1, 2, 3, 4)
 MASSES = (0.6, 0.75, 0.9, 0.97)
 """Of the learned graph, besides its degrees."""
-PART_S = 43_200.0
+PART_S = 21_600.0
 SAME = 0.005
 """Hit rates that differ by less are the same."""
 
@@ -67,13 +67,13 @@ class GraphJob:
 
     def trace(self) -> TraceSettings:
         return TraceSettings(
-            side=5, clients=30 if self.quick else 120, duration_s=2 * self.part_s, stay_s=1800.0,
+            side=5, clients=20 if self.quick else 60, duration_s=2 * self.part_s, stay_s=1800.0,
             seed=self.seed,
         )  # fmt: skip
 
     @property
     def part_s(self) -> float:
-        return PART_S / 4 if self.quick else PART_S
+        return PART_S / 2 if self.quick else PART_S
 
 
 def replay(job: GraphJob) -> Row:
@@ -119,7 +119,7 @@ def settings(job: GraphJob, trace: Path) -> Settings:
 
 
 def jobs(quick: bool) -> list[GraphJob]:
-    seeds = range(1, 2 if quick else 6)
+    seeds = range(1, 2 if quick else 4)
     bounds = [(graph, degree, 1.0) for graph in GRAPHS for degree in DEGREES]
     bounds += [(LEARNED, DEGREES[-1], mass) for mass in MASSES]
     return [GraphJob(graph, degree, seed, quick, mass) for graph, degree, mass in bounds for seed in seeds]

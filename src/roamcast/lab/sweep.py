@@ -41,6 +41,9 @@ class Job(Protocol):
 
 J = TypeVar("J", bound=Job)
 
+Spread = Callable[[Callable[[Any], Row], list[Any]], Iterator[tuple[Any, Row | Exception]]]
+"""Does jobs elsewhere: each with its row or its error, as they finish."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -61,12 +64,15 @@ class Sweep:
         workers: int | None = None,
         report: Callable[[int, int], None] | None = None,
         logs: Path | None = None,
+        spread: Spread | None = None,
     ) -> None:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.report = report
         """Called with how many runs are done, and of how many."""
         self.logs = logs
         """Where jobs that can write an event log shall write it: each in a folder of its own."""
+        self.spread = spread
+        """What does the jobs elsewhere, such as on a cluster; the workers of this machine if not given."""
         self.failures: list[Failure] = []
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
 
@@ -112,6 +118,11 @@ class Sweep:
 
     def _attempt(self, function: Callable[[J], Row], jobs: list[J]) -> Iterator[tuple[J, Row | Exception]]:
         """Each job with what came of it, as they finish."""
+        if self.spread is not None:
+            given = {self._with_log(job): job for job in jobs}
+            for job, row in self.spread(function, list(given)):
+                yield given[job], row
+            return
         if self.workers == 1 or len(jobs) <= 1:
             for job in jobs:
                 yield job, _caught(function, self._with_log(job))
@@ -123,7 +134,7 @@ class Sweep:
         self, function: Callable[[J], Row], jobs: list[J]
     ) -> Iterator[tuple[J, Row | Exception]]:
         """As `_attempt`, but a job that ends its process takes no other with it."""
-        if self.workers == 1:
+        if self.workers == 1 or self.spread is not None:
             yield from self._attempt(function, jobs)
             return
         with ThreadPoolExecutor(self.workers) as threads:

@@ -8,6 +8,9 @@ from pyspark.sql import functions as fn
 from roamcast.models.next_broker import Edge
 from roamcast.pipeline.per_client import Rows, map_groups
 
+PRIOR_MOVES = 5
+"""How many moves of the first order the second begins with."""
+
 
 def first_order(moves: DataFrame) -> DataFrame:
     """Where now, where next: how often, how probable, and when last."""
@@ -45,13 +48,13 @@ def hit_rates(moves: DataFrame, at_s: float, k_max: int) -> list[dict[str, objec
     """How often the next broker was among the first k that were predicted, for moves from `at_s` on.
 
     `first` and `second` know what happened before, and nothing of what they are tried on; `second`
-    falls back to `first` where it has not seen that way. `lru` learns on: for each broker, the last k
+    leans on `first` where it has seen little of a way. `lru` learns on: for each broker, the last k
     destinations that were used. `busiest` are the brokers that were moved to most, wherever one is.
     """
     moves = moves.cache()
     learned = before(moves, at_s)
     first = _ranks(first_order(learned), ["here"], "first")
-    second = _ranks(second_order(learned), ["previous", "here"], "second")
+    second = _ranks(_smoothed(learned), ["previous", "here"], "second", by="score")
     known_ways = learned.where("previous is not null").select("previous", "here").distinct()
     busiest = _ranks(
         learned.groupBy("next").agg(fn.count("*").alias("moves")).withColumn("one", fn.lit(1)), ["one"],
@@ -82,22 +85,39 @@ def hit_rates(moves: DataFrame, at_s: float, k_max: int) -> list[dict[str, objec
     ]
 
 
-def _ranks(graph: DataFrame, given: list[str], name: str) -> DataFrame:
-    order = Window.partitionBy(*given).orderBy(fn.desc("moves"), "next")
+def _smoothed(learned: DataFrame) -> DataFrame:
+    """Second order where it has seen enough, else first: as if each way had begun with a few of its moves."""
+    first = first_order(learned).select("here", "next", "probability")
+    counted = second_order(learned).select("previous", "here", "next", "moves")
+    ways = counted.groupBy("previous", "here").agg(fn.sum("moves").alias("total"))
+    score = (fn.coalesce("moves", fn.lit(0)) + PRIOR_MOVES * fn.col("probability")) / (
+        fn.col("total") + PRIOR_MOVES
+    )
+    return (
+        ways.join(first, "here")
+        .join(counted, ["previous", "here", "next"], "left")
+        .select("previous", "here", "next", score.alias("score"))
+    )
+
+
+def _ranks(graph: DataFrame, given: list[str], name: str, by: str = "moves") -> DataFrame:
+    order = Window.partitionBy(*given).orderBy(fn.desc(by), "next")
     return graph.select(*given, "next", fn.row_number().over(order).alias(name))
 
 
 def _lru_ranks(moves: DataFrame) -> DataFrame:
     """With each move, at which place its broker's list of last used destinations had the next one."""
-    needed = moves.select("here", "previous", "next", "at_s")
+    # In a trace of snapshots many move at once. In which order must not depend on where they go.
+    tie = fn.xxhash64("client").alias("tie")
+    needed = moves.select("here", "previous", "next", "at_s", tie)
     schema = "here string, previous string, next string, at_s double, lru int"
-    return map_groups(needed, ["at_s", "next"], lru_of_broker, schema)
+    return map_groups(needed, ["at_s", "tie"], lru_of_broker, schema)
 
 
 def lru_of_broker(rows: Rows) -> Rows:
     """The moves from one broker, in order, each with the place of its destination in the list before it."""
     recent: list[str] = []
-    for here, previous, target, at_s in rows:
+    for here, previous, target, at_s, _ in rows:
         place = recent.index(target) + 1 if target in recent else None
         if place is not None:
             del recent[place - 1]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
@@ -68,23 +70,18 @@ class _Caught:
             return None, f"{type(error).__name__}: {error}"
 
 
-def check_logs(spark: SparkSession, folder: str) -> None:
+def check_logs(spark: SparkSession, folder: Path) -> None:
     """Refuse a folder for logs that executors and driver do not share."""
-    import os
-    import uuid
-
-    name = f".shared-{uuid.uuid4().hex}"
-    path = os.path.join(folder, name)
-    spark.sparkContext.parallelize([path], 1).foreach(_touch)
+    probe = folder / f".shared-{uuid4().hex}"
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        raise InputError(f"{folder}: what executors write is not seen here; name a shared folder") from None
+        spark.sparkContext.parallelize([str(probe)], 1).foreach(_touch)
+    except Exception:
+        raise InputError(f"{folder}: executors cannot write there; name a shared folder") from None
+    if not probe.exists():
+        raise InputError(f"{folder}: what executors write is not seen here; name a shared folder")
+    probe.unlink()
 
 
 def _touch(path: str) -> None:
-    import os
-
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb"):
-        pass
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).touch()

@@ -26,8 +26,8 @@ def spanning_tree(
     lengths = np.zeros((len(names), len(names)))
     for row, one in enumerate(names):
         for column in range(row + 1, len(names)):
-            # To scipy, a distance of 0 is no edge at all.
-            lengths[row, column] = max(distance(positions[one], positions[names[column]]), 1e-9)
+            # To scipy, a length of 0 is no edge at all. The same more for each makes no other tree.
+            lengths[row, column] = 1.0 + distance(positions[one], positions[names[column]])
     tree = minimum_spanning_tree(lengths).tocoo()
     return sorted((names[row], names[column]) for row, column in zip(tree.row, tree.col, strict=True))
 
