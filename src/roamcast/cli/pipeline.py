@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from roamcast.cli import pipeline_models
+from roamcast.cli import pipeline_models, pipeline_report
 from roamcast.cli.usage import new_group
 
 
@@ -16,3 +16,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="pipeline")
     # One line for each module of commands.
     pipeline_models.register(group)
+    pipeline_report.register(group)

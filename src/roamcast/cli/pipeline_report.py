@@ -1,0 +1,51 @@
+"""`roamcast pipeline report`: results as one page."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roamcast.cli.output import emit_json, prepare_out_folder
+from roamcast.cli.usage import show_examples
+
+ONE = "roamcast pipeline report --log run --out report"
+TWO = "roamcast pipeline report --log reactive --log proactive --out report --title 'Two protocols'"
+
+
+def register(group: typer.Typer) -> None:
+    group.command("report", epilog=show_examples(ONE, TWO))(report)
+
+
+def report(
+    log: Annotated[
+        list[Path],
+        typer.Option(help="Folder that another command wrote: a run, a lab experiment, a model. Repeatable."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for report.html and its pictures.")],
+    title: Annotated[str, typer.Option(help="What stands on top of the page.")] = "Roamcast report",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show results on one page that needs no other file: pictures first, then claims and tables.
+
+    Several folders are set side by side. The pictures are also copied, as PNG and SVG.
+    """
+    from roamcast.pipeline.report import collect, page, write_page
+
+    parts = [collect(folder) for folder in log]
+    prepare_out_folder(out)
+    write_page(out / "report.html", page(title, parts))
+    pictures = [picture for part in parts for picture in part.pictures]
+    for number, part in enumerate(parts, start=1):
+        for picture in part.pictures:
+            for file in (picture.with_suffix(".png"), picture.with_suffix(".svg")):
+                if file.exists():
+                    name = file.name if len(parts) == 1 else f"{number}-{file.name}"
+                    shutil.copyfile(file, out / name)
+    claims = sum(len(part.claims) for part in parts)
+    if as_json:
+        emit_json({"report": out / "report.html", "pictures": len(pictures), "claims": claims})
+    else:
+        print(f"{out / 'report.html'}: {len(pictures)} pictures, {claims} claims")

@@ -1,0 +1,275 @@
+"""One page of what came out: pictures first, then claims and tables. It needs no other file.
+
+What is shown is what the other commands left in their folders: `outcomes.json` of a lab experiment,
+`summary.json` of a simulated run, JSON of an audit or a model, pictures, and tables as CSV.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from roamcast.errors import InputError
+
+ROWS_MAX = 200
+"""Of a table; a page is for people."""
+FILES_MAX = 500
+BYTES_MAX = 20_000_000
+"""Of one file: what is larger is no figure and no table of a report."""
+LOGS = {"logs", "log"}
+
+STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;color:#22303c;margin:0 auto;max-width:72rem;padding:1.5rem}
+h1{margin:.2rem 0}h2{margin-top:2.2rem;border-bottom:1px solid #e3e8ec;padding-bottom:.2rem}
+figure{margin:1rem 0}figure img{max-width:100%;border:1px solid #e3e8ec;border-radius:6px}
+figcaption,.quiet{color:#5b6975;font-size:.9rem}
+.scroll{overflow-x:auto}table{border-collapse:collapse;margin:.6rem 0;font-size:.9rem}
+th,td{padding:.3rem .7rem;text-align:left;border-bottom:1px solid #e3e8ec;vertical-align:top}
+td.number{text-align:right;font-variant-numeric:tabular-nums}
+.holds{color:#1c7a4f;font-weight:600}.fails{color:#c8372d;font-weight:600}.open{color:#8a6d1a;font-weight:600}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(28rem,1fr));gap:1rem}
+"""
+
+
+@dataclass
+class Part:
+    """What was found in one folder."""
+
+    folder: Path
+    pictures: list[Path] = field(default_factory=list)
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Name of a JSON file to what it says."""
+    tables: dict[str, tuple[list[str], list[list[str]], int]] = field(default_factory=dict)
+    """Name to columns, the first rows, and how many there are."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.pictures or self.claims or self.facts or self.tables)
+
+
+def collect(folder: Path) -> Part:
+    """Everything in a folder, and below it, that belongs on the page."""
+    part = Part(folder)
+    try:
+        files = sorted(_files(folder))
+    except OSError as error:
+        raise InputError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from None
+    names = {file.with_suffix("") for file in files if file.suffix == ".png"}
+    for file in files:
+        name = str(file.relative_to(folder).with_suffix(""))
+        if file.suffix == ".png" or (file.suffix == ".svg" and file.with_suffix("") not in names):
+            part.pictures.append(file)
+        elif file.suffix == ".csv":
+            part.tables[name] = _read_table(file)
+        elif file.suffix == ".json":
+            _take_json(part, name, file)
+    if part.is_empty:
+        raise InputError(f"{folder}: no figures, tables or results in it; name a folder that a command wrote")
+    return part
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder")
+    found = 0
+    waiting = [folder]
+    while waiting:
+        for entry in sorted(waiting.pop().iterdir()):
+            if entry.is_dir() and entry.name not in LOGS and not entry.name.startswith((".", "_")):
+                waiting.append(entry)
+            elif entry.suffix in (".png", ".svg", ".csv", ".json") and entry.stat().st_size <= BYTES_MAX:
+                found += 1
+                if found > FILES_MAX:
+                    raise InputError(f"{folder}: more than {FILES_MAX} files; name the folder of one result")
+                yield entry
+
+
+def _read_table(file: Path) -> tuple[list[str], list[list[str]], int]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        reader = csv.reader(lines)
+        columns = next(reader, [])
+        rows: list[list[str]] = []
+        count = 0
+        for row in reader:
+            count += 1
+            if len(rows) < ROWS_MAX:
+                rows.append(row)
+    return columns, rows, count
+
+
+def _take_json(part: Part, name: str, file: Path) -> None:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file}: is no JSON ({error})") from None
+    if not isinstance(document, dict):
+        return
+    if isinstance(document.get("claims"), list):
+        part.claims += document["claims"]
+        document = {key: value for key, value in document.items() if key != "claims"}
+    # A neighbour graph says about itself what a person wants to know.
+    part.facts[name] = document.get("about", document)
+
+
+# --- the page ---
+
+
+def page(title: str, parts: Iterable[Part]) -> str:
+    """The whole page as text."""
+    parts = list(parts)
+    body = [f"<h1>{escape(title)}</h1>"]
+    body += [_verdicts(parts)] if any(part.claims for part in parts) else []
+    for part in parts:
+        if len(parts) > 1:
+            body.append(f"<h2>{escape(part.folder.name)}</h2>")
+        body += [_pictures(part), _claims(part)]
+        body += [_facts(name, facts) for name, facts in part.facts.items()]
+        body += [_table(name, *table) for name, table in part.tables.items()]
+    if len(parts) > 1:
+        body.insert(1, _comparison(parts))
+    content = "\n".join(text for text in body if text)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>\n{content}\n</body></html>\n"
+    )
+
+
+def _pictures(part: Part) -> str:
+    shown = [
+        f'<figure><img alt="{escape(_words(file.stem))}" src="{_embedded(file)}">'
+        f"<figcaption>{escape(_words(file.stem))}</figcaption></figure>"
+        for file in part.pictures
+    ]
+    return f'<div class="grid">{"".join(shown)}</div>' if shown else ""
+
+
+def _embedded(file: Path) -> str:
+    kind = "image/png" if file.suffix == ".png" else "image/svg+xml"
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+VERDICTS = {True: ("holds", "holds"), False: ("fails", "does not hold"), None: ("open", "open")}
+
+
+def _verdicts(parts: list[Part]) -> str:
+    claims = [claim for part in parts for claim in part.claims]
+    counts = [
+        f'<span class="{kind}">{sum(claim.get("holds") is holds for claim in claims)} {words}</span>'
+        for holds, (kind, words) in VERDICTS.items()
+    ]
+    return f"<p>{len(claims)} claims: {', '.join(counts)}</p>"
+
+
+def _claims(part: Part) -> str:
+    if not part.claims:
+        return ""
+    rows = []
+    for claim in part.claims:
+        kind, words = VERDICTS.get(claim.get("holds"), VERDICTS[None])
+        figures = claim.get("figures")
+        measured = _lines(figures if isinstance(figures, dict) else {})
+        note = f'<div class="quiet">{escape(str(claim["note"]))}</div>' if claim.get("note") else ""
+        name, word = (escape(str(claim.get(key, ""))) for key in ("claim", "paper"))
+        rows.append(
+            f"<tr><td>{name}</td><td>{word}</td>"
+            f'<td>{measured}</td><td><span class="{kind}">{words}</span>{note}</td></tr>'
+        )
+    head = "<tr><th>claim</th><th>the document's word</th><th>measured</th><th>verdict</th></tr>"
+    return f'<h2>Claims</h2><div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+
+
+def _lines(figures: Mapping[str, Any]) -> str:
+    return "<br>".join(f"{escape(name)}: {escape(_text(value))}" for name, value in flat(figures))
+
+
+def flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """What is nested gets the names above it; lists that are tables of their own are left out."""
+    for name, value in facts.items():
+        whole = f"{above}{_words(str(name))}"
+        if isinstance(value, dict):
+            yield from flat(value, f"{whole}: ")
+        elif not isinstance(value, list):
+            yield whole, value
+        elif all(not isinstance(one, dict | list) for one in value):
+            yield whole, ", ".join(map(_text, value)) if value else "none"
+
+
+def _facts(name: str, facts: Mapping[str, Any]) -> str:
+    text = _table(name, ["what", "value"], [[key, _text(value)] for key, value in flat(facts)][:ROWS_MAX], 0)
+    for key, value in facts.items():
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            columns = list(dict.fromkeys(column for row in value for column in row))
+            rows = [[_text(row.get(column)) for column in columns] for row in value]
+            text += _table(key, columns, rows[:ROWS_MAX], len(rows))
+    return text
+
+
+def _comparison(parts: list[Part]) -> str:
+    """The numbers that all folders have, side by side."""
+    known = [dict(item for facts in part.facts.values() for item in flat(facts)) for part in parts]
+    shared = [name for name in known[0] if all(_is_number(one.get(name)) for one in known)]
+    if not shared:
+        return ""
+    rows = [[name, *(_text(one[name]) for one in known)] for name in shared]
+    columns = ["what", *(part.folder.name for part in parts)]
+    return _table("side by side", columns, rows[:ROWS_MAX], len(rows))
+
+
+def _table(name: str, columns: list[str], rows: list[list[str]], count: int) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(_words(column))}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    more = f'<p class="quiet">The first {len(rows)} of {count:,} rows.</p>' if count > len(rows) else ""
+    heading = f"<h2>{escape(_words(name))}</h2>"
+    return f'{heading}<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}'
+
+
+def _cell(value: str) -> str:
+    try:
+        float(value.replace(",", ""))
+    except ValueError:
+        return f"<td>{escape(value)}</td>"
+    return f'<td class="number">{escape(_text(_number(value)))}</td>'
+
+
+def _number(value: str) -> str | float:
+    return float(value) if "." in value and "," not in value else value
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").replace("/", ": ")
+
+
+def write_page(file: Path, text: str) -> None:
+    """Never half of it under its name."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror or error})") from None

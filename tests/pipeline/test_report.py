@@ -1,0 +1,93 @@
+"""The page: complete in itself, with everything that is in the folders, and nothing of it as markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from roamcast.cli import build_app, run
+from roamcast.errors import InputError
+from roamcast.pipeline.report import ROWS_MAX, collect, page
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def lab_folder(folder: Path) -> Path:
+    (folder / "figures").mkdir(parents=True)
+    (folder / "metrics").mkdir()
+    (folder / "figures" / "fig5.png").write_bytes(PNG)
+    (folder / "figures" / "fig5.svg").write_text("<svg/>")
+    (folder / "metrics" / "runs.csv").write_text("protocol,hops\nnone,12\n" + "x,1\n" * ROWS_MAX)
+    claims = [
+        {"claim": "W1", "paper": "less <b>", "figures": {"hops": 3.25, "in": [1, 2]}, "holds": True},
+        {"claim": "W2", "paper": "more", "figures": {}, "holds": False, "note": "not at 5 s"},
+        {"claim": "W3", "paper": "who knows", "figures": {}, "holds": None},
+    ]
+    (folder / "outcomes.json").write_text(json.dumps({"experiment": "wang", "claims": claims}))
+    return folder
+
+
+class Outline(HTMLParser):
+    """The tags, in order, and what an img or link leads to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.leads_to: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.leads_to += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_has_pictures_first_and_needs_no_other_file(tmp_path: Path) -> None:
+    text = page("Title & more", [collect(lab_folder(tmp_path / "lab"))])
+    outline = Outline()
+    outline.feed(text)
+    assert outline.tags.index("img") < outline.tags.index("table")
+    assert outline.tags.count("img") == 1, "the same picture as SVG is not shown again"
+    assert all(one.startswith("data:image/png;base64,") for one in outline.leads_to)
+    assert "b" not in outline.tags, "what a document says is no markup"
+    assert "Title &amp; more" in text
+    assert "less &lt;b&gt;" in text
+
+
+def test_claims_show_the_documents_word_what_was_measured_and_the_verdict(tmp_path: Path) -> None:
+    text = page("t", [collect(lab_folder(tmp_path / "lab"))])
+    assert re.search(r'<td>W1</td><td>less &lt;b&gt;</td><td>hops: 3.25<br>in: 1, 2</td>.*?holds', text)
+    assert re.search(r"<td>W2</td>.*?does not hold.*?not at 5 s", text)
+    assert "3 claims:" in text
+    assert ">1 holds<" in text
+    assert f"The first {ROWS_MAX} of {ROWS_MAX + 1} rows." in text
+
+
+def test_runs_are_set_side_by_side(tmp_path: Path) -> None:
+    for name, lost in (("none", 17), ("reactive", 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps({"protocol": name, "lost": lost}))
+    text = page("t", [collect(tmp_path / "none"), collect(tmp_path / "reactive")])
+    assert '<tr><td>lost</td><td class="number">17</td><td class="number">0</td></tr>' in text
+
+
+def test_the_command_writes_the_page_and_its_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = lab_folder(tmp_path / "lab")
+    out = tmp_path / "report"
+    assert run(build_app(), ["pipeline", "report", "--log", str(folder), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "report": str(out / "report.html"), "pictures": 1, "claims": 3,
+    }  # fmt: skip
+    assert sorted(file.name for file in out.iterdir()) == ["fig5.png", "fig5.svg", "report.html"]
+
+
+def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such folder"):
+        collect(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="no figures, tables or results"):
+        collect(tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(InputError, match="is no JSON"):
+        collect(tmp_path)
