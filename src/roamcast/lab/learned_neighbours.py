@@ -42,7 +42,7 @@ GRAPHS = {
     LEARNED: ("learned before", ARRIVED, "o"),
 }
 DEGREES = (1, 2, 3, 4)
-MASSES = (0.6, 0.75, 0.9, 0.97)
+MASSES = (0.4, 0.5, 0.6, 0.75, 0.9)
 """Of the learned graph, besides its degrees."""
 PART_S = 21_600.0
 SAME = 0.005

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,15 +58,15 @@ def read_table(spark: SparkSession, files: Sequence[Path], columns: Mapping[str,
 
 def _header(file: Path) -> list[str]:
     try:
-        with _open(file) as raw:
-            line = io.TextIOWrapper(raw, encoding="utf-8").readline()
+        with _open(file) as lines:
+            line = lines.readline()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: {getattr(error, 'strerror', None) or 'is no text in UTF-8'}") from None
     return next(csv.reader([line.strip()]), [])
 
 
-def _open(file: Path) -> IO[bytes]:
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+def _open(file: Path) -> IO[str]:
+    return gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
 
 
 def seconds_of(column: str) -> Column:
