@@ -266,3 +266,8 @@ def test_a_row_is_identified_by_node_and_sequence_and_time_does_not_run_back(lev
     for own in by_node.values():
         assert [row.sequence for row in own] == list(range(1, len(own) + 1))
     assert [row.time for row in rows] == sorted(row.time for row in rows)
+
+
+def test_settings_have_a_hash_since_jobs_of_a_sweep_need_one() -> None:
+    assert hash(NetworkSettings()) == hash(NetworkSettings())
+    assert hash(NetworkSettings(seed=1)) != hash(NetworkSettings(seed=2))

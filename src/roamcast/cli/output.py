@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.errors import InputError
+from roamcast.lab.words import cell, is_number
+
+__all__ = [
+    "Report", "cell", "emit_json", "is_number", "plain", "prepare_out_folder", "progress", "table",
+]  # fmt: skip
 
 # What long work calls now and then: how much is done, and of how much.
 Report = Callable[[int, int], None]
@@ -86,23 +91,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     # A file or a pipe has no width at which lines would have to be broken.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000, markup=False)
     console.print(drawing)
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def cell(value: object) -> str:
-    """A value as a person reads it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)
 
 
 def prepare_out_folder(path: Path, *, option: str = "--out") -> Path:

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.errors import InputError
+from roamcast.lab.words import cell, is_number
 
 ROWS_MAX = 200
 """Of a table; a page is for people."""
+NAMES_MAX = 8
+"""What has more parts of one kind is a table, not a list of facts."""
 FILES_MAX = 500
 BYTES_MAX = 20_000_000
 """Of one file: what is larger is no figure and no table of a report."""
@@ -106,7 +109,7 @@ def _read_table(file: Path) -> tuple[list[str], list[list[str]], int]:
 
 def _take_json(part: Part, name: str, file: Path) -> None:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.readcell(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file}: is no JSON ({error})") from None
     if not isinstance(document, dict):
@@ -165,7 +168,7 @@ def _verdicts(parts: list[Part]) -> str:
         f'<span class="{kind}">{sum(claim.get("holds") is holds for claim in claims)} {words}</span>'
         for holds, (kind, words) in VERDICTS.items()
     ]
-    return f"<p>{len(claims)} claims: {', '.join(counts)}</p>"
+    return f"<p>{len(claims)} claim{'s' * (len(claims) != 1)}: {', '.join(counts)}</p>"
 
 
 def _claims(part: Part) -> str:
@@ -187,27 +190,34 @@ def _claims(part: Part) -> str:
 
 
 def _lines(figures: Mapping[str, Any]) -> str:
-    return "<br>".join(f"{escape(name)}: {escape(_text(value))}" for name, value in flat(figures))
+    return "<br>".join(f"{escape(name)}: {escape(cell(value))}" for name, value in flat(figures))
 
 
 def flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """What is nested gets the names above it; lists that are tables of their own are left out."""
+    """What is nested gets the names above it; what is a table of its own is left out."""
     for name, value in facts.items():
         whole = f"{above}{_words(str(name))}"
+        if isinstance(value, dict) and is_table(value):
+            continue
         if isinstance(value, dict):
             yield from flat(value, f"{whole}: ")
         elif not isinstance(value, list):
             yield whole, value
         elif all(not isinstance(one, dict | list) for one in value):
-            yield whole, ", ".join(map(_text, value)) if value else "none"
+            yield whole, ", ".join(map(cell, value)) if value else "none"
+
+
+def is_table(value: Mapping[str, Any]) -> bool:
+    """Whether it holds many things of one kind by their names, such as brokers."""
+    return len(value) > NAMES_MAX and all(isinstance(one, dict) for one in value.values())
 
 
 def _facts(name: str, facts: Mapping[str, Any]) -> str:
-    text = _table(name, ["what", "value"], [[key, _text(value)] for key, value in flat(facts)][:ROWS_MAX], 0)
+    text = _table(name, ["what", "value"], [[key, cell(value)] for key, value in flat(facts)][:ROWS_MAX], 0)
     for key, value in facts.items():
         if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
             columns = list(dict.fromkeys(column for row in value for column in row))
-            rows = [[_text(row.get(column)) for column in columns] for row in value]
+            rows = [[cell(row.get(column)) for column in columns] for row in value]
             text += _table(key, columns, rows[:ROWS_MAX], len(rows))
     return text
 
@@ -215,10 +225,10 @@ def _facts(name: str, facts: Mapping[str, Any]) -> str:
 def _comparison(parts: list[Part]) -> str:
     """The numbers that all folders have, side by side."""
     known = [dict(item for facts in part.facts.values() for item in flat(facts)) for part in parts]
-    shared = [name for name in known[0] if all(_is_number(one.get(name)) for one in known)]
+    shared = [name for name in known[0] if all(is_number(one.get(name)) for one in known)]
     if not shared:
         return ""
-    rows = [[name, *(_text(one[name]) for one in known)] for name in shared]
+    rows = [[name, *(cell(one[name]) for one in known)] for name in shared]
     columns = ["what", *(part.folder.name for part in parts)]
     return _table("side by side", columns, rows[:ROWS_MAX], len(rows))
 
@@ -238,27 +248,11 @@ def _cell(value: str) -> str:
         float(value.replace(",", ""))
     except ValueError:
         return f"<td>{escape(value)}</td>"
-    return f'<td class="number">{escape(_text(_number(value)))}</td>'
+    return f'<td class="number">{escape(cell(_number(value)))}</td>'
 
 
 def _number(value: str) -> str | float:
     return float(value) if "." in value and "," not in value else value
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _words(name: str) -> str:
@@ -269,7 +263,7 @@ def write_page(file: Path, text: str) -> None:
     """Never half of it under its name."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.writecell(text, encoding="utf-8")
         unfinished.replace(file)
     except OSError as error:
         raise InputError(f"{file}: cannot be written ({error.strerror or error})") from None

@@ -76,7 +76,8 @@ class NetworkSettings:
     records: Level = "counters"
     mobility: Settings = field(default_factory=Settings)
     """What can be set for the protocol; the bound on the delay is filled in."""
-    location: LocationSettings = field(default_factory=LocationSettings)
+    # Its mapping has no hash, and jobs of a sweep, which hold these settings, need one.
+    location: LocationSettings = field(default_factory=LocationSettings, hash=False)
     seed: int = 0
 
     def delay_between(self, one: str, other: str) -> Delay:
