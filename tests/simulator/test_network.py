@@ -16,7 +16,7 @@ from roamcast.core.records import FREQUENT_KINDS, KINDS, Row
 from roamcast.mobility import PROTOCOLS
 from roamcast.records import LogWriter
 from roamcast.simulator.fuzz import draw_story
-from roamcast.simulator.network import CONTROL_BYTES
+from roamcast.simulator.network import CONTROL_BYTES, NetworkSettings
 from roamcast.simulator.run import Run
 from roamcast.simulator.story import Story, parse_story
 

@@ -109,7 +109,7 @@ def _read_table(file: Path) -> tuple[list[str], list[list[str]], int]:
 
 def _take_json(part: Part, name: str, file: Path) -> None:
     try:
-        document = json.loads(file.readcell(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file}: is no JSON ({error})") from None
     if not isinstance(document, dict):
@@ -263,7 +263,7 @@ def write_page(file: Path, text: str) -> None:
     """Never half of it under its name."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:
-        unfinished.writecell(text, encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(file)
     except OSError as error:
         raise InputError(f"{file}: cannot be written ({error.strerror or error})") from None
