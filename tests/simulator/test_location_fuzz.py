@@ -133,7 +133,9 @@ BREAKAGES: list[tuple[type, str, Callable[..., Any], int, str]] = [
 """What is broken, how, the seed that shows it, and as what."""
 
 
-@pytest.mark.parametrize(("cls", "name", "broken", "seed", "kind"), BREAKAGES, ids=lambda one: str(one))
+@pytest.mark.parametrize(
+    ("cls", "name", "broken", "seed", "kind"), BREAKAGES, ids=lambda one: getattr(one, "__name__", str(one))
+)
 def test_a_planted_breakage_is_found(
     monkeypatch: pytest.MonkeyPatch, cls: type, name: str, broken: Callable[..., Any], seed: int, kind: str
 ) -> None:

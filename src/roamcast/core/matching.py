@@ -151,7 +151,8 @@ class MatchingTable:
         start, current = 0, None
         for position, attributes in enumerate(contents):
             wanted = self._part(route, attributes)
-            if wanted is not current:
+            # Not by identity: whether the same one was remembered may not decide what stays together.
+            if wanted != current:
                 if current is not None and position > start:
                     parts.append((burst.part(start, position), *current))
                 start, current = position, wanted

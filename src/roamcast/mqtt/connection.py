@@ -233,9 +233,9 @@ class Connection:
         qos = 1 if first == QOS_1 else 0
         if qos > self.qos_max:
             return False
-        topics = self.topics
         for _, topic, _, _, payloads in bursts:
-            attributes = topics.get(topic)
+            # Whether it is remembered may not decide this: a replay, which remembers nothing, sends the same.
+            attributes = self._attributes(endpoint, topic)
             if attributes is None or topic in self.guarded:
                 return False
             if len(payloads) == 1:
@@ -318,18 +318,23 @@ class Connection:
         kind = Puback if first == PUBACK else Pubrec
         self.out += [write(kind(one, Reason.NOT_AUTHORIZED), 5) for one in consecutive(packet_id, count)]
 
-    def _submit(
-        self, endpoint: Reader, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
-    ) -> bool:
-        """Hand notifications to the core; whether the client may publish them."""
+    def _attributes(self, endpoint: Reader, topic: bytes) -> bytes | None:
+        """Of what is published under this topic; None if the client may not do that."""
         try:
-            attributes = self.topics[topic]
+            return self.topics[topic]
         except KeyError:
             attributes = endpoint.attributes_of(self, topic)
             if len(self.topics) >= TOPICS_KEPT_MAX:
                 self.topics.clear()
                 self.guarded.clear()
             self.topics[topic] = attributes
+            return attributes
+
+    def _submit(
+        self, endpoint: Reader, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
+    ) -> bool:
+        """Hand notifications to the core; whether the client may publish them."""
+        attributes = self._attributes(endpoint, topic)
         if attributes is None:
             return endpoint.on_control(self, topic, payloads)
         if self.guarded and topic in self.guarded:
