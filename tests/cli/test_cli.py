@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -196,7 +197,8 @@ def test_every_command_has_help_and_an_example_that_parses(
     for example in examples:
         assert example.startswith(name)
         inner: Any = everything
-        words = example.split()[1:]
+        # As a shell reads it: quotes, and what goes to the standard input.
+        words = shlex.split(example.partition(" < ")[0])[1:]
         # A group may be a command too: then its own options come where a command could.
         while hasattr(inner, "commands") and words and not words[0].startswith("-"):
             inner = inner.commands[words.pop(0)]

@@ -65,7 +65,9 @@ class Client:
 
     def __init__(self, broker: Broker, own: tuple[str, str] | None = None, **login: str) -> None:
         self.answers: dict[str, Any] = {}
-        self.paho = paho.Client(CallbackAPIVersion.VERSION2, "phone", protocol=paho.MQTTv5)
+        # A session belongs to its user, so each has a client id of its own.
+        client_id = f"phone of {login.get('username', 'nobody')}"
+        self.paho = paho.Client(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv5)
         context = ssl.create_default_context(cafile=broker.authority.path)
         if own is not None:
             context.load_cert_chain(*own)
