@@ -67,6 +67,9 @@ class WebSocketTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self._socket.transport.resume_reading()
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._socket.transport.set_write_buffer_limits(high, low)
+
     def get_write_buffer_size(self) -> int:
         return self._socket.transport.get_write_buffer_size()
 
