@@ -76,9 +76,11 @@ class Checker:
 
     def sent(self, packet: Packet) -> None:
         """What the client sends may free packet ids."""
-        is_refused = isinstance(packet, packets.Pubrec) and packet.reason.failed
-        if is_refused or isinstance(packet, packets.Puback | packets.Pubcomp):
-            self.in_flight.pop(packet.packet_id, None)
+        match packet:
+            case packets.Puback(packet_id) | packets.Pubcomp(packet_id):
+                self.in_flight.pop(packet_id, None)
+            case packets.Pubrec(packet_id, reason) if reason.failed:
+                self.in_flight.pop(packet_id, None)
 
 
 class Table:
