@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from roamcast.cli import pipeline_models, pipeline_report
+from roamcast.cli import pipeline_audit, pipeline_models, pipeline_report
 from roamcast.cli.usage import new_group
 
 
 def register(app: typer.Typer) -> None:
     group = new_group(
         "Ask event logs what happened, on Spark.",
-        examples=["roamcast pipeline neighbours --log run/log --out neighbours.json"],
+        examples=["roamcast pipeline audit --log run/log --out audit"],
     )
     app.add_typer(group, name="pipeline")
     # One line for each module of commands.
+    pipeline_audit.register(group)
     pipeline_models.register(group)
     pipeline_report.register(group)

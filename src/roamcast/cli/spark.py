@@ -1,30 +1,128 @@
-"""Spark for the commands that need it: started, watched and ended."""
+"""Running something on Spark from the command line: options that all such commands share, and manners.
+
+Whatever can be known to be wrong is said before Spark is started, which takes some seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from roamcast.cli.output import prepare_out_folder, progress
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Master = Annotated[str, typer.Option(help="Where Spark runs: local[*], local[N], spark://HOST:PORT …")]
+Figures = TypeVar("Figures", bound=dict[str, Any])
+
+SMALL_ROWS = 2_000_000
+"""A log of so many rows is done before Java has compiled what would make it faster."""
+
+Log = Annotated[Path, typer.Option("--log", help="Folder with event logs, of any number of runs and nodes.")]
+Out = Annotated[
+    Path, typer.Option("--out", help="Folder for the results; those of an earlier run are replaced.")
+]
+Master = Annotated[
+    str, typer.Option(help="Where Spark runs: local[*], local[N], spark://HOST:PORT, k8s://HOST:PORT.")
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", help="A setting of Spark's own, KEY=VALUE; once for each.")
+]
+MemoryMb = Annotated[
+    int | None,
+    typer.Option("--memory-mb", min=512, help="Memory of the driver; half of the machine's if not given."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+LOCAL = "local[*]"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where Spark is to run, as the user said."""
+
+    master: str = LOCAL
+    conf: list[str] | None = None
+    memory_mb: int | None = None
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
+
+
+def need_spark() -> None:
+    if not is_installed():
+        raise InputError("Spark is not installed; it comes with: pip install 'roamcast[pipeline]'")
+
+
+def run_on_spark(
+    title: str, where: Where, log: Path, out: Path, work: Callable[[SparkSession], Figures]
+) -> Figures:
+    """Look at the log, start Spark, do the work with a progress bar; adds how long both took."""
+    need_spark()
+    from roamcast.pipeline.log_files import find_log_files
+    from roamcast.pipeline.master import check_master
+
+    check_master(where.master)
+    rows = sum(find_log_files(log).values())
+    prepare_out_folder(out)
+    started = time.perf_counter()
+    small = rows <= SMALL_ROWS
+    with spark_session(where.master, conf=where.conf, memory_mb=where.memory_mb, small=small) as spark:
+        begun = time.perf_counter()
+        figures = watched_work(title, spark, work)
+        figures["wall_s"] = round(time.perf_counter() - begun, 3)
+        figures["spark_start_s"] = round(begun - started, 3)
+    return figures
+
+
+def watched_work(title: str, spark: SparkSession, work: Callable[[SparkSession], Figures]) -> Figures:
+    from roamcast.pipeline.stages import watched
+
+    with progress(title) as report, watched(spark, report):
+        return work(spark)
 
 
 @contextmanager
-def spark_session(master: str) -> Iterator[SparkSession]:
-    """A session that ends with the block."""
-    try:
-        from roamcast.pipeline.session import start_spark, stop_spark
-    except ImportError:
-        raise InputError("this needs PySpark: pip install 'roamcast[pipeline]'") from None
-    spark = start_spark(master)
+def spark_session(
+    master: str, *, conf: list[str] | None = None, memory_mb: int | None = None, small: bool = False
+) -> Iterator[SparkSession]:
+    """Spark while the block runs; what it fails with becomes one line."""
+    need_spark()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from roamcast.pipeline.session import start_spark, stop_spark
+
+    spark = start_spark(master, memory_mb=memory_mb, small=small, settings=parse_conf(conf or []))
     try:
         yield spark
+    except (PySparkException, Py4JError) as error:
+        raise InputError(f"Spark did not finish: {cause_of(error)}") from None
     finally:
         stop_spark(spark)
+
+
+def parse_conf(pairs: list[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.startswith("spark."):
+            raise InputError(f"--conf {pair!r}: valid is KEY=VALUE, as in spark.executor.memory=4g")
+        settings[key] = value
+    return settings
+
+
+def cause_of(error: Exception) -> str:
+    """The line of a page of Java's stack traces that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
+    return next(iter([*causes[-1:], *lines]), type(error).__name__)

@@ -21,8 +21,11 @@ READERS = 8
 """Files that are looked at at once: the disk or the network is what takes time."""
 
 
-def find_log_files(folder: Path) -> list[Path]:
-    """Every Parquet file below the folder, checked; the logs of several runs may lie side by side."""
+def find_log_files(folder: Path) -> dict[Path, int]:
+    """Every Parquet file below the folder, checked, and how many rows it holds.
+
+    The logs of several runs may lie side by side.
+    """
     try:
         files = sorted(_files_below(folder))
     except OSError as error:
@@ -30,10 +33,10 @@ def find_log_files(folder: Path) -> list[Path]:
     if not files:
         raise InputError(f"log folder {folder}: there is no Parquet file in it")
     with ThreadPoolExecutor(READERS) as pool:
-        rows = sum(pool.map(_check, files))
-    if not rows:
+        rows = dict(zip(files, pool.map(_check, files), strict=True))
+    if not any(rows.values()):
         raise InputError(f"log folder {folder}: its files hold no rows")
-    return files
+    return rows
 
 
 def has_files(folder: Path) -> bool:

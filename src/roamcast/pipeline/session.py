@@ -145,7 +145,8 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
     if small:
         settings["spark.sql.shuffle.partitions"] = "2"
         # Half of the time of a small job goes into compiling what then runs for a moment.
-        settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        for part in ("driver", "executor"):
+            settings[f"spark.{part}.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     if is_on_this_machine(master):
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

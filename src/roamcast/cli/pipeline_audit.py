@@ -1,0 +1,128 @@
+"""`roamcast pipeline ingest` and `audit`: clean logs, and proof of what was delivered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roamcast.cli.output import emit_json, table
+from roamcast.cli.spark import LOCAL, AsJson, Conf, Log, Master, MemoryMb, Out, Where, run_on_spark
+from roamcast.cli.tables import table_in_parts
+from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError
+
+EXIT_FINDINGS = 1
+"""Asked to be strict, the audit found something."""
+
+COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "invented")
+FAULTS = {
+    "bad_rows": "rows cannot be used (see `roamcast pipeline ingest`)",
+    "repeated_rows": "rows are there more than once",
+    "missing_rows": "rows are missing from the logs of their nodes (see breaks.parquet)",
+    "clock_jumps": "times a node's clock went back (see breaks.parquet)",
+    "misnumbered": "publishers do not number their notifications one by one",
+}
+SHOWN = 10
+"""Findings that are printed; all of them are in a table."""
+
+
+def register(group: typer.Typer) -> None:
+    command = "roamcast pipeline {} --log run/log --out {}"
+    group.command("ingest", epilog=show_examples(command.format("ingest", "clean")))(ingest)
+    examples = (
+        command.format("audit", "audit"),
+        command.format("audit", "audit --master spark://10.0.0.5:7077 --conf spark.executor.memory=4g"),
+    )
+    group.command("audit", epilog=show_examples(*examples))(audit)
+
+
+def ingest(
+    log: Log, out: Out, master: Master = LOCAL, conf: Conf = None, memory_mb: MemoryMb = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Make one clean log of any number of files: each row once, bad ones aside with the reason.
+
+    Run it again, or with files that came late: what is there is completed, never repeated.
+    """
+
+    def work(spark: Any) -> dict[str, Any]:
+        from roamcast.pipeline.ingest import ingest
+
+        return ingest(spark, log, out)
+
+    figures = run_on_spark("ingesting", Where(master, conf, memory_mb), log, out, work)
+    if as_json:
+        emit_json(figures)
+        return
+    reasons = figures.pop("reasons")
+    table(["what", "value"], [(name.replace("_", " "), value) for name, value in figures.items()])
+    for reason, count in sorted(reasons.items()):
+        print(f"  {count} put aside: {reason}")
+    print(f"The clean log is in {out / 'records'}")
+
+
+def audit(
+    log: Log,
+    out: Out,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    memory_mb: MemoryMb = None,
+    clock_error: Annotated[
+        float, typer.Option(min=0.0, help="How far the clocks of two nodes may differ, in seconds.")
+    ] = 0.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if anything is wrong.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Work out what each subscriber should have received, and compare it with what it got.
+
+    Filters are evaluated anew, by Spark; no broker is asked. Tables with every finding go to the folder.
+    """
+    if not clock_error < float("inf"):
+        raise InputError(f"--clock-error {clock_error}: valid is a number of seconds")
+
+    def work(spark: Any) -> dict[str, Any]:
+        from roamcast.pipeline.audit import audit
+
+        return audit(spark, log, out, clock_error_s=clock_error)
+
+    figures = run_on_spark("auditing", Where(master, conf, memory_mb), log, out, work)
+    if as_json:
+        emit_json(figures)
+    else:
+        show_audit(figures, out)
+    if strict and any(figures[name] for name in (*COUNTS[2:], *FAULTS)):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def show_audit(figures: dict[str, Any], out: Path) -> None:
+    """The audit as a person reads it."""
+    groups = figures["protocols"]
+    if len(groups) > 1:
+        groups = {**groups, "all": figures}
+    title = (
+        f"{figures['records']:,} rows of {figures['runs']:,} runs: {figures['clients']:,} clients, "
+        f"{figures['published']:,} notifications, {figures['handoffs']:,} handoffs"
+    )
+    columns = ["run", *(name.replace("_", " ") for name in COUNTS)]
+    rows = [[name, *(group[key] for key in COUNTS)] for name, group in groups.items()]
+    table_in_parts(columns, rows, title=title)
+    for name, text in FAULTS.items():
+        if figures[name]:
+            print(f"{figures[name]:,} {text}")
+    for line in first_findings(out / "findings"):
+        print(f"  {line}")
+    print(f"audited in {figures['wall_s']:.1f} s; the tables are in {out}")
+
+
+def first_findings(folder: Path) -> list[str]:
+    """Some findings in words, so that a reader sees what they are like."""
+    import pyarrow.dataset as ds
+
+    rows = ds.dataset(folder, format="parquet").head(SHOWN).to_pylist()
+    return [
+        f"{row['kind']}: {row['client']} and {row['publisher']}/{row['number']}"
+        f" at {row['time']:.6f} ({row['run']}, {row['node']} row {row['sequence']})"
+        for row in rows
+    ]
