@@ -6,7 +6,7 @@
 
 BIN := .venv/bin
 # Commands of one document share a folder, so they are kept on one worker.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -22,8 +22,8 @@ demo: setup ## A small network, roaming clients, an audit and a report with pict
 test: check ## Check the code, then run the tests that take seconds
 	$(PYTEST) -m "not slow"
 
-test-all: check ## Check the code, then run every test, also the slow ones
-	$(PYTEST)
+test-all: check ## Check the code, then run every test, also the slow ones, and tell what they cover
+	$(PYTEST) --cov --cov-report=term
 
 check: setup ## Lint, types and the import rules between rooms
 	$(BIN)/ruff check .
