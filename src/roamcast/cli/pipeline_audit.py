@@ -28,6 +28,17 @@ SHOWN = 10
 """Findings that are printed; all of them are in a table."""
 
 
+ClockError = Annotated[
+    float, typer.Option(min=0.0, help="How far the clocks of two nodes may differ, in seconds.")
+]
+
+
+def check_seconds(option: str, value: float) -> None:
+    """To Typer, infinity and NaN are numbers like others."""
+    if not value < float("inf"):
+        raise InputError(f"{option} {value}: valid is a number of seconds")
+
+
 def register(group: typer.Typer) -> None:
     command = "roamcast pipeline {} --log run/log --out {}"
     group.command("ingest", epilog=show_examples(command.format("ingest", "clean")))(ingest)
@@ -36,6 +47,7 @@ def register(group: typer.Typer) -> None:
         command.format("audit", "audit --master spark://10.0.0.5:7077 --conf spark.executor.memory=4g"),
     )
     group.command("audit", epilog=show_examples(*examples))(audit)
+    group.command("metrics", epilog=show_examples(command.format("metrics", "metrics")))(metrics)
 
 
 def ingest(
@@ -69,9 +81,7 @@ def audit(
     master: Master = LOCAL,
     conf: Conf = None,
     memory_mb: MemoryMb = None,
-    clock_error: Annotated[
-        float, typer.Option(min=0.0, help="How far the clocks of two nodes may differ, in seconds.")
-    ] = 0.0,
+    clock_error: ClockError = 0.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if anything is wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,8 +89,7 @@ def audit(
 
     Filters are evaluated anew, by Spark; no broker is asked. Tables with every finding go to the folder.
     """
-    if not clock_error < float("inf"):
-        raise InputError(f"--clock-error {clock_error}: valid is a number of seconds")
+    check_seconds("--clock-error", clock_error)
 
     def work(spark: Any) -> dict[str, Any]:
         from roamcast.pipeline.audit import audit
@@ -126,3 +135,39 @@ def first_findings(folder: Path) -> list[str]:
         f" at {row['time']:.6f} ({row['run']}, {row['node']} row {row['sequence']})"
         for row in rows
     ]
+
+
+def metrics(
+    log: Log,
+    out: Out,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    memory_mb: MemoryMb = None,
+    clock_error: ClockError = 0.0,
+    neighbour_timeout: Annotated[
+        float, typer.Option(min=0.0, help="When a neighbour that nobody moved to is forgotten, in seconds.")
+    ] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure handoffs, delays, traffic and losses, for each mobility protocol over all of its runs.
+
+    Each measure with its mean, its percentiles and the 95 % interval of the mean over runs.
+    """
+    check_seconds("--clock-error", clock_error)
+    check_seconds("--neighbour-timeout", neighbour_timeout)
+
+    def work(spark: Any) -> dict[str, Any]:
+        from roamcast.pipeline.metrics import metrics
+
+        return metrics(spark, log, out, neighbour_timeout_s=neighbour_timeout, clock_error_s=clock_error)
+
+    figures = run_on_spark("measuring", Where(master, conf, memory_mb), log, out, work)
+    if as_json:
+        emit_json(figures)
+        return
+    shown = ("unit", "runs", "samples", "mean", "low", "high", "p05", "p50", "p95", "p99")
+    for group, measures in figures["groups"].items():
+        rows = [[name.replace("_", " "), *(one[key] for key in shown)] for name, one in measures.items()]
+        title = f"{group}: mean over runs with its 95 % interval (low, high), percentiles of all samples"
+        table_in_parts(["measure", *shown], rows, title=title)
+    print(f"measured in {figures['wall_s']:.1f} s; the tables are in {out}")

@@ -70,13 +70,14 @@ def audit(spark: SparkSession, log: Path, out: Path, *, clock_error_s: float = 0
     """Audit a log; the tables go to `out`, the figures come back and are in `out/audit.json`."""
     rows = read_log(spark, log)
     with unfinished(out) as made:
-        figures = _audit(spark, rows, made, clock_error_s)
-        (made / "audit.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        figures = audit_rows(spark, rows, made, clock_error_s)
         replace_parts(made, out)
     return figures
 
 
-def _audit(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: float) -> dict[str, Any]:
+def audit_rows(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: float) -> dict[str, Any]:
+    """Audit these rows, and write the tables and the figures into a folder."""
+    made.mkdir(exist_ok=True)
     health = Health(nodes(rows).toArrow())
     if health.total("repeated"):
         rows = without_repetitions(rows)
@@ -99,7 +100,7 @@ def _audit(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: floa
     _write(_sums(streams, "run", "publisher"), made / "publishers.parquet")
     broken = _write(_breaks(spark, rows, health), made / "breaks.parquet")
     pq.write_table(health.nodes, made / "nodes.parquet")
-    return {
+    figures = {
         **_totals(clients),
         "clients": _count_of(CLIENT, clients, names.clients),
         "publishers": _count_of(("run", "publisher"), names.publishers),
@@ -114,6 +115,8 @@ def _audit(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: floa
         "misnumbered": names.misnumbered,
         "protocols": _by_protocol(clients),
     }
+    (made / "audit.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return figures
 
 
 # --- what came, beside what was owed ---
