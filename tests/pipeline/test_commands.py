@@ -96,6 +96,7 @@ def spark_command(*arguments: str | Path) -> tuple[dict[str, Any], str, int]:
     return json.loads(done.stdout), done.stderr, done.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java")
 def test_ingest_and_audit_with_executors_in_processes_of_their_own(log: Path, tmp_path: Path) -> None:
     """What runs in one process runs unchanged on a cluster."""
