@@ -20,14 +20,23 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
 
-from roamcast.pipeline.deliveries import client_id, is_lost, is_suspect, judged, place, publisher_id, stream
+from roamcast.pipeline.deliveries import (
+    client_id,
+    is_lost,
+    judged,
+    place,
+    publisher_id,
+    stream,
+    sums,
+    suspects,
+)
+from roamcast.pipeline.evidence import Evidence, evidence_of
 from roamcast.pipeline.findings import KINDS, Suspicions, find
 from roamcast.pipeline.ingest import read_log
 from roamcast.pipeline.names import CLIENT, Names, names_of
 from roamcast.pipeline.output import replace_parts, unfinished
 from roamcast.pipeline.owed import owed
-from roamcast.pipeline.rows import NODE, breaks, nodes, usable, without_repetitions
-from roamcast.pipeline.subscriptions import MUST
+from roamcast.pipeline.rows import NODE, breaks, nodes, without_repetitions
 from roamcast.pipeline.visits import visits
 
 STREAM = (*CLIENT, "publisher")
@@ -79,27 +88,18 @@ def audit_rows(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: 
     """Audit these rows, and write the tables and the figures into a folder."""
     made.mkdir(exist_ok=True)
     health = Health(nodes(rows).toArrow())
+    pq.write_table(health.nodes, made / "nodes.parquet")
     if health.total("repeated"):
         rows = without_repetitions(rows)
-    names = names_of(rows)
-    unreadable, delivered = Observation(), Observation()
-    verdicts = judged(
-        owed(spark, rows, names, clock_error_s, unreadable),
-        _delivered(spark, rows, names, delivered),
-        has_bursts=health.has_bursts,
-    ).persist(StorageLevel.DISK_ONLY)
-    try:
-        suspicions = _suspicions(verdicts, delivered)
-        found = find(spark, rows, verdicts.where(is_suspect()), suspicions, names)
-        findings = _kept(found, made / "findings")
-        streams = _kept(_streams(spark, verdicts, findings, names), made / "streams")
-    finally:
-        verdicts.unpersist()
-    handoffs = _write(_handoffs(rows, findings), made / "handoffs.parquet")
+    with evidence_of(rows) as evidence:
+        names = names_of(evidence.changes, evidence.published)
+        unreadable = Observation()
+        streams, findings = _judge(spark, evidence, names, unreadable, made, clock_error_s, health.has_bursts)
+        handoffs = _write(_handoffs(evidence.moved, findings), made / "handoffs.parquet")
+        bad_rows = evidence.bad_rows + unreadable.get["rows"] + _rows_with(evidence.changes, names)
     clients = _write(_sums(streams, *CLIENT), made / "clients.parquet")
     _write(_sums(streams, "run", "publisher"), made / "publishers.parquet")
     broken = _write(_breaks(spark, rows, health), made / "breaks.parquet")
-    pq.write_table(health.nodes, made / "nodes.parquet")
     figures = {
         **_totals(clients),
         "clients": _count_of(CLIENT, clients, names.clients),
@@ -108,7 +108,7 @@ def audit_rows(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: 
         "handoffs": handoffs.num_rows,
         "runs": len(pc.unique(health.nodes.column("run"))),
         "records": health.total("rows"),
-        "bad_rows": health.total("bad") + unreadable.get["rows"] + _rows_with(rows, names),
+        "bad_rows": health.total("bad") + bad_rows,
         "repeated_rows": health.total("repeated"),
         "missing_rows": health.total("missing"),
         "clock_jumps": pc.sum(pc.greater(broken.column("went_back_s"), 0)).as_py() or 0,
@@ -122,25 +122,43 @@ def audit_rows(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: 
 # --- what came, beside what was owed ---
 
 
-def _delivered(spark: SparkSession, rows: DataFrame, names: Names, total: Observation) -> DataFrame:
+def _judge(
+    spark: SparkSession, evidence: Evidence, names: Names, unreadable: Observation, made: Path,
+    clock_error_s: float, has_bursts: bool,
+) -> tuple[DataFrame, DataFrame]:  # fmt: skip
+    """The tables of streams and findings, as they were written."""
+    total = Observation()
+    verdicts = judged(
+        owed(spark, evidence.published, names, clock_error_s, unreadable),
+        _delivered(spark, evidence.delivered, names, total),
+        has_bursts=has_bursts,
+    ).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        suspicions = _suspicions(verdicts, total)
+        findings = _kept(find(spark, evidence, suspects(verdicts), suspicions, names), made / "findings")
+        return _kept(_streams(spark, sums(verdicts), findings, names), made / "streams"), findings
+    finally:
+        verdicts.unpersist()
+
+
+def _delivered(spark: SparkSession, delivered: DataFrame, names: Names, total: Observation) -> DataFrame:
     """What clients say they got; `total` gets the count, also of clients and publishers nobody knows."""
     # Nothing that was not numbered was promised.
-    came = usable(rows, "delivered").where(fn.col("number") > 0)
+    came = delivered.where(fn.col("number") > 0)
     came = came.observe(total, fn.sum("notifications").alias("notifications"))
     known = names.with_publisher(spark, names.with_client(spark, came))
     return known.select(stream().alias("stream"), place().alias("place"), "notifications", "sequence")
 
 
-def _suspicions(verdicts: DataFrame, delivered: Observation) -> Suspicions:
-    unwanted = fn.col("standing").isNull()
-    late = fn.col("overtaken") | (fn.col("deliveries") > 1)
+def _suspicions(verdicts: DataFrame, total: Observation) -> Suspicions:
+    is_suspect, late = fn.col("place").isNotNull(), fn.col("overtaken") | (fn.col("deliveries") > 1)
     (row,) = verdicts.agg(
         fn.count(fn.when(is_lost(), 1)).alias("lost"),
         fn.count(fn.when(late, 1)).alias("repeated_or_late"),
-        fn.count(fn.when(unwanted, 1)).alias("unwanted"),
-        fn.coalesce(fn.sum("deliveries"), fn.lit(0)).alias("deliveries"),
+        fn.count(fn.when(is_suspect & fn.col("standing").isNull(), 1)).alias("unwanted"),
+        fn.coalesce(fn.sum("delivered"), fn.lit(0)).alias("delivered"),
     ).collect()
-    strangers = (delivered.get["notifications"] or 0) - row.deliveries
+    strangers = (total.get["notifications"] or 0) - row.delivered
     return Suspicions(row.lost, row.repeated_or_late, row.unwanted + strangers)
 
 
@@ -165,16 +183,11 @@ def _counted(findings: DataFrame, *key: str) -> DataFrame:
     return findings.groupBy(*key).agg(*counts)
 
 
-def _streams(spark: SparkSession, verdicts: DataFrame, findings: DataFrame, names: Names) -> DataFrame:
+def _streams(spark: SparkSession, sums: DataFrame, findings: DataFrame, names: Names) -> DataFrame:
     """What each client was owed, got and missed of each publisher."""
     publishers = names.publishers.group_by(["publisher", "publisher_id"]).aggregate([])
     owed_and_got = (
-        verdicts.groupBy("stream")
-        .agg(
-            fn.count(fn.when(fn.col("standing") == MUST, 1)).alias("expected"),
-            fn.sum("deliveries").alias("delivered"),
-        )
-        .withColumns({"client_id": client_id(), "publisher_id": publisher_id()})
+        sums.withColumns({"client_id": client_id(), "publisher_id": publisher_id()})
         .join(fn.broadcast(spark.createDataFrame(names.clients)), "client_id")
         .join(fn.broadcast(spark.createDataFrame(publishers)), "publisher_id")
     )
@@ -188,10 +201,10 @@ def _sums(streams: DataFrame, *key: str) -> DataFrame:
     return streams.groupBy(*key).agg(*(fn.sum(name).alias(name) for name in COUNTS)).orderBy(*key)
 
 
-def _handoffs(rows: DataFrame, findings: DataFrame) -> DataFrame:
+def _handoffs(moved: DataFrame, findings: DataFrame) -> DataFrame:
     """Every handoff, and what went wrong from the moment its client left the broker before."""
     key = [*CLIENT, "handoff"]
-    begun = visits(usable(rows, "moved")).where("is_handoff").drop("is_handoff", "node", "sequence")
+    begun = visits(moved).where("is_handoff").drop("is_handoff", "node", "sequence")
     return begun.join(_counted(findings, *key), key, "left").na.fill(0, list(KINDS.values())).orderBy(*key)
 
 
@@ -203,12 +216,12 @@ def _breaks(spark: SparkSession, rows: DataFrame, health: Health) -> DataFrame:
     return breaks(rows.join(broken, list(NODE), "leftsemi"))
 
 
-def _rows_with(rows: DataFrame, names: Names) -> int:
+def _rows_with(changes: DataFrame, names: Names) -> int:
     """How many rows carry a filter that cannot be read."""
     if not names.unreadable:
         return 0
-    texts = rows.sparkSession.createDataFrame([(text,) for text in names.unreadable], "filter string")
-    return usable(rows, "subscribed", "unsubscribed").join(fn.broadcast(texts), "filter", "leftsemi").count()
+    texts = changes.sparkSession.createDataFrame([(text,) for text in names.unreadable], "filter string")
+    return changes.join(fn.broadcast(texts), "filter", "leftsemi").count()
 
 
 # --- figures ---

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from roamcast.pipeline.deliveries import client_id, is_lost, place, publisher_id, stream
+from roamcast.pipeline.evidence import Evidence
 from roamcast.pipeline.names import CLIENT, Names
-from roamcast.pipeline.rows import usable
 from roamcast.pipeline.visits import visits
 
 LOST, DUPLICATE, OUT_OF_ORDER = "lost", "duplicate", "out of order"
@@ -23,6 +23,8 @@ KINDS = {
     INVENTED: "invented",
 }
 """Kind of finding to the column that counts it."""
+
+BROADCAST_MAX = 1_000_000
 
 DETAILS = (
     "kind", *CLIENT, "publisher", "incarnation", "number",
@@ -40,27 +42,30 @@ class Suspicions:
     unwanted: int
     """Notifications that their client was not entitled to, or of clients and publishers nobody knows."""
 
+    @property
+    def are_few(self) -> bool:
+        """Whether all suspects fit into the memory of whoever reads the log's rows."""
+        return self.lost + self.repeated_or_late + self.unwanted <= BROADCAST_MAX
+
 
 def find(
-    spark: SparkSession, rows: DataFrame, suspects: DataFrame, suspicions: Suspicions, names: Names
+    spark: SparkSession, evidence: Evidence, suspects: DataFrame, suspicions: Suspicions, names: Names
 ) -> DataFrame:
-    """One row for each thing that is wrong with what clients got.
-
-    `rows` are all of the log, each once; `suspects` are judged notifications (see deliveries.py).
-    """
-    published = _published(spark, rows, names)
+    """One row for each thing that is wrong with what clients got; `suspects` are of deliveries.py."""
+    if suspicions.are_few:
+        # The log stays where it is, and they go there.
+        suspects = fn.broadcast(suspects)
+    published = _published(spark, evidence.published, names)
     parts = []
     if suspicions.lost:
         parts.append(_lost(spark, published, suspects, names))
     if suspicions.repeated_or_late or suspicions.unwanted:
-        delivered = _delivered(spark, rows, suspects, names)
-        parts.append(delivered.where(fn.col("kind") != UNEXPECTED))
-        if suspicions.unwanted:
-            parts += _known_and_unknown(delivered.where(fn.col("kind") == UNEXPECTED), published)
+        came = _delivered(spark, evidence.delivered, suspects, names)
+        parts.append(_known(came, published) if suspicions.unwanted else came)
     if not parts:
-        parts.append(rows.where(fn.lit(False)))
-    details = [part.select(*DETAILS) for part in parts]
-    return _with_circumstances(reduce(DataFrame.unionByName, details), rows)
+        parts.append(evidence.published.where(fn.lit(False)))
+    details = reduce(DataFrame.unionByName, (part.select(*DETAILS) for part in parts))
+    return _with_circumstances(details, evidence)
 
 
 def one_by_one(bursts: DataFrame) -> DataFrame:
@@ -69,15 +74,14 @@ def one_by_one(bursts: DataFrame) -> DataFrame:
     return bursts.withColumn("number", fn.explode(fn.sequence(fn.col("number"), last)))
 
 
-def _published(spark: SparkSession, rows: DataFrame, names: Names) -> DataFrame:
+def _published(spark: SparkSession, published: DataFrame, names: Names) -> DataFrame:
     """Every notification that was published."""
-    return one_by_one(names.with_publisher(spark, usable(rows, "published"))).withColumn("place", place())
+    return one_by_one(names.with_publisher(spark, published)).withColumn("place", place())
 
 
 def _lost(spark: SparkSession, published: DataFrame, suspects: DataFrame, names: Names) -> DataFrame:
-    lost = suspects.where(is_lost()).select(
-        client_id().alias("client_id"), publisher_id().alias("publisher_id"), "place"
-    )
+    ids = {"client_id": client_id(), "publisher_id": publisher_id()}
+    lost = suspects.where(is_lost()).withColumns(ids).select(*ids, "place")
     clients = spark.createDataFrame(names.clients.select(["client", "client_id"]))
     return (
         lost.join(published.drop("client"), ["publisher_id", "place"])
@@ -86,9 +90,9 @@ def _lost(spark: SparkSession, published: DataFrame, suspects: DataFrame, names:
     )
 
 
-def _delivered(spark: SparkSession, rows: DataFrame, suspects: DataFrame, names: Names) -> DataFrame:
+def _delivered(spark: SparkSession, delivered: DataFrame, suspects: DataFrame, names: Names) -> DataFrame:
     """The rows of clients that got something again, too late, or without being entitled to it."""
-    known = names.with_client(spark, usable(rows, "delivered"), "left")
+    known = names.with_client(spark, delivered, "left")
     each = one_by_one(names.with_publisher(spark, known, "left"))
     each = each.withColumn("stream", stream()).withColumn("place", place())
     judged = suspects.where(fn.col("deliveries") > 0).withColumn("is_suspect", fn.lit(True))
@@ -103,19 +107,17 @@ def _delivered(spark: SparkSession, rows: DataFrame, suspects: DataFrame, names:
     return joined.withColumn("kind", kind).where(fn.col("kind").isNotNull())
 
 
-def _known_and_unknown(unwanted: DataFrame, published: DataFrame) -> list[DataFrame]:
-    """What was published, if not for this client, and what nobody ever published."""
-    keys = ["publisher_id", "place"]
-    identities = published.select(*keys)
-    return [
-        unwanted.join(identities, keys, "leftsemi"),
-        unwanted.join(identities, keys, "leftanti").withColumn("kind", fn.lit(INVENTED)),
-    ]
+def _known(came: DataFrame, published: DataFrame) -> DataFrame:
+    """Tells what was published, if not for this client, from what nobody ever published."""
+    identities = published.select("publisher_id", "place", fn.lit(True).alias("is_known")).distinct()
+    is_invented = (fn.col("kind") == UNEXPECTED) & fn.col("is_known").isNull()
+    kind = fn.when(is_invented, INVENTED).otherwise(fn.col("kind"))
+    return came.join(identities, ["publisher_id", "place"], "left").withColumn("kind", kind)
 
 
-def _with_circumstances(findings: DataFrame, rows: DataFrame) -> DataFrame:
+def _with_circumstances(findings: DataFrame, evidence: Evidence) -> DataFrame:
     """Adds which handoff of its client a finding belongs to, whether it was away, and brokers' excuses."""
-    places = visits(usable(rows, "moved")).select(
+    places = visits(evidence.moved).select(
         *CLIENT, "handoff", "attached_at", fn.coalesce("left_at", "attached_at").alias("begin"), "until"
     )
     time = fn.col("time")
@@ -127,6 +129,6 @@ def _with_circumstances(findings: DataFrame, rows: DataFrame) -> DataFrame:
         fn.coalesce(time < places["attached_at"], fn.lit(False)).alias("was_away"),
     )
     key = [*CLIENT, "publisher", "incarnation", "number"]
-    given_up = one_by_one(usable(rows, "dropped").where("notifications is not null"))
+    given_up = one_by_one(evidence.dropped.where("notifications is not null"))
     reasons = given_up.groupBy(*key).agg(fn.min("reason").alias("dropped_because"))
     return there.join(reasons, key, "left").select(*DETAILS, "handoff", "was_away", "dropped_because")

@@ -17,7 +17,6 @@ from pyspark.sql import functions as fn
 
 from roamcast.filters.selector import parse
 from roamcast.pipeline.matching import problem_of_filter
-from roamcast.pipeline.rows import usable, without_repetitions
 from roamcast.pipeline.subscriptions import subscriptions
 
 CLIENT = ("run", "client")
@@ -52,8 +51,8 @@ class Names:
         return rows.join(fn.broadcast(spark.createDataFrame(names)), list(INCARNATION), how)
 
 
-def names_of(rows: DataFrame) -> Names:
-    changes = without_repetitions(usable(rows, "subscribed", "unsubscribed"))
+def names_of(changes: DataFrame, published: DataFrame) -> Names:
+    """The names in the rows `subscribed`, `unsubscribed` and `published`, which are there once each."""
     held = subscriptions(changes).toArrow()
     texts = held.column("filter").unique().to_pylist()
     unreadable = {text: problem for text in texts if (problem := problem_of_filter(text))}
@@ -62,7 +61,7 @@ def names_of(rows: DataFrame) -> Names:
     clients = clients.append_column("client_id", pa.array(range(len(clients)), pa.int32()))
     return Names(
         clients,
-        _publishers(rows),
+        _publishers(published),
         _never_settled(held.join(clients, list(CLIENT)).drop_columns("client")),
         unreadable,
     )
@@ -78,12 +77,11 @@ def _never_settled(held: pa.Table) -> pa.Table:
     return held.set_column(at, "settled_time", settled).set_column(at + 1, "settled_node", nodes)
 
 
-def _publishers(rows: DataFrame) -> pa.Table:
+def _publishers(published: DataFrame) -> pa.Table:
     """Publishers numbered by name, and the incarnations of each by their order."""
     last = fn.col("number") + fn.col("notifications") - 1
     found = (
-        without_repetitions(usable(rows, "published"))
-        .groupBy(*INCARNATION)
+        published.groupBy(*INCARNATION)
         .agg(
             fn.sum("notifications").alias("published"),
             fn.sum(fn.expr("((2 * number + notifications - 1) * notifications) div 2")).alias("sum"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as fn
 
 from roamcast.core.records import FREQUENT_KINDS, KINDS, NEEDED, NOTIFICATIONS_MAX, NUMBER_BITS
@@ -25,10 +25,8 @@ _CHANGES = ("subscribed", "unsubscribed", "advertised", "unadvertised")
 
 def problem(*kinds: str) -> Column:
     """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
-    reasons = [fn.when(fn.col(name).isNull(), fn.lit(f"no {name}")) for name in ROW_COLUMNS]
-    time, number, notifications = fn.col("time"), fn.col("number"), fn.col("notifications")
-    reasons.append(fn.when(_is_no_number(time), fn.lit("time is no number")))
-    reasons.append(_problem_of_kind(kinds or KINDS))
+    number, notifications = fn.col("number"), fn.col("notifications")
+    reasons = [_problem_of_any(), _problem_of_kind(kinds or KINDS)]
     fields = {field for kind in kinds or KINDS for field in NEEDED[kind]}
     if "number" in fields:
         out_of_range = (number < 0) | (number >= 1 << NUMBER_BITS)
@@ -38,6 +36,12 @@ def problem(*kinds: str) -> Column:
         reason = f"notifications not within 1 to {NOTIFICATIONS_MAX}"
         reasons.append(fn.when(out_of_range, fn.lit(reason)))
     return fn.coalesce(*reasons)
+
+
+def _problem_of_any() -> Column:
+    """What can be wrong with a row of any kind."""
+    reasons = [fn.when(fn.col(name).isNull(), fn.lit(f"no {name}")) for name in ROW_COLUMNS]
+    return fn.coalesce(*reasons, fn.when(_is_no_number(fn.col("time")), fn.lit("time is no number")))
 
 
 def _is_no_number(value: Column) -> Column:
@@ -61,9 +65,14 @@ def _lacking(kind: str) -> Column:
     return fn.coalesce(*reasons) if reasons else fn.lit(None).cast("string")
 
 
-def usable(rows: DataFrame, *kinds: str) -> DataFrame:
-    """The rows of these kinds that can be used."""
-    return rows.where(fn.col("kind").isin(*kinds)).where(problem(*kinds).isNull())
+def usable(rows: DataFrame, *kinds: str, bad: Observation | None = None) -> DataFrame:
+    """The rows of these kinds that can be used; `bad` gets the count of those that cannot (`rows`)."""
+    of_kind = rows.where(fn.col("kind").isin(*kinds))
+    if bad is not None:
+        # What is wrong with a row of any kind is counted with all rows: see `nodes`.
+        only_here = fn.when(_problem_of_any().isNull(), problem(*kinds))
+        of_kind = of_kind.observe(bad, fn.count(only_here).alias("rows"))
+    return of_kind.where(problem(*kinds).isNull())
 
 
 def without_repetitions(rows: DataFrame) -> DataFrame:
@@ -76,6 +85,8 @@ def without_repetitions(rows: DataFrame) -> DataFrame:
 
 def nodes(rows: DataFrame) -> DataFrame:
     """What is known of each node's log: its rows, how many are bad, there again or missing, its clock.
+
+    Bad are here only those that would be so whatever their kind; what a kind needs is not looked at.
 
     A clock that went back is seen if some row is earlier than the first of its block or than one of an
     earlier block: not always, if it is right again within 64 rows.
@@ -108,10 +119,11 @@ def _blocks(rows: DataFrame) -> DataFrame:
     be made where the rows are: no row has to travel.
     """
     bit = fn.expr(f"shiftleft(1L, cast(pmod(sequence, {1 << BLOCK_BITS}) as int))")
-    is_good = fn.col("problem").isNull()
+    time = fn.when(fn.col("problem").isNull(), fn.col("time"))
+    unknown = fn.when(~fn.col("kind").isin(*KINDS), fn.lit("unknown kind"))
     block = fn.shiftright("sequence", BLOCK_BITS).alias("block")
     return (
-        rows.withColumn("problem", problem())
+        rows.withColumn("problem", fn.coalesce(_problem_of_any(), unknown))
         .groupBy(*NODE, block)
         .agg(
             fn.count("*").alias("rows"),
@@ -119,11 +131,11 @@ def _blocks(rows: DataFrame) -> DataFrame:
             fn.bit_or(bit).alias("bits"),
             fn.min("sequence").alias("first"),
             fn.max("sequence").alias("last"),
-            fn.min(fn.when(is_good, fn.col("time"))).alias("earliest"),
-            fn.max(fn.when(is_good, fn.col("time"))).alias("latest"),
-            fn.min_by(fn.when(is_good, fn.col("time")), "sequence").alias("time_of_first"),
-            fn.max_by(fn.when(is_good, fn.col("time")), "sequence").alias("time_of_last"),
-            fn.max(fn.when(is_good, fn.col("notifications"))).alias("longest"),
+            fn.min(time).alias("earliest"),
+            fn.max(time).alias("latest"),
+            fn.min_by(time, "sequence").alias("time_of_first"),
+            fn.max_by(time, "sequence").alias("time_of_last"),
+            fn.max("notifications").alias("longest"),
         )
     )
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 
-from roamcast.pipeline.rows import without_repetitions
-
 LEFT = "left"
 """The reason of a `moved` row that says: it went away."""
 
 
-def visits(rows: DataFrame) -> DataFrame:
-    """One row for each visit: `run`, `client`, `broker`, `came_from`, and when.
+def visits(moved: DataFrame) -> DataFrame:
+    """One row for each visit: `run`, `client`, `broker`, `came_from`, and when; from the `moved` rows.
 
     `left_at` is when the client left the broker before (null at the first), `attached_at` when it went
     to this one, `until` when it left that (null: it is there still). `handoff` counts the client's
     visits that began with a handoff, one that came from another broker; `is_handoff` tells which do.
     """
-    moved = without_repetitions(rows.where(fn.col("kind") == "moved"))
     steps = Window.partitionBy("run", "client").orderBy("time", "sequence")
     before = steps.rowsBetween(Window.unboundedPreceding, -1)
     is_left = fn.col("reason") == LEFT
