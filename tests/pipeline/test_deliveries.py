@@ -13,7 +13,8 @@ from roamcast.pipeline.subscriptions import MUST
 Side = tuple[int, int, int]
 """Stream, place, and how it stands (below zero) or the sequence of the row that tells of its delivery."""
 
-sides = st.lists(st.tuples(st.integers(0, 3), st.integers(-6, -1), st.integers(-2, 8).filter(bool)), max_size=40)
+marks = st.integers(-2, 8).filter(bool)
+sides = st.lists(st.tuples(st.integers(0, 3), st.integers(-6, -1), marks), max_size=40)
 
 
 def plainly(rows: list[Side]) -> tuple[set[tuple[object, ...]], dict[int, tuple[int, int]]]:

@@ -96,7 +96,7 @@ def audit_rows(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: 
         unreadable = Observation()
         streams, findings = _judge(spark, evidence, names, unreadable, made, clock_error_s, health.has_bursts)
         handoffs = _write(_handoffs(evidence.moved, findings), made / "handoffs.parquet")
-        bad_rows = evidence.bad_rows + unreadable.get["rows"] + _rows_with(evidence.changes, names)
+        bad_rows = unreadable.get["rows"] + _rows_with(evidence.changes, names)
     clients = _write(_sums(streams, *CLIENT), made / "clients.parquet")
     _write(_sums(streams, "run", "publisher"), made / "publishers.parquet")
     broken = _write(_breaks(spark, rows, health), made / "breaks.parquet")

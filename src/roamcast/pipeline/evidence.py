@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from roamcast.pipeline.rows import usable
@@ -25,7 +25,6 @@ class Evidence:
     rows: DataFrame
     """All of them, each once."""
     rare: DataFrame
-    _bad: dict[str, Observation] = field(default_factory=dict)
 
     @property
     def changes(self) -> DataFrame:
@@ -41,31 +40,18 @@ class Evidence:
 
     @property
     def published(self) -> DataFrame:
-        return self._of("published")
+        return usable(self.rows, "published")
 
     @property
     def delivered(self) -> DataFrame:
-        return self._of("delivered")
-
-    def _of(self, kind: str) -> DataFrame:
-        """Whoever asks first has those counted that cannot be used."""
-        if kind in self._bad:
-            return usable(self.rows, kind)
-        self._bad[kind] = Observation()
-        return usable(self.rows, kind, bad=self._bad[kind])
-
-    @property
-    def bad_rows(self) -> int:
-        """How many rows of these kinds cannot be used; known when the others have been gone through."""
-        return sum(one.get["rows"] for one in self._bad.values())
+        return usable(self.rows, "delivered")
 
 
 @contextmanager
 def evidence_of(rows: DataFrame) -> Iterator[Evidence]:
     """The evidence in these rows, which are there once each."""
-    bad = Observation()
-    rare = usable(rows, *RARE, bad=bad).persist(StorageLevel.MEMORY_AND_DISK)
+    rare = usable(rows, *RARE).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        yield Evidence(rows, rare, {"rare": bad})
+        yield Evidence(rows, rare)
     finally:
         rare.unpersist()

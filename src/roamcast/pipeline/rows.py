@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyspark.sql import Column, DataFrame, Observation, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from roamcast.core.records import FREQUENT_KINDS, KINDS, NEEDED, NOTIFICATIONS_MAX, NUMBER_BITS
@@ -26,7 +26,7 @@ _CHANGES = ("subscribed", "unsubscribed", "advertised", "unadvertised")
 def problem(*kinds: str) -> Column:
     """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
     number, notifications = fn.col("number"), fn.col("notifications")
-    reasons = [_problem_of_any(), _problem_of_kind(kinds or KINDS)]
+    reasons = [*_problems_of_any(), _problem_of_kind(kinds or KINDS)]
     fields = {field for kind in kinds or KINDS for field in NEEDED[kind]}
     if "number" in fields:
         out_of_range = (number < 0) | (number >= 1 << NUMBER_BITS)
@@ -38,10 +38,10 @@ def problem(*kinds: str) -> Column:
     return fn.coalesce(*reasons)
 
 
-def _problem_of_any() -> Column:
+def _problems_of_any() -> list[Column]:
     """What can be wrong with a row of any kind."""
     reasons = [fn.when(fn.col(name).isNull(), fn.lit(f"no {name}")) for name in ROW_COLUMNS]
-    return fn.coalesce(*reasons, fn.when(_is_no_number(fn.col("time")), fn.lit("time is no number")))
+    return [*reasons, fn.when(_is_no_number(fn.col("time")), fn.lit("time is no number"))]
 
 
 def _is_no_number(value: Column) -> Column:
@@ -65,14 +65,9 @@ def _lacking(kind: str) -> Column:
     return fn.coalesce(*reasons) if reasons else fn.lit(None).cast("string")
 
 
-def usable(rows: DataFrame, *kinds: str, bad: Observation | None = None) -> DataFrame:
-    """The rows of these kinds that can be used; `bad` gets the count of those that cannot (`rows`)."""
-    of_kind = rows.where(fn.col("kind").isin(*kinds))
-    if bad is not None:
-        # What is wrong with a row of any kind is counted with all rows: see `nodes`.
-        only_here = fn.when(_problem_of_any().isNull(), problem(*kinds))
-        of_kind = of_kind.observe(bad, fn.count(only_here).alias("rows"))
-    return of_kind.where(problem(*kinds).isNull())
+def usable(rows: DataFrame, *kinds: str) -> DataFrame:
+    """The rows of these kinds that can be used."""
+    return rows.where(fn.col("kind").isin(*kinds) & problem(*kinds).isNull())
 
 
 def without_repetitions(rows: DataFrame) -> DataFrame:
@@ -85,8 +80,6 @@ def without_repetitions(rows: DataFrame) -> DataFrame:
 
 def nodes(rows: DataFrame) -> DataFrame:
     """What is known of each node's log: its rows, how many are bad, there again or missing, its clock.
-
-    Bad are here only those that would be so whatever their kind; what a kind needs is not looked at.
 
     A clock that went back is seen if some row is earlier than the first of its block or than one of an
     earlier block: not always, if it is right again within 64 rows.
@@ -120,10 +113,9 @@ def _blocks(rows: DataFrame) -> DataFrame:
     """
     bit = fn.expr(f"shiftleft(1L, cast(pmod(sequence, {1 << BLOCK_BITS}) as int))")
     time = fn.when(fn.col("problem").isNull(), fn.col("time"))
-    unknown = fn.when(~fn.col("kind").isin(*KINDS), fn.lit("unknown kind"))
     block = fn.shiftright("sequence", BLOCK_BITS).alias("block")
     return (
-        rows.withColumn("problem", fn.coalesce(_problem_of_any(), unknown))
+        rows.withColumn("problem", problem())
         .groupBy(*NODE, block)
         .agg(
             fn.count("*").alias("rows"),
