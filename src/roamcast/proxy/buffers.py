@@ -1,0 +1,309 @@
+"""Client handlers and their buffers: what must survive the proxy, as entries of a journal. Pure.
+
+Every change is an entry that is applied here and journalled by the driver; the entries since the last
+snapshot, applied again in their order, give the same state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from roamcast.proxy.adapter import ForeignMessage
+
+SEEN_MAX = 100_000
+"""Identities remembered for each handler."""
+GONE_MAX = 10_000
+"""Handlers that are gone and whose clients can still be told why."""
+OVERHEAD_BYTES = 64
+"""What a message counts beside its text, so that empty ones cannot fill a memory for nothing."""
+
+Key = tuple[str, str]
+"""The client and its ticket."""
+
+
+class _Entry(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Opened(_Entry, frozen=True):
+    id: int
+    client: str
+    owner: str
+    ticket: str
+    filters: dict[str, str]
+    """Each with a note, which only the owner of the handler understands."""
+    lease_s: float
+    expires: float
+    """When it ends if nobody comes; 0 for never."""
+    bytes_max: int
+    is_unique: bool
+    is_resident: bool
+    """Whether it belongs to a session of the MQTT endpoint, for which it listens all the time."""
+
+
+class Kept(_Entry, frozen=True):
+    """The foreign broker delivered this."""
+
+    id: int
+    message: ForeignMessage
+
+
+class Adopted(_Entry, frozen=True):
+    """The handler at the client's last site had this: it comes before what came here."""
+
+    id: int
+    messages: tuple[ForeignMessage, ...]
+
+
+class Dropped(_Entry, frozen=True):
+    id: int
+    count: int
+
+
+class Taken(_Entry, frozen=True):
+    id: int
+    number: int
+
+
+class Frozen(_Entry, frozen=True):
+    """It listens no more and only waits to be downloaded."""
+
+    id: int
+
+
+class Changed(_Entry, frozen=True):
+    id: int
+    filters: dict[str, str]
+    expires: float
+    source: tuple[str, str] | None
+    """The site and ticket from which it is still being filled."""
+
+
+class Closed(_Entry, frozen=True):
+    id: int
+    why: Literal["taken", "expired", "refused", "ended"]
+
+
+Entry = Opened | Kept | Adopted | Dropped | Taken | Frozen | Changed | Closed
+
+
+def size_of(message: ForeignMessage) -> int:
+    headers = sum(len(name) + len(value) for name, value in message.headers.items())
+    return len(message.topic) + len(message.body) + headers + len(message.identity) + OVERHEAD_BYTES
+
+
+class Handler:
+    """One client's stand-in at this site."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+        self.id = opened.id
+        self.filters = dict(opened.filters)
+        self.expires = opened.expires
+        self.first = 1
+        """The number of the first message that is still here."""
+        self.ready: deque[ForeignMessage] = deque()
+        """What may be given to the client, in this order."""
+        self.later: deque[ForeignMessage] = deque()
+        """What came here while an earlier site is still being asked for what comes before it."""
+        self.bytes = 0
+        self.dropped = 0
+        self.is_frozen = False
+        self.source: tuple[str, str] | None = None
+        self.seen: dict[str, None] = {}
+
+    @property
+    def client(self) -> str:
+        return self.opened.client
+
+    @property
+    def key(self) -> Key:
+        return self.opened.client, self.opened.ticket
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.ready) - 1
+
+    @property
+    def name(self) -> str:
+        """What the foreign broker knows it by: the same after a restart, and another one for each stay."""
+        digest = hashlib.sha256("\0".join(self.key).encode()).hexdigest()
+        return f"roamcast-{digest[:20]}"
+
+    def knows(self, message: ForeignMessage) -> bool:
+        return self.opened.is_unique and message.identity != "" and message.identity in self.seen
+
+    def slice(self, first: int, bytes_max: int, count_max: int) -> list[ForeignMessage]:
+        """Messages from a number on, one at least if there is one, as many as fit."""
+        chosen: list[ForeignMessage] = []
+        size = 0
+        start = first - self.first
+        for place in range(start, min(len(self.ready), start + count_max)):
+            message = self.ready[place]
+            size += size_of(message)
+            if chosen and size > bytes_max:
+                break
+            chosen.append(message)
+        return chosen
+
+    # --- entries ---
+
+    def keep(self, message: ForeignMessage) -> None:
+        self._remember(message)
+        (self.ready if self.source is None else self.later).append(message)
+        self.bytes += size_of(message)
+
+    def adopt(self, messages: Iterable[ForeignMessage]) -> None:
+        for message in messages:
+            self._remember(message)
+            self.ready.append(message)
+            self.bytes += size_of(message)
+
+    def take(self, number: int) -> None:
+        while self.first <= number and self.ready:
+            self.bytes -= size_of(self.ready.popleft())
+            self.first += 1
+
+    def change(self, entry: Changed) -> None:
+        self.filters, self.expires = dict(entry.filters), entry.expires
+        if self.source is not None and entry.source is None:
+            # What both sites delivered is in `ready` already, wherever it can be told.
+            before = {message.identity for message in self.ready if message.identity}
+            for message in self.later:
+                if self.opened.is_unique and message.identity in before:
+                    self.bytes -= size_of(message)
+                else:
+                    self.ready.append(message)
+            self.later.clear()
+        self.source = entry.source
+
+    def _remember(self, message: ForeignMessage) -> None:
+        if message.identity and self.opened.is_unique:
+            self.seen[message.identity] = None
+            if len(self.seen) > SEEN_MAX:
+                del self.seen[next(iter(self.seen))]
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """A handler in a snapshot."""
+
+    opened: Opened
+    filters: dict[str, str]
+    expires: float
+    first: int
+    ready: Sequence[ForeignMessage]
+    later: Sequence[ForeignMessage]
+    dropped: int
+    is_frozen: bool
+    source: tuple[str, str] | None
+    seen: list[str]
+
+
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    next_id: int
+    handlers: list[_State]
+    gone: list[tuple[str, str, str]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+_decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
+
+
+def encode_entry(entry: Entry) -> bytes:
+    return _encode(entry)
+
+
+def decode_entry(data: bytes) -> Entry:
+    return _decoder.decode(data)
+
+
+class Buffers:
+    """All handlers of a proxy."""
+
+    def __init__(self) -> None:
+        self.next_id = 1
+        self.by_id: dict[int, Handler] = {}
+        self.by_key: dict[Key, Handler] = {}
+        self.by_name: dict[str, Handler] = {}
+        self.by_client: dict[str, dict[int, Handler]] = {}
+        self.gone: dict[Key, str] = {}
+        self.bytes = 0
+
+    def apply(self, entry: Entry) -> None:
+        if isinstance(entry, Opened):
+            self._open(Handler(entry))
+            return
+        handler = self.by_id[entry.id]
+        before = handler.bytes
+        match entry:
+            case Kept(message=message):
+                handler.keep(message)
+            case Adopted(messages=messages):
+                handler.adopt(messages)
+            case Dropped(count=count):
+                handler.dropped += count
+            case Taken(number=number):
+                handler.take(number)
+            case Frozen():
+                handler.is_frozen = True
+            case Changed():
+                handler.change(entry)
+            case Closed(why=why):
+                self._close(handler, why)
+        self.bytes += handler.bytes - before
+
+    def _open(self, handler: Handler) -> None:
+        self.next_id = max(self.next_id, handler.id + 1)
+        self.by_id[handler.id] = self.by_key[handler.key] = self.by_name[handler.name] = handler
+        self.by_client.setdefault(handler.client, {})[handler.id] = handler
+        self.gone.pop(handler.key, None)
+
+    def _close(self, handler: Handler, why: str) -> None:
+        del self.by_id[handler.id], self.by_key[handler.key], self.by_name[handler.name]
+        of_client = self.by_client[handler.client]
+        del of_client[handler.id]
+        if not of_client:
+            del self.by_client[handler.client]
+        handler.take(handler.last)
+        handler.later.clear()
+        handler.bytes = 0
+        self.gone[handler.key] = why
+        if len(self.gone) > GONE_MAX:
+            del self.gone[next(iter(self.gone))]
+
+    # --- snapshots ---
+
+    def freeze(self) -> bytes:
+        states = [
+            _State(
+                one.opened, one.filters, one.expires, one.first, list(one.ready), list(one.later),
+                one.dropped, one.is_frozen, one.source, list(one.seen),
+            )
+            for one in self.by_id.values()
+        ]  # fmt: skip
+        gone = [(client, ticket, why) for (client, ticket), why in self.gone.items()]
+        return _encode(_Snapshot(self.next_id, states, gone))
+
+    @classmethod
+    def thaw(cls, data: bytes) -> Buffers:
+        snapshot = _decode_snapshot(data)
+        buffers = cls()
+        for state in snapshot.handlers:
+            handler = Handler(state.opened)
+            handler.filters, handler.expires, handler.first = state.filters, state.expires, state.first
+            handler.ready.extend(state.ready)
+            handler.later.extend(state.later)
+            handler.dropped, handler.is_frozen, handler.source = state.dropped, state.is_frozen, state.source
+            handler.seen = dict.fromkeys(state.seen)
+            handler.bytes = sum(map(size_of, (*handler.ready, *handler.later)))
+            buffers._open(handler)
+            buffers.bytes += handler.bytes
+        buffers.next_id = snapshot.next_id
+        buffers.gone = {(client, ticket): why for client, ticket, why in snapshot.gone}
+        return buffers

@@ -1,0 +1,276 @@
+"""The configuration of a proxy: every key, its type, its bounds and its default, and how it is read.
+
+The docstring under a field is what users read, in the default file and in the guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from roamcast.config.reading import Reader
+from roamcast.config.schema import PathText, SecretText, Section, keys_of
+from roamcast.config.writing import default_file, reference_table
+from roamcast.daemon.addresses import is_loopback
+from roamcast.daemon.private_files import check_private, check_readable, read_secret
+from roamcast.daemon.sections import Bytes, Count, Endpoint, Host, Log, Name, Port, Seconds
+from roamcast.errors import InputError, did_you_mean
+from roamcast.proxy.adapter import known_kinds
+from roamcast.proxy.steps import Settings
+
+PREFIX = "ROAMCAST_PROXY"
+SECRET_CHARACTERS_MIN = 16
+
+
+class Broker(Section, frozen=True):
+    """The foreign broker of this site."""
+
+    kind: str = "mosquitto"
+    """Which adapter speaks to it: activemq, mosquitto, nats, rabbitmq, roamcast, or one of your own."""
+    url: str = "mqtt://127.0.0.1:1883"
+    """Where the proxy reaches it, as in mqtt://127.0.0.1:1883 or nats://127.0.0.1:4222."""
+    client_url: str = ""
+    """Where clients reach it, if that is another address; it is told to every client that is let in."""
+    user: str = ""
+    """The user name of the proxy at the foreign broker."""
+    password_file: PathText = ""
+    """A file whose content is its password there."""
+
+    def options(self) -> dict[str, str]:
+        """What an adapter is given beside the URL."""
+        if not self.user:
+            return {}
+        password = read_secret(self.password_file, "broker.password_file") if self.password_file else ""
+        return {"user": self.user, "password": password}
+
+
+class Listener(Section, frozen=True):
+    """Where clients and other proxies connect."""
+
+    address: Host = "127.0.0.1"
+    """What to listen on. An address that is not loopback needs users, and a secret among proxies."""
+    port: Port = 7110
+    """The port; 0 takes any free one."""
+    certificate: PathText = ""
+    """The certificate chain, PEM; with it and the key everything is encrypted."""
+    key: PathText = ""
+    """Its private key, PEM."""
+    connections_max: Count = 10_000
+    """Connections at once; more are closed at once."""
+
+
+class Neighbour(Section, frozen=True):
+    """The proxy of another site; write one [[proxy]] for each. All of them are asked, and may ask."""
+
+    site: Name
+    """The id of that site."""
+    address: Endpoint
+    """Where its proxy listens."""
+
+
+class Peers(Section, frozen=True):
+    """How proxies prove to each other that they belong together."""
+
+    secret: SecretText = ""
+    """What all proxies share, at least 16 characters. Better kept in a file of its own."""
+    secret_file: PathText = ""
+    """A file whose content is the secret."""
+    ca: PathText = ""
+    """Who signs the certificates of the other proxies, PEM; then connections to them are encrypted."""
+
+
+class Access(Section, frozen=True):
+    """Who may come in."""
+
+    users: PathText = ""
+    """The file of users that `roamcast user add` writes; empty lets everybody in who can connect."""
+
+
+class Buffers(Section, frozen=True):
+    """What is kept for clients that are away, and for how long."""
+
+    clients_max: Count = 10_000
+    """Client handlers at once; further move-outs are refused."""
+    filters_max: Count = 1000
+    """Subscriptions of one client."""
+    bytes_max: Bytes = 67_108_864
+    """One client's buffer; a client may ask for less."""
+    bytes_total_max: Bytes = 1_073_741_824
+    """All buffers together."""
+    lease_s: Seconds = 86_400.0
+    """How long a buffer is kept for a client that does not say how long."""
+    lease_max_s: Seconds = 604_800.0
+    """The longest that a client may ask for."""
+    overflow: Literal["newest", "oldest"] = "newest"
+    """What is dropped when a buffer is full: what comes then, or what came first. Clients are told how
+    many."""
+    sync: Literal["process", "group"] = "process"
+    """"process" survives a crash or kill of the proxy; "group" also a power failure, and syncs the disk for
+    every message that comes in."""
+
+
+class Ping(Section, frozen=True):
+    """The synchronisation option that sends pings through the foreign broker."""
+
+    interval_s: Seconds = 0.2
+    """The pause between two pings."""
+    timeout_s: Seconds = 10.0
+    """When no ping came back for so long, a move-out is refused."""
+
+
+class Mqtt(Section, frozen=True):
+    """The endpoint for standard MQTT clients, in front of a broker of kind mosquitto."""
+
+    enabled: bool = False
+    """Whether to listen at all."""
+    address: Host = "127.0.0.1"
+    """What to listen on; an address that is not loopback needs users."""
+    port: Port = 1884
+    """The port; 0 takes any free one."""
+    certificate: PathText = ""
+    """The certificate chain, PEM; with it and the key everything is encrypted."""
+    key: PathText = ""
+    """Its private key, PEM."""
+    session_s: Seconds = 604_800.0
+    """The longest that a session is kept for a client that is away."""
+    locate_timeout_s: Seconds = 5.0
+    """How long other sites are asked for a session before a client is told to try again."""
+    receive_max: Annotated[int, Meta(ge=1, le=65_535)] = 1000
+    """QoS 1 messages sent to a client and not acknowledged, at most."""
+
+
+class Config(Section, frozen=True):
+    """One proxy."""
+
+    site: Name = "a"
+    """The id of this site, which no other one has."""
+    data: PathText = "proxy-data"
+    """The folder for what must survive a restart."""
+    broker: Broker = field(default_factory=Broker)
+    listener: Listener = field(default_factory=Listener)
+    proxies: tuple[Neighbour, ...] = field(name="proxy", default=())
+    peers: Peers = field(default_factory=Peers)
+    access: Access = field(default_factory=Access)
+    buffers: Buffers = field(default_factory=Buffers)
+    ping: Ping = field(default_factory=Ping)
+    mqtt: Mqtt = field(default_factory=Mqtt)
+    log: Log = field(default_factory=Log)
+
+    @property
+    def journal_folder(self) -> Path:
+        return Path(self.data) / "buffers"
+
+    def settings(self, can_suspend: bool) -> Settings:
+        """The part that the service needs."""
+        kept = self.buffers
+        return Settings(
+            site=self.site,
+            sites=tuple(one.site for one in self.proxies),
+            can_suspend=can_suspend,
+            handlers_max=kept.clients_max,
+            filters_max=kept.filters_max,
+            bytes_max=kept.bytes_max,
+            bytes_total_max=kept.bytes_total_max,
+            lease_s=min(kept.lease_s, kept.lease_max_s),
+            lease_max_s=kept.lease_max_s,
+            overflow=kept.overflow,
+            ping_interval_s=self.ping.interval_s,
+            ping_timeout_s=self.ping.timeout_s,
+        )
+
+
+EXAMPLES: dict[str, msgspec.Struct] = {"proxy": Neighbour(site="b", address="127.0.0.1:7111")}
+SECRETS = {key.name: key for key in keys_of(Config) if key.field.is_a("secret")}
+
+
+def load(
+    path: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any],
+    warn: Callable[[str], None] = lambda line: None,
+) -> Config:
+    """The configuration that file, environment and flags give together, or InputError."""
+    reader = Reader(Config, PREFIX)
+    if path is not None:
+        reader.read_file(path)
+        if isinstance(reader.raw.get("peers"), dict) and reader.raw["peers"].get("secret"):
+            check_private(str(path), "peers.secret")
+    for name in reader.read_environment(environment):
+        hint = did_you_mean(name, reader.variables) or "no key has this name"
+        warn(f"environment variable {name} is not used; {hint}")
+    for key, value in flags.items():
+        if key in SECRETS:
+            variable = SECRETS[key].variable(PREFIX)
+            raise InputError(f"--set {key}: every user can see a command line; set {key}_file, or {variable}")
+        reader.assign(key, value, f"--set {key}")
+    config = reader.build(Config)
+    try:
+        config = _with_secret(config)
+        _check(config, warn)
+    except InputError as error:
+        raise InputError(f"{path}: {error}" if path is not None else str(error)) from None
+    return config
+
+
+def _with_secret(config: Config) -> Config:
+    peers = config.peers
+    if not peers.secret_file:
+        return config
+    if peers.secret:
+        raise InputError("peers.secret and peers.secret_file are given; keep one")
+    secret = read_secret(peers.secret_file, "peers.secret_file")
+    return msgspec.structs.replace(config, peers=msgspec.structs.replace(peers, secret=secret))
+
+
+def _check(config: Config, warn: Callable[[str], None]) -> None:
+    if config.broker.kind not in known_kinds():
+        hint = did_you_mean(config.broker.kind, known_kinds()) or f"known are {', '.join(known_kinds())}"
+        raise InputError(f"broker.kind = {config.broker.kind}: {hint}")
+    _check_proxies(config)
+    for section, name in ((config.listener, "listener"), (config.mqtt, "mqtt")):
+        if bool(section.certificate) != bool(section.key):
+            raise InputError(f"{name}: certificate and key belong together; give both or none")
+        if section.certificate:
+            check_readable(section.certificate, f"{name}.certificate")
+            check_private(section.key, f"{name}.key")
+        is_used = name == "listener" or config.mqtt.enabled
+        if is_used and not is_loopback(section.address):
+            _check_open(config, name, section.certificate, warn)
+    if config.mqtt.enabled and config.broker.kind != "mosquitto":
+        raise InputError(f"mqtt.enabled: it needs a broker of kind mosquitto, not {config.broker.kind}")
+    if config.access.users:
+        check_private(config.access.users, "access.users")
+
+
+def _check_proxies(config: Config) -> None:
+    sites = [config.site, *(one.site for one in config.proxies)]
+    for site in sites:
+        if sites.count(site) > 1:
+            raise InputError(f"proxy: site {site} is there twice, this one is {config.site}; keep one")
+    secret = config.peers.secret
+    if config.proxies and not secret:
+        raise InputError("peers.secret_file is missing: proxies prove with it that they belong together")
+    if secret and len(secret) < SECRET_CHARACTERS_MIN:
+        raise InputError(f"peers.secret: at least {SECRET_CHARACTERS_MIN} characters are needed")
+
+
+def _check_open(config: Config, name: str, certificate: str, warn: Callable[[str], None]) -> None:
+    """What a listener needs that others than this machine can reach."""
+    if not config.access.users:
+        raise InputError(f"{name}.address is not loopback: set access.users, so that clients are known")
+    if not certificate:
+        warn(f"{name}: passwords travel without encryption; set {name}.certificate and {name}.key")
+
+
+def print_config() -> str:
+    """The default configuration, commented."""
+    return default_file(Config, EXAMPLES)
+
+
+def reference() -> str:
+    """Every key, as Markdown."""
+    return reference_table(Config)

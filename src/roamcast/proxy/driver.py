@@ -1,0 +1,359 @@
+"""A mobility proxy as a process: sockets, the foreign broker and the journal around the pure service.
+
+No protocol here. Every input goes through `step`: its entries are journalled, and only then are its
+effects performed. What the foreign broker delivers is journalled before its adapter acknowledges it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+from roamcast.daemon.addresses import join_endpoint
+from roamcast.daemon.journal import JournalFailed
+from roamcast.daemon.passwords import Outcome, Verifier
+from roamcast.daemon.sections import Access
+from roamcast.daemon.tls import load_authorities, load_own
+from roamcast.daemon.users import read_users
+from roamcast.errors import InputError
+from roamcast.proxy import messages, steps
+from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_adapter
+from roamcast.proxy.config import Config
+from roamcast.proxy.messages import Challenge, Hello, Proof, Refused, Welcome
+from roamcast.proxy.service import Service
+from roamcast.proxy.store import Store
+from roamcast.proxy.wire import HANDSHAKE_TIMEOUT_S, Pipe, ProxyError, connect_proxy
+
+log = logging.getLogger("roamcast.proxy")
+
+TEND_S = 1.0
+REOPEN_MIN_S, REOPEN_MAX_S = 0.2, 5.0
+WAITING_BYTES_MAX = 64 << 20
+"""A connection that takes nothing while so much waits for it is closed."""
+
+
+class ProxyServer:
+    """One proxy. `start`, then `run` until `stop` is called."""
+
+    def __init__(
+        self,
+        config: Config,
+        adapter: Adapter | None = None,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self._clock = clock
+        broker = config.broker
+        self.adapter = adapter or open_adapter(broker.kind, broker.url, **broker.options())
+        users = read_users(config.access.users) if config.access.users else {}
+        self._verifier = Verifier(users, Access(users=config.access.users))
+        self.store = store or Store(config.journal_folder, config.buffers.sync)
+        self.service = Service(
+            config.settings(self.adapter.can_suspend), self.adapter.topic_of, self.store.buffers
+        )
+        self.address = ""
+        """Where it listens, once it does."""
+        self.locals: dict[int, Callable[[messages.Message], None]] = {}
+        """Connections that are no sockets: those of the MQTT endpoint."""
+        self._pipes: dict[int, Pipe] = {}
+        self._connections = 0
+        self._operations: dict[str, asyncio.Task[None]] = {}
+        """The last thing begun with the foreign broker for each handler: they happen one after the other."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._server: asyncio.Server | None = None
+        self._lost = asyncio.Event()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # --- life ---
+
+    async def start(self) -> None:
+        listener = self.config.listener
+        try:
+            self._server = await asyncio.start_server(
+                self._serve, listener.address, listener.port, ssl=self._server_context()
+            )
+        except OSError as error:
+            where = join_endpoint(listener.address, listener.port)
+            raise InputError(f"listener {where}: cannot be used ({error.strerror or error})") from None
+        self.address = join_endpoint(*self._server.sockets[0].getsockname()[:2])
+        self.adapter.on_lost(self._on_lost)
+        self._spawn(self._keep_open())
+        self._spawn(self._tend())
+        log.info("site %s: proxy listens on %s", self.config.site, self.address)
+
+    async def run(self) -> None:
+        """Until `stop`; JournalFailed if nothing can be promised any more."""
+        await self._ended
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for pipe in self._pipes.values():
+            pipe.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self.adapter.close()
+        except AdapterError as error:
+            log.warning("the broker was not left in order: %s", error)
+        self._verifier.close()
+        self.store.close()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _server_context(self) -> ssl.SSLContext | None:
+        listener = self.config.listener
+        if not listener.certificate:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        load_own(context, listener.certificate, listener.key, "listener")
+        return context
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and not self._ended.done():
+            self._ended.set_exception(task.exception() or RuntimeError())
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(TEND_S)
+            self.store.tend()
+
+    # --- steps ---
+
+    def step(self, inputs: Iterable[steps.Input] = ()) -> None:
+        """Give the service something, and do what it says."""
+        if self._ended.done():
+            return
+        effects = self.service.step(self._clock(), inputs)
+        entries = [effect.entry for effect in effects if isinstance(effect, steps.Keep)]
+        if entries:
+            try:
+                self.store.write(entries)
+            except JournalFailed as error:
+                # Nothing of this step may be let out: the process ends, and starts from what is written.
+                self._ended.set_exception(error)
+                return
+        for effect in effects:
+            self._perform(effect)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline = self.service.deadline()
+        if deadline == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, deadline
+        if deadline is not None:
+            delay_s = min(max(0.0, deadline - self._clock()), 3600.0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_at = None
+        self.step()
+
+    def _perform(self, effect: steps.Effect) -> None:
+        match effect:
+            case steps.Send(connection=connection, message=message):
+                self._send(connection, message)
+            case steps.Close(connection=connection):
+                pipe = self._pipes.get(connection)
+                if pipe is not None:
+                    pipe.close()
+            case steps.Dial(connection=connection, site=site):
+                self._spawn(self._dial(connection, site))
+            case steps.Listen(name=name, filters=filters):
+                self._begin(name, lambda: self._listen(name, filters))
+            case steps.Unlisten(name=name, filters=filters):
+                self._begin(name, lambda: self._unlisten(name, filters))
+            case steps.Publish(message=message):
+                self._spawn(self._publish(message))
+
+    def _send(self, connection: int, message: messages.Message) -> None:
+        local = self.locals.get(connection)
+        if local is not None:
+            local(message)
+            return
+        pipe = self._pipes.get(connection)
+        if pipe is None:
+            return
+        if pipe.waiting_bytes > WAITING_BYTES_MAX:
+            log.warning("%s takes nothing: its connection is closed", pipe.host)
+            pipe.abort()
+            return
+        pipe.write(message)
+
+    # --- the foreign broker ---
+
+    def _on_lost(self, why: str) -> None:
+        log.warning("the broker of site %s went away: %s", self.config.site, why)
+        self.step([steps.ForeignLost(why)])
+        self._lost.set()
+
+    async def _keep_open(self) -> None:
+        pause_s = REOPEN_MIN_S
+        while True:
+            self._lost.clear()
+            try:
+                await self.adapter.open()
+            except AdapterError as error:
+                log.warning("the broker of site %s cannot be reached: %s", self.config.site, error)
+                self.step([steps.ForeignLost(str(error))])
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, REOPEN_MAX_S)
+                continue
+            pause_s = REOPEN_MIN_S
+            log.info("the broker of site %s is there", self.config.site)
+            self.step([steps.ForeignBack()])
+            await self._lost.wait()
+
+    def _begin(self, name: str, work: Callable[[], Awaitable[steps.Input]]) -> None:
+        before = self._operations.get(name)
+
+        async def run() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            answer = await work()
+            if self._operations.get(name) is task:
+                del self._operations[name]
+            self.step([answer])
+
+        task = self._operations[name] = self._spawn(run())
+
+    async def _listen(self, name: str, filters: tuple[str, ...]) -> steps.Input:
+        def receive(message: ForeignMessage) -> None:
+            self.step([steps.Received(name, message)])
+
+        try:
+            for filter in filters:
+                await self.adapter.subscribe(name, filter, receive)
+        except AdapterError as error:
+            return steps.ForeignFailed(name, "listen", str(error))
+        return steps.Listening(name)
+
+    async def _unlisten(self, name: str, filters: tuple[str, ...]) -> steps.Input:
+        try:
+            for filter in filters:
+                await self.adapter.unsubscribe(name, filter)
+        except AdapterError as error:
+            return steps.ForeignFailed(name, "unlisten", str(error))
+        return steps.Unlistened(name)
+
+    async def _publish(self, message: ForeignMessage) -> None:
+        try:
+            await self.adapter.publish(message)
+        except AdapterError as error:
+            log.warning("a ping was not published: %s", error)
+
+    # --- connections ---
+
+    def new_connection(self) -> int:
+        self._connections += 1
+        return self._connections
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pipe = Pipe(reader, writer)
+        if len(self._pipes) >= self.config.listener.connections_max:
+            pipe.abort()
+            return
+        connection = self.new_connection()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await pipe.exchange_prefaces(is_dialer=False)
+                joined = await self._admit(connection, pipe)
+            await self._read(pipe, joined)
+        except (ProxyError, TimeoutError) as error:
+            log.info("%s: %s", pipe.host, error or "no handshake in time")
+        finally:
+            self._tasks.discard(task)
+            pipe.close()
+
+    async def _admit(self, connection: int, pipe: Pipe) -> steps.Joined:
+        """Who is there; ProxyError, and told so, if that is nobody who may come in."""
+        hello = await pipe.read()
+        if not isinstance(hello, Hello):
+            raise self._turned_away(pipe, Refused(0, "unknown", "a connection begins with Hello"))
+        broker = self.config.broker
+        welcome = Welcome(self.config.site, broker.kind, broker.client_url or broker.url)
+        if hello.role == "client":
+            if self.config.access.users:
+                outcome = await self._verifier.verify(hello.user, hello.password.encode(), pipe.host)
+                if outcome is not Outcome.ACCEPTED:
+                    raise self._turned_away(pipe, Refused(0, "identity", outcome.value))
+            pipe.write(welcome)
+            pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
+            return steps.Joined(connection, "client", hello.user if self.config.access.users else "")
+        challenge = Challenge(self.config.site, secrets.token_bytes(messages.NONCE_BYTES))
+        pipe.write(challenge)
+        given, secret = await pipe.read(), self.config.peers.secret
+        if not isinstance(given, Proof) or not messages.is_proof(
+            given.proof, secret, "dialer", hello, challenge
+        ):
+            text = f"site {self.config.site} does not know the proxy {hello.id!r}: the secrets differ"
+            raise self._turned_away(pipe, Refused(0, "secret", text))
+        pipe.write(Welcome(self.config.site, proof=messages.proof(secret, "listener", hello, challenge)))
+        pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
+        return steps.Joined(connection, "proxy", hello.id)
+
+    def _turned_away(self, pipe: Pipe, refused: Refused) -> ProxyError:
+        pipe.write(refused)
+        return ProxyError(refused.text, refused.code)
+
+    async def _read(self, pipe: Pipe, joined: steps.Joined) -> None:
+        connection = joined.connection
+        self._pipes[connection] = pipe
+        self.step([joined])
+        try:
+            while True:
+                message = await pipe.read()
+                self.step([steps.Got(connection, message)])
+        finally:
+            del self._pipes[connection]
+            self.step([steps.Left(connection)])
+
+    async def _dial(self, connection: int, site: str) -> None:
+        address = next(one.address for one in self.config.proxies if one.site == site)
+        try:
+            pipe = await connect_proxy(
+                address, self.config.site, site, self.config.peers.secret, self._client_context()
+            )
+        except ProxyError as error:
+            log.warning("site %s: %s", site, error)
+            self.step([steps.Left(connection, str(error))])
+            return
+        try:
+            await self._read(pipe, steps.Joined(connection, "dialed", site))
+        except ProxyError as error:
+            log.debug("site %s: %s", site, error)
+        finally:
+            pipe.close()
+
+    def _client_context(self) -> ssl.SSLContext | None:
+        if not self.config.peers.ca:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        load_authorities(context, self.config.peers.ca, "peers.ca")
+        return context

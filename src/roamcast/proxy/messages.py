@@ -1,0 +1,234 @@
+"""What clients, proxies and proxies among themselves say to each other: msgpack, framed, versioned.
+
+A connection begins with the preface of both sides, then the handshake:
+
+    client                    proxy         dialing proxy             proxy
+    Hello (user, password) ->               Hello (nonce)          ->
+                           <- Welcome                              <- Challenge (nonce)
+                                            Proof                  ->
+                                                                   <- Welcome (proof)
+
+The secret that proxies share is never sent: a proof is an HMAC over both ids, both nonces and the role,
+so it serves for this connection and this direction only. Either side may say Refused instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from roamcast.errors import InputError
+from roamcast.proxy.adapter import ForeignMessage
+
+MAGIC = b"roamprxy"
+WIRE_VERSION = 1
+PREFACE = MAGIC + WIRE_VERSION.to_bytes(2, "big")
+LENGTH_BYTES = 4
+STRANGER_BYTES_MAX = 4096
+"""No frame may be longer before its sender has proved who it is."""
+FRAME_BYTES_MAX = 8 << 20
+NONCE_BYTES = 32
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Ticket = Annotated[str, Meta(min_length=16, max_length=64)]
+Filter = Annotated[str, Meta(min_length=1, max_length=4096)]
+Text = Annotated[str, Meta(max_length=500)]
+Sync = Literal["basic", "delay", "ping"]
+Number = Annotated[int, Meta(ge=0)]
+
+Code = Literal[
+    "identity", "secret", "version", "unknown", "expired", "quota", "broker", "proxy", "busy", "ping"
+]  # fmt: skip
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """One frame."""
+
+
+class Refused(_Message, frozen=True):
+    """The request, or with request 0 the connection, ends here; nothing was changed by it."""
+
+    request: int
+    code: Code
+    text: Text
+
+
+# --- the handshake ---
+
+
+class Hello(_Message, frozen=True):
+    role: Literal["client", "proxy"]
+    id: Name
+    nonce: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
+    user: Annotated[str, Meta(max_length=256)] = ""
+    password: Annotated[str, Meta(max_length=1024)] = ""
+
+
+class Challenge(_Message, frozen=True):
+    id: Name
+    nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+
+
+class Proof(_Message, frozen=True):
+    proof: bytes
+
+
+class Welcome(_Message, frozen=True):
+    site: Name
+    kind: str = ""
+    """Of the foreign broker of this site, and where clients reach it; both empty if that is not told."""
+    url: str = ""
+    proof: bytes = b""
+
+
+class Echo(_Message, frozen=True):
+    """Comes back as it is: how far away a proxy is."""
+
+    number: int
+
+
+# --- a client and its proxy ---
+
+
+class MoveOut(_Message, frozen=True):
+    """Listen for me. The ticket is the client's secret; the same request again changes nothing."""
+
+    request: Number
+    client: Name
+    ticket: Ticket
+    filters: Annotated[tuple[Filter, ...], Meta(max_length=10_000)]
+    sync: Sync = "basic"
+    delay_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    lease_s: Annotated[float, Meta(ge=0)] = 0.0
+    """How long to keep the buffer; 0 leaves it to the proxy, which also has a maximum."""
+    bytes_max: Number = 0
+    is_unique: bool = True
+    """Whether a message with an identity is kept once, however often the foreign broker delivers it."""
+
+
+class MovedOut(_Message, frozen=True):
+    """The proxy listens: from now on what comes is kept, as far as this was granted."""
+
+    request: Number
+    lease_s: float
+    bytes_max: int
+
+
+class Download(_Message, frozen=True):
+    """I am back and listen myself: end the handler at that site and give me what it has."""
+
+    request: Number
+    client: Name
+    ticket: Ticket
+    site: Annotated[str, Meta(max_length=256)] = ""
+    """Where the move-out was; empty is here."""
+
+
+class Batch(_Message, frozen=True):
+    request: Number
+    first: Number
+    """The number of the first message; they are numbered without gaps."""
+    messages: tuple[ForeignMessage, ...]
+
+
+class Taken(_Message, frozen=True):
+    """Everything up to this number is mine now."""
+
+    request: Number
+    number: Number
+
+
+class Downloaded(_Message, frozen=True):
+    """There is no more. `dropped` messages came while the buffer was full."""
+
+    request: Number
+    dropped: Number = 0
+    missing: Text = ""
+    """Why there may be more later: then the handler stays, and can be asked again."""
+
+
+# --- proxies among themselves ---
+
+
+class Fetch(_Message, frozen=True):
+    """A download on behalf of a client, whose user is known to the proxy that asks."""
+
+    request: Number
+    client: Name
+    ticket: Annotated[str, Meta(max_length=64)]
+    user: Annotated[str, Meta(max_length=256)] = ""
+
+
+class Locate(_Message, frozen=True):
+    """Do you hold the session of this client of your MQTT endpoint?"""
+
+    request: Number
+    client: Name
+    user: Annotated[str, Meta(max_length=256)] = ""
+
+
+class Located(_Message, frozen=True):
+    request: Number
+    ticket: Annotated[str, Meta(max_length=64)] = ""
+    """Empty: no."""
+    filters: dict[str, str] = {}
+
+
+Message = (
+    Refused
+    | Hello
+    | Challenge
+    | Proof
+    | Welcome
+    | Echo
+    | MoveOut
+    | MovedOut
+    | Download
+    | Batch
+    | Taken
+    | Downloaded
+    | Fetch
+    | Locate
+    | Located
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def frame(message: Message) -> bytes:
+    data = _encode(message)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def decode(data: bytes) -> Message:
+    """InputError for whatever is no message of this version."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"what came is no message of a mobility proxy ({str(error)[:200]})") from None
+
+
+def proof(secret: str, role: str, dialer: Hello, listener: Challenge) -> bytes:
+    """That the sender has the secret and takes part in this very handshake, in this role."""
+    said = _encode(("roamcast proxy", WIRE_VERSION, role, dialer, listener))
+    return hmac.new(secret.encode(), said, hashlib.sha256).digest()
+
+
+def is_proof(given: bytes, secret: str, role: str, dialer: Hello, listener: Challenge) -> bool:
+    return bool(secret) and hmac.compare_digest(given, proof(secret, role, dialer, listener))
+
+
+# --- pings, which travel through the foreign broker ---
+
+PING_LEVELS = ("roamcast", "ping")
+PING_BODY_MAX = 64
+
+
+def ping_key(ticket: str) -> str:
+    """What the topics of a ticket's pings have in common; the ticket cannot be told from it."""
+    return hashlib.sha256(b"roamcast ping " + ticket.encode()).hexdigest()[:24]

@@ -1,0 +1,470 @@
+"""The core of a mobility proxy: Caporuscio et al. section 3. Pure.
+
+    effects  = service.step(now, inputs)
+    deadline = service.deadline()
+
+Move-out (3.2): the proxy makes a client handler, subscribes it, synchronises if asked to (3.3), and
+acknowledges. Move-in: the client listens at its new site and asks the proxy there to download; that one
+relays to the proxy of the move-out, which unsubscribes the handler and gives what it has.
+
+Where this goes beyond the paper: the client acknowledges what it got, and only that leaves the buffer,
+so a download that breaks off, or a client that leaves again, loses nothing and can be continued. The
+move-in proxy keeps nothing. Buffers have quotas and leases, and survive the proxy (buffers.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from roamcast.proxy import messages
+from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.buffers import (
+    Buffers,
+    Changed,
+    Closed,
+    Dropped,
+    Entry,
+    Frozen,
+    Handler,
+    Kept,
+    Opened,
+    Taken,
+    size_of,
+)
+from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, Code, Message, Refused, ping_key
+from roamcast.proxy.relays import Relays
+from roamcast.proxy.steps import (
+    Close,
+    Effect,
+    ForeignBack,
+    ForeignFailed,
+    ForeignLost,
+    Got,
+    Input,
+    Joined,
+    Keep,
+    Left,
+    Listen,
+    Listening,
+    Publish,
+    Received,
+    Send,
+    Settings,
+    TopicOf,
+    Unlisten,
+    Unlistened,
+)
+
+
+class Moving(msgspec.Struct):
+    """A move-out that is not yet acknowledged."""
+
+    connection: int
+    request: messages.MoveOut
+    nonce: bytes
+    """What an answer to this move-out's pings must say."""
+    pings_until: float = 0.0
+
+
+class Fetching(msgspec.Struct):
+    """A download from a handler of this site."""
+
+    connection: int
+    request: int
+    sent: int
+    """The number of the last message that was sent."""
+    failed: str = ""
+    """Why the foreign broker may still hold something for the handler."""
+
+
+class Service:
+    """The handlers of one site and everybody who talks to it."""
+
+    def __init__(self, settings: Settings, topic_of: TopicOf, buffers: Buffers | None = None) -> None:
+        self.settings = settings
+        self.buffers = buffers or Buffers()
+        self.now = 0.0
+        self.down = "it has not been reached yet"
+        """Why the foreign broker cannot be used; empty while it can."""
+        self.joined: dict[int, Joined] = {}
+        self._topic_of = topic_of
+        self._ping_prefix = topic_of((*PING_LEVELS, "x"))[:-1]
+        self._effects: list[Effect] = []
+        self._moving: dict[int, Moving] = {}
+        self._fetching: dict[int, Fetching] = {}
+        self._listening: dict[int, None] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._relays = Relays(self)
+        for handler in self.buffers.by_id.values():
+            self._watch_lease(handler)
+
+    def step(self, now: float, inputs: Iterable[Input]) -> list[Effect]:
+        self.now = now
+        self._effects = []
+        for input in inputs:
+            self._take(input)
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        return self._effects
+
+    def deadline(self) -> float | None:
+        return self._timers[0][0] if self._timers else None
+
+    def _take(self, input: Input) -> None:
+        match input:
+            case Received(name=name, message=message):
+                self._on_received(name, message)
+            case Got(connection=connection, message=message):
+                self._on_message(self.joined[connection], message)
+            case Joined():
+                self.joined[input.connection] = input
+                self._relays.on_joined(input)
+            case Left(connection=connection, why=why):
+                self._on_left(connection, why)
+            case Listening(name=name):
+                self._on_listening(name)
+            case Unlistened(name=name):
+                self._on_unlistened(name)
+            case ForeignFailed():
+                self._on_foreign_failed(input)
+            case ForeignLost(why=why):
+                self.down = why or "it went away"
+                self._listening.clear()
+            case ForeignBack():
+                self.down = ""
+                for handler in self.buffers.by_id.values():
+                    if not handler.is_frozen:
+                        self._listen(handler)
+
+    # --- what happens, as effects ---
+
+    def keep(self, entry: Entry) -> None:
+        self.buffers.apply(entry)
+        self._effects.append(Keep(entry))
+
+    def do(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def send(self, connection: int, message: Message) -> None:
+        if connection in self.joined:
+            self._effects.append(Send(connection, message))
+
+    def refuse(self, connection: int, request: int, code: Code, text: str) -> None:
+        self.send(connection, Refused(request, code, text[:500]))
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._timer_count += 1
+        heapq.heappush(self._timers, (self.now + delay_s, self._timer_count, call))
+
+    # --- connections ---
+
+    def _on_message(self, joined: Joined, message: Message) -> None:
+        connection = joined.connection
+        if joined.role == "dialed":
+            self._relays.on_answer(joined, message)
+            return
+        match message:
+            case messages.Echo():
+                self.send(connection, message)
+            case messages.MoveOut() if joined.role == "client":
+                self._on_move_out(joined, message)
+            case messages.Download(request=request, client=client, ticket=ticket, site=site) if (
+                joined.role == "client"
+            ):
+                if site in ("", self.settings.site):
+                    self._on_fetch(connection, request, client, ticket, joined.who)
+                else:
+                    self._relays.begin(joined, message)
+            case messages.Fetch(request=request, client=client, ticket=ticket, user=user) if (
+                joined.role == "proxy"
+            ):
+                self._on_fetch(connection, request, client, ticket, user)
+            case messages.Taken(request=request, number=number):
+                if not self._relays.on_taken(connection, message):
+                    self._on_taken(connection, request, number)
+            case _:
+                self.refuse(connection, 0, "unknown", f"a {joined.role} may not say {type(message).__name__}")
+                self.do(Close(connection))
+
+    def _on_left(self, connection: int, why: str) -> None:
+        self._relays.on_left(connection, why)
+        self.joined.pop(connection, None)
+        for id, fetching in list(self._fetching.items()):
+            if fetching.connection == connection:
+                del self._fetching[id]
+                self._renew(self.buffers.by_id[id])
+
+    # --- move-out ---
+
+    def _on_move_out(self, joined: Joined, request: messages.MoveOut) -> None:
+        connection, number = joined.connection, request.request
+        handler = self.buffers.by_key.get((request.client, request.ticket))
+        obstacle = self._obstacle(joined.who, request, handler)
+        if obstacle is not None:
+            self.refuse(connection, number, *obstacle)
+            return
+        if handler is None:
+            handler = self._open(joined.who, request)
+        nonce = f"{handler.id}-{number}".encode()[:PING_BODY_MAX]
+        was_moving = handler.id in self._moving
+        self._moving[handler.id] = Moving(connection, request, nonce)
+        if handler.id in self._listening:
+            self._synchronise(handler)
+        elif not was_moving:
+            self._listen(handler)
+
+    def _obstacle(
+        self, user: str, request: messages.MoveOut, handler: Handler | None
+    ) -> tuple[Code, str] | None:
+        client, settings = request.client, self.settings
+        if any(one.opened.owner != user for one in self.buffers.by_client.get(client, {}).values()):
+            return "identity", f"client id {client!r} belongs to another user here"
+        if self.down:
+            return "broker", f"the broker of site {settings.site} is down ({self.down}): stay attached"
+        if handler is not None:
+            return ("busy", "this stay is being downloaded") if handler.is_frozen else None
+        if (client, request.ticket) in self.buffers.gone:
+            return "expired", f"client {client!r}: this ticket was used before; take a new one"
+        if len(request.filters) > settings.filters_max:
+            return "quota", f"{len(request.filters)} filters: at most {settings.filters_max} are kept"
+        if len(self.buffers.by_id) >= settings.handlers_max:
+            return "quota", f"site {settings.site} keeps {settings.handlers_max} clients already"
+        if self.buffers.bytes >= settings.bytes_total_max:
+            return "quota", f"the buffers of site {settings.site} are full"
+        return None
+
+    def _open(self, owner: str, request: messages.MoveOut) -> Handler:
+        settings = self.settings
+        lease_s = min(request.lease_s or settings.lease_s, settings.lease_max_s)
+        opened = Opened(
+            self.buffers.next_id, request.client, owner, request.ticket, dict.fromkeys(request.filters, ""),
+            lease_s, self.now + lease_s, min(request.bytes_max or settings.bytes_max, settings.bytes_max),
+            request.is_unique, False,
+        )  # fmt: skip
+        self.keep(opened)
+        handler = self.buffers.by_id[opened.id]
+        self._watch_lease(handler)
+        return handler
+
+    def _listen(self, handler: Handler) -> None:
+        self.do(Listen(handler.name, self._foreign_filters(handler)))
+
+    def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
+        """The client's own, then those for pings: what a ping proves it proves of all before it."""
+        key = ping_key(handler.opened.ticket)
+        return (*handler.filters, self._ping_topic(key, "in-request"), self._ping_topic(key, "out-response"))
+
+    def _ping_topic(self, key: str, kind: str) -> str:
+        return self._topic_of((*PING_LEVELS, key, kind))
+
+    def _on_listening(self, name: str) -> None:
+        handler = self.buffers.by_name.get(name)
+        if handler is None or self.down:
+            return
+        self._listening[handler.id] = None
+        if handler.id in self._moving:
+            self._synchronise(handler)
+
+    def _synchronise(self, handler: Handler) -> None:
+        """Before the client goes away: be sure that the subscriptions have become effective (3.3)."""
+        moving = self._moving[handler.id]
+        match moving.request.sync:
+            case "basic":
+                self._acknowledge(handler, moving)
+            case "delay":
+                self.after(moving.request.delay_s, lambda: self._acknowledge(handler, moving))
+            case "ping":
+                moving.pings_until = self.now + self.settings.ping_timeout_s
+                self._ping(handler, moving)
+
+    def _ping(self, handler: Handler, moving: Moving) -> None:
+        if self._moving.get(handler.id) is not moving:
+            return
+        if self.now >= moving.pings_until:
+            self._give_up(handler, "ping", "no ping came back through the broker: stay attached")
+            return
+        topic = self._ping_topic(ping_key(handler.opened.ticket), "out-request")
+        self.do(Publish(ForeignMessage(topic, moving.nonce)))
+        self.after(self.settings.ping_interval_s, lambda: self._ping(handler, moving))
+
+    def _acknowledge(self, handler: Handler, moving: Moving) -> None:
+        if self._moving.get(handler.id) is not moving:
+            return
+        del self._moving[handler.id]
+        opened = handler.opened
+        answer = messages.MovedOut(moving.request.request, opened.lease_s, opened.bytes_max)
+        self.send(moving.connection, answer)
+
+    def _give_up(self, handler: Handler, code: Code, text: str) -> None:
+        """A move-out that cannot be promised leaves nothing behind."""
+        moving = self._moving.pop(handler.id)
+        self.refuse(moving.connection, moving.request.request, code, text)
+        self.end(handler, "refused")
+
+    # --- the foreign broker ---
+
+    def _on_received(self, name: str, message: ForeignMessage) -> None:
+        handler = self.buffers.by_name.get(name)
+        if handler is None:
+            return
+        if message.topic.startswith(self._ping_prefix):
+            self._on_ping(handler, message)
+            return
+        if handler.is_frozen or handler.knows(message):
+            return
+        size = size_of(message)
+        while not self._has_room(handler, size):
+            self.keep(Dropped(handler.id, 1))
+            if self.settings.overflow == "newest" or not handler.ready or handler.id in self._fetching:
+                return
+            self.keep(Taken(handler.id, handler.first))
+        self.keep(Kept(handler.id, message))
+        if handler.id in self._fetching:
+            self._send_batches(handler)
+
+    def _has_room(self, handler: Handler, size: int) -> bool:
+        fits = handler.bytes + size <= handler.opened.bytes_max
+        return fits and self.buffers.bytes + size <= self.settings.bytes_total_max
+
+    def _on_ping(self, handler: Handler, message: ForeignMessage) -> None:
+        key = ping_key(handler.opened.ticket)
+        moving = self._moving.get(handler.id)
+        if message.topic == self._ping_topic(key, "in-request") and len(message.body) <= PING_BODY_MAX:
+            answer = self._ping_topic(key, "in-response")
+            self.do(Publish(ForeignMessage(answer, message.body)))
+        elif message.topic == self._ping_topic(key, "out-response") and moving is not None:
+            self._on_pong(handler, moving, message.body)
+
+    def _on_pong(self, handler: Handler, moving: Moving, body: bytes) -> None:
+        if moving.pings_until and body == moving.nonce:
+            self._acknowledge(handler, moving)
+
+    def _on_foreign_failed(self, failed: ForeignFailed) -> None:
+        handler = self.buffers.by_name.get(failed.name)
+        if handler is None:
+            return
+        if failed.what == "unlisten":
+            fetching = self._fetching.get(handler.id)
+            if fetching is not None:
+                fetching.failed = failed.why
+                self._send_batches(handler)
+        elif handler.id in self._moving:
+            self._give_up(handler, "broker", f"the broker of site {self.settings.site}: {failed.why}")
+        elif not self.down:
+            self.after(self.settings.listen_again_s, lambda: self._listen_again(handler.id))
+
+    def _listen_again(self, id: int) -> None:
+        handler = self.buffers.by_id.get(id)
+        if handler is not None and not handler.is_frozen and id not in self._listening and not self.down:
+            self._listen(handler)
+
+    # --- download ---
+
+    def _on_fetch(self, connection: int, request: int, client: str, ticket: str, user: str) -> None:
+        handler = self.buffers.by_key.get((client, ticket))
+        if handler is None:
+            self._answer_unknown(connection, request, client, ticket)
+            return
+        if handler.opened.owner != user:
+            self.refuse(connection, request, "identity", f"client {client!r} is another user's here")
+            return
+        earlier = self._fetching.pop(handler.id, None)
+        if earlier is not None:
+            self.refuse(earlier.connection, earlier.request, "busy", "another download of this client began")
+        self._moving.pop(handler.id, None)
+        fetching = Fetching(connection, request, handler.first - 1)
+        self._fetching[handler.id] = fetching
+        if self.down and not self.settings.can_suspend and not handler.is_frozen:
+            # Nothing was kept for it there, so nothing more can come.
+            self.keep(Frozen(handler.id))
+        if not handler.is_frozen and not self.down:
+            self.do(Unlisten(handler.name, self._foreign_filters(handler)))
+        self._send_batches(handler)
+
+    def _answer_unknown(self, connection: int, request: int, client: str, ticket: str) -> None:
+        why = self.buffers.gone.get((client, ticket))
+        if why == "taken":  # The end of an earlier download did not reach the client.
+            self.send(connection, messages.Downloaded(request))
+        elif why == "expired":
+            text = f"client {client!r} stayed away for longer than its lease: its buffer was given up"
+            self.refuse(connection, request, "expired", text)
+        elif client in self.buffers.by_client:
+            text = f"client {client!r} has a buffer at {self.settings.site}, but not under this ticket"
+            self.refuse(connection, request, "identity", text)
+        else:
+            text = f"client {client!r} has no buffer at {self.settings.site}"
+            self.refuse(connection, request, "unknown", text)
+
+    def _on_unlistened(self, name: str) -> None:
+        handler = self.buffers.by_name.get(name)
+        if handler is None or handler.is_frozen:
+            return
+        self._listening.pop(handler.id, None)
+        self.keep(Frozen(handler.id))
+        if handler.id in self._fetching:
+            self._send_batches(handler)
+
+    def _send_batches(self, handler: Handler) -> None:
+        fetching, settings = self._fetching[handler.id], self.settings
+        window = max(1, settings.window_bytes // settings.batch_bytes) * settings.batch_messages
+        while fetching.sent < handler.last and fetching.sent - handler.first < window:
+            chosen = handler.slice(fetching.sent + 1, settings.batch_bytes, settings.batch_messages)
+            batch = messages.Batch(fetching.request, fetching.sent + 1, tuple(chosen))
+            fetching.sent += len(chosen)
+            self.send(fetching.connection, batch)
+        if handler.ready:
+            return
+        if handler.is_frozen:
+            dropped = handler.dropped
+            del self._fetching[handler.id]
+            self.keep(Closed(handler.id, "taken"))
+            self.send(fetching.connection, messages.Downloaded(fetching.request, dropped))
+        elif fetching.failed or self.down:
+            self._break_off(handler, fetching, fetching.failed or self.down)
+
+    def _break_off(self, handler: Handler, fetching: Fetching, why: str) -> None:
+        """The foreign broker may hold more for the handler: what is here was given, the rest comes later."""
+        del self._fetching[handler.id]
+        self._renew(handler)
+        text = f"the broker of site {self.settings.site} is down ({why}): ask again later"
+        self.send(fetching.connection, messages.Downloaded(fetching.request, 0, text[:500]))
+
+    def _on_taken(self, connection: int, request: int, number: int) -> None:
+        for id, fetching in self._fetching.items():
+            if fetching.connection == connection and fetching.request == request:
+                handler = self.buffers.by_id[id]
+                if handler.first <= number <= fetching.sent:
+                    self.keep(Taken(id, number))
+                    self._send_batches(handler)
+                return
+
+    # --- leases ---
+
+    def _renew(self, handler: Handler) -> None:
+        expires = self.now + handler.opened.lease_s
+        self.keep(Changed(handler.id, handler.filters, expires, handler.source))
+
+    def _watch_lease(self, handler: Handler) -> None:
+        if handler.expires:
+            self.after(handler.expires - self.now, lambda: self._check_lease(handler.id))
+
+    def _check_lease(self, id: int) -> None:
+        handler = self.buffers.by_id.get(id)
+        if handler is None or not handler.expires:
+            return
+        if id in self._fetching or handler.expires > self.now:
+            self.after(max(1.0, handler.expires - self.now), lambda: self._check_lease(id))
+            return
+        self.end(handler, "expired")
+
+    def end(self, handler: Handler, why: str) -> None:
+        """Give a handler up, with what it has."""
+        self._moving.pop(handler.id, None)
+        self._listening.pop(handler.id, None)
+        if not handler.is_frozen:
+            self.do(Unlisten(handler.name, self._foreign_filters(handler)))
+        self.keep(Closed(handler.id, why))  # type: ignore[arg-type]

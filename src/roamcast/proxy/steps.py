@@ -1,0 +1,144 @@
+"""What goes into a proxy's step and what comes out of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.buffers import Entry
+from roamcast.proxy.messages import Message
+
+Role = Literal["client", "proxy", "dialed", "endpoint"]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the service of one site may do."""
+
+    site: str
+    sites: tuple[str, ...] = ()
+    """The other proxies that may be asked, by the ids of their sites."""
+    can_suspend: bool = False
+    handlers_max: int = 10_000
+    filters_max: int = 1000
+    """Of one client."""
+    bytes_max: int = 64 << 20
+    """Of one buffer."""
+    bytes_total_max: int = 1 << 30
+    lease_s: float = 86_400.0
+    lease_max_s: float = 7 * 86_400.0
+    overflow: Literal["newest", "oldest"] = "newest"
+    """What is dropped when a buffer is full: what comes then, or what came first."""
+    ping_interval_s: float = 0.2
+    ping_timeout_s: float = 10.0
+    listen_again_s: float = 5.0
+    batch_bytes: int = 256 << 10
+    batch_messages: int = 1000
+    window_bytes: int = 2 << 20
+    """What is sent of a download before the first of it is acknowledged, about."""
+
+
+# --- inputs ---
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A connection whose other end has proved who it is: a user ("" for nobody) or a site."""
+
+    connection: int
+    role: Role
+    who: str
+
+
+class Got(msgspec.Struct, frozen=True):
+    connection: int
+    message: Message
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A connection ended, or one that was asked for cannot be made."""
+
+    connection: int
+    why: str = ""
+
+
+class Received(msgspec.Struct, frozen=True):
+    """The foreign broker delivered a message to a handler."""
+
+    name: str
+    message: ForeignMessage
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """The foreign broker has all filters of a Listen."""
+
+    name: str
+
+
+class Unlistened(msgspec.Struct, frozen=True):
+    name: str
+
+
+class ForeignFailed(msgspec.Struct, frozen=True):
+    """A Listen or an Unlisten came to nothing."""
+
+    name: str
+    what: Literal["listen", "unlisten"]
+    why: str
+
+
+class ForeignLost(msgspec.Struct, frozen=True):
+    why: str
+
+
+class ForeignBack(msgspec.Struct, frozen=True):
+    """The foreign broker is there, at the start too; it knows of no handler."""
+
+
+Input = Joined | Got | Left | Received | Listening | Unlistened | ForeignFailed | ForeignLost | ForeignBack
+
+
+# --- effects ---
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """To be journalled before anything else of the same step is done."""
+
+    entry: Entry
+
+
+class Send(msgspec.Struct, frozen=True):
+    connection: int
+    message: Message
+
+
+class Close(msgspec.Struct, frozen=True):
+    connection: int
+
+
+class Dial(msgspec.Struct, frozen=True):
+    """Connect to the proxy of a site; Joined or Left follows."""
+
+    connection: int
+    site: str
+
+
+class Listen(msgspec.Struct, frozen=True):
+    """Subscribe the handler, in this order; Listening or ForeignFailed follows. In order for each name."""
+
+    name: str
+    filters: tuple[str, ...]
+
+
+class Unlisten(msgspec.Struct, frozen=True):
+    name: str
+    filters: tuple[str, ...]
+
+
+class Publish(msgspec.Struct, frozen=True):
+    message: ForeignMessage
+
+
+Effect = Keep | Send | Close | Dial | Listen | Unlisten | Publish
+TopicOf = Callable[[Sequence[str]], str]
