@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta, field
@@ -36,16 +37,18 @@ class Broker(Section, frozen=True):
     client_url: str = ""
     """Where clients reach it, if that is another address; it is told to every client that is let in."""
     user: str = ""
-    """The user name of the proxy at the foreign broker."""
+    """The user name of the proxy at the foreign broker; clients are not told."""
     password_file: PathText = ""
     """A file whose content is its password there."""
 
-    def options(self) -> dict[str, str]:
-        """What an adapter is given beside the URL."""
+    @property
+    def own_url(self) -> str:
+        """With what the proxy needs to be let in."""
         if not self.user:
-            return {}
+            return self.url
         password = read_secret(self.password_file, "broker.password_file") if self.password_file else ""
-        return {"user": self.user, "password": password}
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{quote(self.user, safe='')}:{quote(password, safe='')}@{rest}"
 
 
 class Listener(Section, frozen=True):
@@ -227,6 +230,8 @@ def _with_secret(config: Config) -> Config:
 
 
 def _check(config: Config, warn: Callable[[str], None]) -> None:
+    if "@" in config.broker.url:
+        raise InputError("broker.url is told to clients; set broker.user and broker.password_file instead")
     if config.broker.kind not in known_kinds():
         hint = did_you_mean(config.broker.kind, known_kinds()) or f"known are {', '.join(known_kinds())}"
         raise InputError(f"broker.kind = {config.broker.kind}: {hint}")

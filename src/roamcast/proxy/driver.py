@@ -50,7 +50,7 @@ class ProxyServer:
         self.config = config
         self._clock = clock
         broker = config.broker
-        self.adapter = adapter or open_adapter(broker.kind, broker.url, **broker.options())
+        self.adapter = adapter or open_adapter(broker.kind, broker.own_url)
         users = read_users(config.access.users) if config.access.users else {}
         self._verifier = Verifier(users, Access(users=config.access.users))
         self.store = store or Store(config.journal_folder, config.buffers.sync)
@@ -78,16 +78,20 @@ class ProxyServer:
         listener = self.config.listener
         try:
             self._server = await asyncio.start_server(
-                self._serve, listener.address, listener.port, ssl=self._server_context()
+                self.serve, listener.address, listener.port, ssl=self._server_context()
             )
         except OSError as error:
             where = join_endpoint(listener.address, listener.port)
             raise InputError(f"listener {where}: cannot be used ({error.strerror or error})") from None
         self.address = join_endpoint(*self._server.sockets[0].getsockname()[:2])
+        self.begin()
+        log.info("site %s: proxy listens on %s", self.config.site, self.address)
+
+    def begin(self) -> None:
+        """Everything but listening."""
         self.adapter.on_lost(self._on_lost)
         self._spawn(self._keep_open())
         self._spawn(self._tend())
-        log.info("site %s: proxy listens on %s", self.config.site, self.address)
 
     async def run(self) -> None:
         """Until `stop`; JournalFailed if nothing can be promised any more."""
@@ -271,7 +275,7 @@ class ProxyServer:
         self._connections += 1
         return self._connections
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pipe = Pipe(reader, writer)
         if len(self._pipes) >= self.config.listener.connections_max:
             pipe.abort()
