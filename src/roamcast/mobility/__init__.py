@@ -3,11 +3,13 @@
 from roamcast.mobility import (
     durable,
     home_broker,
+    mft,
     multi_hop_handoff,
     none,
     phoenix,
     proactive,
     reactive,
+    recursive_migration,
     relocation,
     sub_unsub,
 )
@@ -21,8 +23,10 @@ from roamcast.mobility.base import (
     find_protocol,
     register,
 )
+from roamcast.mobility.mobile import MOBILE_PROTOCOLS, find_mobile_protocol
 
 __all__ = [
+    "MOBILE_PROTOCOLS",
     "PROTOCOLS",
     "Host",
     "MobilityProtocol",
@@ -30,13 +34,16 @@ __all__ = [
     "Settings",
     "check_combination",
     "durable",
+    "find_mobile_protocol",
     "find_protocol",
     "home_broker",
+    "mft",
     "multi_hop_handoff",
     "none",
     "phoenix",
     "proactive",
     "reactive",
+    "recursive_migration",
     "register",
     "relocation",
     "sub_unsub",

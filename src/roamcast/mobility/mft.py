@@ -1,0 +1,282 @@
+"""MFT-PubSub: brokers and clients move, crash, part and meet again (Amozarrain chapter 4).
+
+Every broker knows of every subscriber s its subscriptions, the way to it, and T(s): the timestamp of the
+last message of s that it knows of, and how many hops away s is. A broker whose parent in the tree has
+changed tells the new one with BMIG whom it brings along (C) and whom else it knows (O). The new parent
+compares: what the other has newer it asks for (BQUERY), what itself has newer it sends (BSUB, which goes on
+to everyone, like SUB). For whom nothing is newer BMIG turns the ways round, neighbour by neighbour, along
+the way on which a PUB for s would go, until it ends where the old link was. Events that met a dead end are
+stored there, and follow (REP).
+
+Why nothing gets lost: at any time the ways to s lead to one place in each part of the network, where they
+end: at the broker of s, or where a link was lost. A message that turns a way round travels behind
+everything that was sent that way before, and whoever has turned it sends nothing the old way any more. So
+what is under way comes either to s, or to the old end, to which the turning message comes too.
+
+Where the algorithms and the text leave something open, or fail:
+
+- 4.1, line 1: newer is a higher timestamp, or the same and fewer hops, and h is compared as it is stored.
+- 4.2, line 4, and 4.3, line 25, go through all timestamps and not through the routing table, or a subscriber
+  that has left would be forgotten, and come back from another part of the network.
+- 4.3, line 12, compares the hops that are claimed for s, as the text says, and not those of BMIG. But any
+  claim may be wrong, also one with few hops, and if a broker in the middle contradicts, that may be wrong as
+  well and nobody else hears of it. So with the same timestamp a claim is believed, unless s is connected
+  right here; then this broker, which knows best, says so to everyone. In the example of 4.4 that is the same.
+- 4.3, line 7: nothing is turned round for a subscriber of whom the sender knows more. BSUB does that.
+- 4.4, line 1: BSUB with the same timestamp is a claim like the one in BMIG, if it does not come from the
+  broker of s. Who knows more than it answers, as 4.3 does.
+- A subscriber that both ends of a new link believe to be behind the other is nowhere, until it is heard of.
+- A change of subscriptions says which change came before it (`since`). Who has missed that one asks for the
+  whole; and a subscriber is asked by FILTERS, and sends all that it wants as one BSUB.
+- A broker that crashed and comes back empty is a new one that migrates in; links are new ones after it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.mobility.mobile import (
+    LOCAL,
+    Filters,
+    Known,
+    Mig,
+    MobileProtocol,
+    Rep,
+    Sub,
+    Uns,
+    register_mobile,
+)
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """T of one subscriber: (s, t, h) in the document."""
+
+    subscriber: str
+    timestamp: int
+    hops: int
+
+
+class Bmig(Message, frozen=True):
+    """The sender, or a broker behind it, has migrated."""
+
+    children: tuple[Stamp, ...]
+    others: tuple[Stamp, ...] = ()
+    hops: int = 0
+    """How far it has come."""
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Bquery(Message, frozen=True):
+    """Tell me of this subscriber, if you know more than this."""
+
+    subscriber: str
+    timestamp: int
+    hops: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Bsub(Message, frozen=True):
+    """All subscriptions of a subscriber, and T of whoever sent it first. None: it has left the network."""
+
+    subscriber: str
+    filters: tuple[Filter, ...]
+    timestamp: int
+    hops: int
+    distance: int = 0
+    """How far it has come."""
+    since: int = -1
+    """The timestamp of the last change; -1: this one."""
+    cause: ClassVar[Cause] = "handoff"
+
+
+@register_mobile
+class Mft(MobileProtocol):
+    name = "mft"
+    summary = "timestamps and hops tell who knows more of a subscriber; ways are turned round, queues follow"
+
+    def _handle(self, way: str, sender: str, message: Message) -> None:
+        match message:
+            case Burst():
+                self._on_pub(way, message)
+            case Rep():
+                self._on_rep(way, message)
+            case Sub():
+                self._on_sub(way, message)
+            case Uns():
+                self._on_uns(way, message)
+            case Mig():
+                self._on_mig(way, message)
+            case Bmig():
+                self._on_bmig(way, message)
+            case Bsub():
+                self._on_bsub(way, message)
+            case Bquery():
+                self._on_bquery(way, message)
+            case _:
+                raise InputError(f"mft got {type(message).__name__} from {sender}, which it does not use")
+
+    def _of(self, subscriber: str) -> Known:
+        """Who is not known has the timestamp 0."""
+        return self.known.setdefault(subscriber, Known(None))
+
+    # --- algorithm 4.1: what subscribers say ---
+
+    def _on_sub(self, way: str, message: Sub) -> None:
+        if self._accept(way, message):
+            known = self.known[message.subscriber]
+            self._set_filters(message.subscriber, [*known.filters.values(), message.filter])
+            known.since = message.timestamp
+            self._send_others(way, msgspec.structs.replace(message, hops=message.hops + 1))
+
+    def _on_uns(self, way: str, message: Uns) -> None:
+        if self._accept(way, message):
+            known = self.known[message.subscriber]
+            kept = [filter for filter in known.filters.values() if filter != message.filter]
+            self._set_filters(message.subscriber, kept)
+            known.since = message.timestamp
+            self._send_others(way, msgspec.structs.replace(message, hops=message.hops + 1))
+
+    def _on_mig(self, way: str, message: Mig) -> None:
+        subscriber = message.subscriber
+        known = self._of(subscriber)
+        old = known.way
+        if way == LOCAL:
+            self.attached[subscriber] = None
+            self._send_filters(subscriber)
+        if self._accept(way, message) and old and old != way and old in self.peers:
+            self._out.sends.append((old, msgspec.structs.replace(message, hops=message.hops + 1)))
+
+    def _accept(self, way: str, message: Sub | Uns | Mig) -> bool:
+        """Whether this is newer than what is known, and nothing was missed before it."""
+        subscriber = message.subscriber
+        known = self._of(subscriber)
+        if message.timestamp <= known.timestamp:
+            return False
+        if message.since != known.since:
+            if way == LOCAL:  # It answers with all that it wants.
+                self._send_filters(subscriber)
+            else:
+                self._out.sends.append((way, Bquery(subscriber, known.timestamp, known.hops)))
+            return False
+        known.timestamp, known.hops = message.timestamp, message.hops + 1
+        self._point(subscriber, way)
+        return True
+
+    def _send_filters(self, subscriber: str) -> None:
+        known = self.known[subscriber]
+        filters = Filters(tuple(known.filters.values()), known.since)
+        self._out.to_subscribers.append((subscriber, filters))
+
+    # --- algorithm 4.2: this broker migrates ---
+
+    def _migrate(self, old: str | None, new: str) -> None:
+        children, others = [], []
+        for subscriber, known in self.known.items():
+            stamp = Stamp(subscriber, known.timestamp, known.hops)
+            if known.way is None or (known.way and known.way in (old, new)):
+                self._point(subscriber, new)
+                others.append(stamp)
+            else:
+                children.append(stamp)
+        self._out.sends.append((new, Bmig(tuple(children), tuple(others))))
+
+    # --- algorithm 4.3: another broker has migrated ---
+
+    def _on_bmig(self, way: str, message: Bmig) -> None:
+        if message.hops == 0:
+            self.peers[way] = None
+        believed = [stamp for stamp in message.children if self._is_believed(way, stamp)]
+        for stamp in message.others:
+            self._compare(way, stamp)
+        if message.hops == 0:
+            named = {stamp.subscriber for stamp in (*message.children, *message.others)}
+            for subscriber in [one for one in self.known if one not in named]:
+                self._send_subscriptions(subscriber, way)
+        old_ways: dict[str, None] = {}
+        for stamp in believed:
+            known = self.known[stamp.subscriber]
+            if known.way and known.way != way and known.way in self.peers:
+                old_ways[known.way] = None
+            known.hops = message.hops + stamp.hops + 1
+            self._point(stamp.subscriber, way)
+        onward = Bmig(tuple(believed), (), message.hops + 1)
+        self._out.sends += [(old_way, onward) for old_way in old_ways]
+
+    def _is_believed(self, way: str, stamp: Stamp) -> bool:
+        """Whether the subscriber is behind the sender, as that one claims."""
+        known = self._of(stamp.subscriber)
+        if stamp.timestamp > known.timestamp:
+            self._out.sends.append((way, Bquery(stamp.subscriber, known.timestamp, known.hops)))
+            return False
+        if stamp.timestamp < known.timestamp or known.way == LOCAL:
+            self._send_subscriptions(stamp.subscriber, way)
+            return False
+        return True
+
+    def _compare(self, way: str, stamp: Stamp) -> None:
+        """The sender believes that the subscriber is this way, or does not know."""
+        known = self._of(stamp.subscriber)
+        self._not_behind(way, stamp.subscriber)
+        if stamp.timestamp > known.timestamp:
+            self._out.sends.append((way, Bquery(stamp.subscriber, known.timestamp, known.hops)))
+        elif stamp.timestamp < known.timestamp:
+            self._send_subscriptions(stamp.subscriber, way)
+
+    def _not_behind(self, way: str, subscriber: str) -> None:
+        if self.known[subscriber].way == way:
+            self._point(subscriber, None)
+
+    # --- algorithm 4.4: repairing what differs ---
+
+    def _on_bsub(self, way: str, message: Bsub) -> None:
+        known = self._of(message.subscriber)
+        if message.timestamp < known.timestamp:
+            self._answer(way, message)
+        elif message.timestamp > known.timestamp:
+            known.timestamp = message.timestamp
+            known.since = message.since if message.since >= 0 else message.timestamp
+            self._set_filters(message.subscriber, message.filters)
+            self._learn_way(way, message)
+            self._send_others(way, self._onward(message))
+        elif known.way == LOCAL:
+            self._answer(way, message)
+        elif message.hops <= 1:
+            self._learn_way(way, message)
+            self._send_others(way, self._onward(message))
+        else:
+            old = known.way
+            self._learn_way(way, message)
+            if old and old != way and old in self.peers:
+                self._out.sends.append((old, self._onward(message)))
+
+    def _answer(self, way: str, message: Bsub) -> None:
+        """The sender is wrong; a subscriber never is, it has only said something newer meanwhile."""
+        if way != LOCAL:
+            self._send_subscriptions(message.subscriber, way)
+
+    def _learn_way(self, way: str, message: Bsub) -> None:
+        self.known[message.subscriber].hops = message.hops + message.distance + 1
+        self._point(message.subscriber, way)
+
+    def _onward(self, message: Bsub) -> Bsub:
+        if message.hops == 0:  # From the subscriber itself; its broker is one hop away from it.
+            return msgspec.structs.replace(message, hops=1)
+        return msgspec.structs.replace(message, distance=message.distance + 1)
+
+    def _on_bquery(self, way: str, message: Bquery) -> None:
+        known = self._of(message.subscriber)
+        if (message.timestamp, -message.hops) < (known.timestamp, -known.hops):
+            self._send_subscriptions(message.subscriber, way)
+
+    def _send_subscriptions(self, subscriber: str, way: str) -> None:
+        self._not_behind(way, subscriber)
+        known = self.known[subscriber]
+        since = -1 if known.since == known.timestamp else known.since
+        filters = tuple(known.filters.values())
+        self._out.sends.append((way, Bsub(subscriber, filters, known.timestamp, known.hops, 0, since)))

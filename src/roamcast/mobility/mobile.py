@@ -1,0 +1,342 @@
+"""What protocols for brokers that move share: their messages, routing tables, queues, and their registry.
+
+In these protocols a broker knows its neighbours and nothing of the network behind them. For each subscriber
+it has the subscriptions and the way: the neighbour towards it. A subscriber speaks the same language as a
+broker, and what it says carries a timestamp, which it counts up itself. Links are FIFO for as long as they
+last. What was on a link that is given up and was not acknowledged comes back (`link_down`, `detach`), and is
+queued for the subscribers it was meant for.
+
+`MobileProtocol` is one broker's machine. It has no clock, no socket and no chance of its own; every call
+returns an `Outcome`. A device may be broker, subscriber and publisher at once: its client roles are
+connected to its own broker like any others, and may bear the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.core.messages import Cause, Message
+from roamcast.core.notification import Burst, decode_attributes
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+
+LOCAL = ""
+"""The way to a subscriber that is, or was last, connected to this broker itself."""
+
+
+# --- messages (tables 2.1, 2.4, 3.1 and 4.1) ---------------------------------------------------------
+#
+# A published event, PUB, is a `Burst`. `since` is the timestamp of the subscriber's last change of its
+# subscriptions before this message: whoever has missed that one must not take this one.
+
+
+class Sub(Message, frozen=True):
+    filter: Filter
+    subscriber: str
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Uns(Message, frozen=True):
+    filter: Filter
+    subscriber: str
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Mig(Message, frozen=True):
+    """The subscriber was connected to `broker` before and is here now; "": nowhere, or it does not say."""
+
+    subscriber: str
+    broker: str = ""
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Rep(Message, frozen=True):
+    """Stored events for a subscriber, grouped."""
+
+    subscriber: str
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+
+class Filters(Message, frozen=True):
+    """To a subscriber: the subscriptions that are known here. It repairs what is wrong about them."""
+
+    filters: tuple[Filter, ...]
+    since: int = 0
+    """Which change of them was the last that is known here."""
+    cause: ClassVar[Cause] = "handoff"
+
+
+# --- a broker's machine ------------------------------------------------------------------------------
+
+
+class MobileSettings(msgspec.Struct, frozen=True):
+    """What can be set."""
+
+    queue_max: int | None = None
+    """Notifications kept for one subscriber that cannot be reached; past it the oldest are dropped."""
+    seen_max: int = 1024
+    """So many of the last deliveries to each of its subscribers a broker remembers, to deliver none twice."""
+    departed_max: int = 10_000
+    """Of so many subscribers without subscriptions the timestamp is remembered, so that none comes back."""
+
+
+class Outcome(msgspec.Struct):
+    """What a call wants done; each list is in order."""
+
+    sends: list[tuple[str, Message]] = []
+    """To neighbours."""
+    to_subscribers: list[tuple[str, Message]] = []
+    """To subscribers that are connected here: `Burst` and `Filters`."""
+    duplicates: int = 0
+    """Notifications that were left out because the subscriber has had them."""
+    dropped: list[tuple[str, Burst]] = []
+    """What a full queue gave up, and whose it was."""
+
+
+class Known(msgspec.Struct):
+    """What a broker knows of one subscriber: its rows of the routing table, and T of chapter 4."""
+
+    way: str | None
+    """The neighbour towards it (or `LOCAL`); None if this broker has no idea."""
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    """The timestamp of the last change of its subscriptions that is known here."""
+    filters: dict[str, Filter] = {}
+
+
+Identity = tuple[str, int, int]
+Place = tuple[str, int, int, int]
+"""The identity of a burst's first notification, and how many they are."""
+
+
+class MobileProtocol:
+    """The state that both protocols have, and how events reach subscribers."""
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    keeps_promises: ClassVar[bool] = True
+    """Whether what is owed arrives in the end, whatever moved, crashed or parted meanwhile."""
+
+    def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
+        self.id = id
+        self.settings = settings or MobileSettings()
+        self.peers: dict[str, None] = {}
+        """N: the neighbours in the tree. A child is one from its first message of migration on."""
+        self.attached: dict[str, None] = {}
+        """Subscribers that are connected right now."""
+        self.known: dict[str, Known] = {}
+        """R and T."""
+        self.queues: dict[str, dict[Place, Burst]] = {}
+        """Q: what could not be sent on, for each subscriber."""
+        self._returned: dict[str, str] = {}
+        """Subscribers whose stored events came from the very neighbour that is the way to them. They wait
+        for the next word about the subscriber: it is under way, since that neighbour thinks otherwise."""
+        self._seen: dict[str, dict[Identity, None]] = {}
+        self._left: dict[str, dict[str, None]] = {}
+        """Neighbour to the subscribers that were behind it, and no longer are: what it has not acknowledged
+        may have been for them."""
+        self._out = Outcome()
+
+    # --- the ways in ---
+
+    def receive(self, sender: str, message: Message, *, is_subscriber: bool = False) -> Outcome:
+        """A message from a neighbour, or from a subscriber or publisher that is connected here."""
+        self._out = Outcome()
+        self._handle(LOCAL if is_subscriber else sender, sender, message)
+        self._flush()
+        return self._out
+
+    def migrate(self, old: str | None, new: str) -> Outcome:
+        """The parent in the tree is another, or the same again over a new link."""
+        self._out = Outcome()
+        if old is not None:
+            self.peers.pop(old, None)
+        self.peers[new] = None
+        self._migrate(old, new)
+        self._flush()
+        return self._out
+
+    def link_down(self, peer: str, unacknowledged: Sequence[Message] = ()) -> Outcome:
+        """The link is given up; this is what the peer has not acknowledged."""
+        self._out = Outcome()
+        self.peers.pop(peer, None)
+        left = self._left.pop(peer, {})
+        for message in unacknowledged:
+            if isinstance(message, Burst):
+                for subscriber in self._matching(message):
+                    if self.known[subscriber].way == peer or subscriber in left:
+                        self._enqueue(subscriber, message)
+            elif isinstance(message, Rep):
+                for burst in message.bursts:
+                    self._enqueue(message.subscriber, burst)
+        self._flush()
+        return self._out
+
+    def detach(self, subscriber: str, unacknowledged: Sequence[Message] = ()) -> Outcome:
+        """A subscriber is no longer connected; it gets what it has not acknowledged when it is back."""
+        self._out = Outcome()
+        self.attached.pop(subscriber, None)
+        again = [message for message in unacknowledged if isinstance(message, Burst)]
+        seen = self._seen.get(subscriber, {})
+        for burst in again:
+            for identity in identities(burst):
+                seen.pop(identity, None)
+        if again:
+            waiting = self.queues.get(subscriber, {})
+            self.queues[subscriber] = {**{place_of(burst): burst for burst in again}, **waiting}
+        self._flush()
+        return self._out
+
+    # --- what the protocols say ---
+
+    def _handle(self, way: str, sender: str, message: Message) -> None:
+        """`way` is the sender if it is a neighbour, and `LOCAL` if it is connected here as a client."""
+        raise NotImplementedError
+
+    def _migrate(self, old: str | None, new: str) -> None:
+        raise NotImplementedError
+
+    # --- events ---
+
+    def _on_pub(self, way: str, burst: Burst) -> None:
+        """To every neighbour behind which somebody wants it, once; what cannot be sent is stored."""
+        peers: dict[str, None] = {}
+        for subscriber in self._matching(burst):
+            towards = self.known[subscriber].way
+            if towards == LOCAL:
+                self._deliver(subscriber, burst)
+            elif towards is None or towards not in self.peers:
+                self._enqueue(subscriber, burst)
+            elif towards != way:
+                peers[towards] = None
+        self._out.sends += [(peer, burst) for peer in peers]
+
+    def _on_rep(self, way: str, message: Rep) -> None:
+        """Stored events take the way of the subscriber, whatever it is by now."""
+        subscriber = message.subscriber
+        for burst in message.bursts:
+            self._enqueue(subscriber, burst)
+        if self.known[subscriber].way == way:
+            self._returned[subscriber] = way
+
+    def _matching(self, burst: Burst) -> list[str]:
+        attributes = decode_attributes(burst.attributes)
+        return [
+            subscriber
+            for subscriber, known in self.known.items()
+            if any(filter.matches(attributes) for filter in known.filters.values())
+        ]
+
+    def _deliver(self, subscriber: str, burst: Burst) -> None:
+        """This is the last broker: it leaves out what the subscriber has had."""
+        if subscriber not in self.attached:
+            self._enqueue(subscriber, burst)
+            return
+        seen = self._seen.setdefault(subscriber, {})
+        for position, identity in enumerate(identities(burst)):
+            if identity in seen:
+                self._out.duplicates += 1
+            else:
+                seen[identity] = None
+                self._out.to_subscribers.append((subscriber, burst.part(position, position + 1)))
+        while len(seen) > self.settings.seen_max:
+            del seen[next(iter(seen))]
+
+    def _enqueue(self, subscriber: str, burst: Burst) -> None:
+        known = self.known.setdefault(subscriber, Known(None))
+        if known.timestamp and not known.filters:
+            return  # It has left the network.
+        queue = self.queues.setdefault(subscriber, {})
+        queue.setdefault(place_of(burst), burst)
+        limit = self.settings.queue_max
+        while limit is not None and sum(one.count for one in queue.values()) > limit:
+            self._out.dropped.append((subscriber, queue.pop(next(iter(queue)))))
+
+    def _flush(self) -> None:
+        """sendQueuedMessages, for whoever can be reached; after all else that a message leads to."""
+        for subscriber in list(self.queues):
+            way = self.known[subscriber].way
+            if way == LOCAL and subscriber in self.attached:
+                for burst in self.queues.pop(subscriber).values():
+                    self._deliver(subscriber, burst)
+            elif way and way in self.peers and self._returned.get(subscriber) != way:
+                self._out.sends.append((way, Rep(subscriber, tuple(self.queues.pop(subscriber).values()))))
+
+    # --- ways ---
+
+    def _point(self, subscriber: str, way: str | None) -> None:
+        """From now on the subscriber is this way."""
+        known = self.known[subscriber]
+        if known.way and known.way != way:
+            self._left.setdefault(known.way, {})[subscriber] = None
+        known.way = way
+        self._returned.pop(subscriber, None)
+
+    def _set_filters(self, subscriber: str, filters: Iterable[Filter]) -> None:
+        known = self.known[subscriber]
+        known.filters = {filter.text: filter for filter in filters}
+        if not known.filters:
+            self.queues.pop(subscriber, None)
+            self._forget_departed()
+
+    def _forget_departed(self) -> None:
+        departed = [subscriber for subscriber, known in self.known.items() if not known.filters]
+        for subscriber in departed[: -self.settings.departed_max or None]:
+            del self.known[subscriber]
+            self._returned.pop(subscriber, None)
+            self._seen.pop(subscriber, None)
+
+    def _send_others(self, way: str, message: Message) -> None:
+        """To every neighbour except the one from which it came."""
+        self._out.sends += [(peer, message) for peer in self.peers if peer != way]
+
+    # --- for those who look on ---
+
+    def routes(self) -> dict[str, tuple[str | None, tuple[str, ...]]]:
+        """Subscriber to its way and its subscriptions, for all who have any."""
+        return {
+            subscriber: (known.way, tuple(sorted(known.filters)))
+            for subscriber, known in self.known.items()
+            if known.filters
+        }
+
+
+def identities(burst: Burst) -> Iterable[Identity]:
+    return ((burst.publisher, burst.incarnation, number) for number in range(burst.number, burst.last + 1))
+
+
+def place_of(burst: Burst) -> Place:
+    return (burst.publisher, burst.incarnation, burst.number, burst.count)
+
+
+# --- the registry ------------------------------------------------------------------------------------
+
+MOBILE_PROTOCOLS: dict[str, type[MobileProtocol]] = {}
+"""Registered protocols of brokers that move, by name."""
+
+
+def register_mobile(protocol: type[MobileProtocol]) -> type[MobileProtocol]:
+    MOBILE_PROTOCOLS[protocol.name] = protocol
+    return protocol
+
+
+def find_mobile_protocol(name: str) -> type[MobileProtocol]:
+    try:
+        return MOBILE_PROTOCOLS[name]
+    except KeyError:
+        valid = ", ".join(sorted(MOBILE_PROTOCOLS))
+        raise InputError(f"protocol {name!r} of brokers that move: valid are {valid}") from None
