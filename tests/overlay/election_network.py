@@ -120,9 +120,11 @@ class ElectionNetwork:
         return wrongs
 
     def parts(self) -> list[list[str]]:
-        left, parts = dict.fromkeys(self.nodes), []
+        left = dict.fromkeys(self.nodes)
+        parts: list[list[str]] = []
         while left:
-            part, border = {}, [next(iter(left))]
+            part: dict[str, None] = {}
+            border = [next(iter(left))]
             while border:
                 name = border.pop()
                 if name in left:
