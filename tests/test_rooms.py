@@ -43,11 +43,12 @@ SEES: dict[str, set[str]] = {
     "pipeline": {"filters", "core.records", "models", "lab.figures", "lab.words"},
     "simulator": BELOW_DRIVERS | {"records"},
     "daemon": BELOW_DRIVERS | {"records", "config"},
+    "link": set(),
     # Beside a foreign broker the same pieces of a process are needed as in a broker.
-    "proxy": BELOW_DRIVERS | {"records", "config"} | DAEMON_PIECES,
-    "bench": BELOW_TOOLS | {"records", "client"},
-    "lab": BELOW_TOOLS | {"records", "bench", "client"},
-    "cli": BELOW_TOOLS | {"records", "client", "config", "pipeline", "bench", "lab"},
+    "proxy": BELOW_DRIVERS | {"records", "config", "client"} | DAEMON_PIECES,
+    "bench": BELOW_TOOLS | {"records", "client", "link"},
+    "lab": BELOW_TOOLS | {"records", "bench", "client", "link"},
+    "cli": BELOW_TOOLS | {"records", "client", "config", "pipeline", "bench", "lab", "link"},
 }
 
 PURE = {"filters", "core", "mobility", "overlay", "location", "node", "mqtt", "site", "models"}

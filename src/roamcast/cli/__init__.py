@@ -23,6 +23,7 @@ from roamcast.cli import (
     fuzz,
     journal,
     lab,
+    link,
     location,
     model,
     pipeline,
@@ -61,6 +62,7 @@ def build_app() -> typer.Typer:
     user.register(app)
     journal.register(app)
     location.register(app)
+    link.register(app)
     sim.register(app)
     fuzz.register(app)
     lab.register(app)

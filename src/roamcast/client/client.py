@@ -154,13 +154,16 @@ class Client:
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Disconnect. What waits to be taken is not acknowledged: a lasting session keeps it."""
+    async def close(self, *, forget: bool = False) -> None:
+        """Disconnect. What waits to be taken is not acknowledged: a lasting session keeps it.
+
+        `forget` ends a lasting session as well (MQTT 5).
+        """
         attachment, records = self._attachment, self._records
         self._records = None
         try:
             if attachment is not None:
-                ends = self._settings.clean and self._settings.version == 5
+                ends = (self._settings.clean or forget) and self._settings.version == 5
                 self._arrival.set()
                 await attachment.close(0 if ends else None)
         finally:
@@ -215,15 +218,17 @@ class Client:
         retain_as_published: bool = False,
         retain_handling: int = 0,
         identifier: int | None = None,
+        identify: bool = False,
     ) -> int:
         """Subscribe to a topic filter, and return when the broker has acknowledged it; the QoS it granted.
 
         `city/+/air?pm10>50` filters by content too, and `where` takes a whole selector; both need a broker of
-        Roamcast. SubscribeError if the broker refuses.
+        Roamcast, as does `identify`: notifications then say whose they are, and which. SubscribeError if the
+        broker refuses.
         """
         attachment = self._live()
         packet = make_subscribe(
-            self._settings.version, filter, where, self._records is not None,
+            self._settings.version, filter, where, identify or self._records is not None,
             qos, no_local, retain_as_published, retain_handling, identifier,
         )  # fmt: skip
         answer = Answer(attachment, self._session.subscribe(packet))

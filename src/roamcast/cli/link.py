@@ -1,0 +1,72 @@
+"""`roamcast link`: a slow link between two programs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "link",
+        epilog=show_examples(
+            "roamcast link --listen 127.0.0.1:1884 --to 127.0.0.1:1883 --profile gprs",
+            "roamcast link --listen 127.0.0.1:1884 --to 127.0.0.1:1883 --profile lte --delay 80 --error 0.01",
+        ),
+    )(link)
+
+
+def link(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the mobile side connects.")],
+    to: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server behind the link.")],
+    profile: Annotated[
+        str, typer.Option(help="What kind of link: gprs, gprs-far, edge, umts, lte, wifi-weak, satellite.")
+    ] = "gprs",
+    up: Annotated[float | None, typer.Option(min=1.0, help="Another rate to the server, bit/s.")] = None,
+    down: Annotated[float | None, typer.Option(min=1.0, help="Another rate from the server, bit/s.")] = None,
+    delay: Annotated[
+        float | None, typer.Option(min=0.0, max=600_000.0, help="Another delay in each direction, ms.")
+    ] = None,
+    error: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Another probability that a packet must be sent again."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="What is random is drawn from. [default: any]")] = None,
+) -> None:
+    """Pass on TCP connections as a slow link would: with its rate, its delay and its errors.
+
+    Nothing is lost; a packet that breaks comes later, and so does everything behind it. All connections share
+    the link. It runs until it is interrupted.
+    """
+    from roamcast.daemon.addresses import join_endpoint, split_endpoint
+    from roamcast.link.channel import find_profile
+    from roamcast.link.relay import SlowLink
+
+    host, port = split_endpoint(listen)
+    target_host, target = split_endpoint(to)
+    delay_s = None if delay is None else delay / 1000
+    wanted = find_profile(profile).changed(up_bps=up, down_bps=down, delay_s=delay_s, error=error)
+    relay = SlowLink(target, wanted, random.Random(seed).random, target_host)
+
+    async def serve() -> None:
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        try:
+            await relay.start(host, port)
+        except OSError as problem:
+            raise InputError(f"--listen {listen}: {problem.strerror or problem}") from None
+        where = join_endpoint(host, relay.port)
+        print(f"link {profile} listens on {where}, to {to}: {wanted.about}", file=sys.stderr)
+        await ended.wait()
+        await relay.close()
+
+    asyncio.run(serve())

@@ -1,0 +1,315 @@
+"""ActiveMQ over STOMP, with selectors and durable subscriptions.
+
+A filter is a topic, with `*` and `>`, and if there is a `?` in it, a JMS selector behind it:
+`prices.>?symbol = 'X'`. Each handler is a connection with a client id of its own and each of its filters a
+durable subscription, so the broker keeps what comes while nobody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
+from roamcast.proxy.base import ForeignAdapter, Place, parse_url, with_identity, without_identity
+from roamcast.proxy.stomp import Frame, Reader, StompError, write_frame
+
+TOPIC = "/topic/"
+ANSWER_S = 30.0
+PREFETCH = 1_000
+# What STOMP and ActiveMQ say of a message, and no publisher.
+OWN_HEADERS = {
+    "ack", "destination", "expires", "message-id", "persistent", "priority", "redelivered", "subscription",
+    "timestamp",
+}  # fmt: skip
+
+
+class ActiveMqAdapter(ForeignAdapter):
+    can_suspend = True
+    separator = "."
+
+    def __init__(self, url: str, *, prefix: str = "roamcast-") -> None:
+        """`prefix`: of client ids."""
+        super().__init__()
+        self._place = parse_url(url, "stomp", 61613)
+        self._prefix = prefix
+        self._publisher: _Connection | None = None
+        self._handlers: dict[str, _Handler] = {}
+        self._suspended: dict[str, dict[str, Receive]] = {}
+
+    # --- life ---
+
+    async def open(self) -> None:
+        await self._end_all()
+        publisher = _Connection(self._place, "")
+        publisher.on_lost = self.lose
+        with adapted(self._place):
+            await publisher.open()
+        self._publisher = publisher
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        handlers, self._handlers, self._suspended = self._handlers, {}, {}
+        publisher, self._publisher = self._publisher, None
+        for handler in handlers.values():
+            await handler.connection.close()
+        if publisher is not None:
+            await publisher.close()
+
+    # --- subscribing ---
+
+    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        self.check_open()
+        handler = self._handler_of(name)
+        if filter in handler.receivers:
+            handler.receivers[filter] = receive
+            return
+        handler.receivers[filter] = receive
+        try:
+            with adapted(self._place):
+                await handler.subscribe(filter)
+        except AdapterError:
+            handler.receivers.pop(filter, None)
+            raise
+
+    def _handler_of(self, name: str) -> _Handler:
+        """Made without a wait, so that two calls at once share one connection."""
+        if name not in self._handlers:
+            handler = _Handler(_Connection(self._place, self._prefix + name))
+            handler.connection.on_lost = self.lose
+            self._handlers[name] = handler
+        return self._handlers[name]
+
+    async def unsubscribe(self, name: str, filter: str) -> None:
+        self.check_open()
+        if name in self._suspended:
+            await self.resume(name)
+        handler = self._handler_of(name)
+        with adapted(self._place):
+            await handler.unsubscribe(filter)
+        if not handler.receivers and self._handlers.pop(name, None) is not None:
+            await handler.connection.close()
+
+    async def suspend(self, name: str) -> None:
+        self.check_open()
+        handler = self._handlers.pop(name, None)
+        if handler is not None:
+            self._suspended[name] = handler.receivers
+            await handler.connection.close()
+
+    async def resume(self, name: str) -> None:
+        self.check_open()
+        for filter, receive in self._suspended.pop(name, {}).items():
+            await self.subscribe(name, filter, receive)
+
+    # --- publishing ---
+
+    async def publish(self, message: ForeignMessage) -> None:
+        self.check_open()
+        assert self._publisher is not None
+        headers = {"destination": TOPIC + message.topic, "persistent": "true", **with_identity(message)}
+        with adapted(self._place):
+            await self._publisher.ask("SEND", headers, message.body)
+
+
+class _Handler:
+    """The subscriptions of one handler."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.connection = connection
+        connection.on_messages = self._receive
+        self.receivers: dict[str, Receive] = {}
+        self._filters: dict[str, str] = {}
+        """By the name of the durable subscription, which is also its id here."""
+
+    async def subscribe(self, filter: str) -> None:
+        await self.connection.open()
+        topic, _, selector = filter.partition("?")
+        durable = durable_name(filter)
+        self._filters[durable] = filter
+        headers = {
+            "id": durable,
+            "destination": TOPIC + topic,
+            "ack": "client",
+            "activemq.subscriptionName": durable,
+            "activemq.prefetchSize": str(PREFETCH),
+        }
+        await self.connection.ask("SUBSCRIBE", headers | ({"selector": selector} if selector else {}))
+
+    async def unsubscribe(self, filter: str) -> None:
+        await self.connection.open()
+        durable = durable_name(filter)
+        if durable in self._filters:
+            await self.connection.ask("UNSUBSCRIBE", {"id": durable})
+        # The first ends the listening, the second what is kept; of an unknown one there is nothing to end.
+        await self.connection.ask(
+            "UNSUBSCRIBE", {"id": durable, "activemq.subscriptionName": durable}, may_fail=True
+        )
+        self._filters.pop(durable, None)
+        self.receivers.pop(filter, None)
+
+    def _receive(self, frames: list[Frame]) -> None:
+        latest: dict[str, str] = {}
+        for frame in frames:
+            headers = frame.headers
+            durable = headers.get("subscription", "")
+            receive = self.receivers.get(self._filters.get(durable, ""))
+            if receive is None:
+                continue
+            kept = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
+            topic = headers.get("destination", "").removeprefix(TOPIC)
+            receive(without_identity(topic, frame.body, kept, headers.get("message-id", "")))
+            latest[durable] = headers.get("ack", "")
+        for acknowledged in latest.values():  # Of one subscription, this and all before.
+            self.connection.send("ACK", {"id": acknowledged})
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of STOMP, opened by whoever needs it first."""
+
+    def __init__(self, place: Place, client_id: str) -> None:
+        self._place, self._client_id = place, client_id
+        self._transport: asyncio.Transport | None = None
+        self._reader = Reader()
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._number = 0
+        self._opening: asyncio.Task[None] | None = None
+        self._closed: asyncio.Future[None] | None = None
+        self._is_wanted = False
+        self.on_messages = _ignore
+        self.on_lost = _say_nothing
+
+    async def open(self) -> None:
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._closed = loop.create_future()
+        async with asyncio.timeout(ANSWER_S):
+            await loop.create_connection(lambda: self, self._place.host, self._place.port)
+            headers = {"accept-version": "1.2", "host": self._place.host, "heart-beat": "0,0"}
+            if self._client_id:
+                headers["client-id"] = self._client_id
+            if self._place.user is not None:
+                headers |= {"login": self._place.user, "passcode": self._place.password or ""}
+            self.send("CONNECT", headers)
+            await self._wait("")
+        self._is_wanted = True
+
+    async def ask(
+        self, command: str, headers: dict[str, str], body: bytes = b"", *, may_fail: bool = False
+    ) -> None:
+        """Send a frame, and wait until the broker has handled it."""
+        self._number += 1
+        receipt = str(self._number)
+        self.send(command, {**headers, "receipt": receipt}, body)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._wait(receipt)
+        except StompError as error:
+            if not may_fail:
+                raise StompError(f"{command}: {error}") from None
+
+    async def _wait(self, receipt: str) -> None:
+        answer = self._waiting[receipt] = asyncio.get_running_loop().create_future()
+        try:
+            await answer
+        finally:
+            self._waiting.pop(receipt, None)
+
+    def send(self, command: str, headers: dict[str, str], body: bytes = b"") -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise StompError("the connection was lost")
+        self._transport.write(write_frame(command, headers, body))
+
+    async def close(self) -> None:
+        """Leave; what was sent before is handled by the broker first."""
+        self._is_wanted = False
+        if self._transport is None:
+            return
+        with suppress(StompError, TimeoutError):
+            await self.ask("DISCONNECT", {})
+        self._transport.close()
+        if self._closed is not None:
+            await self._closed
+
+    # --- what asyncio calls ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        messages: list[Frame] = []
+        try:
+            for frame in self._reader.feed(data):
+                if frame.command == "MESSAGE":
+                    messages.append(frame)
+                else:
+                    # What came before an answer is given to its receiver before whoever waits for it goes on.
+                    self.on_messages(messages)
+                    messages = []
+                    self._answer(frame)
+            self.on_messages(messages)
+        except StompError as error:
+            self._fail(str(error))
+
+    def _answer(self, frame: Frame) -> None:
+        text = frame.headers.get("message", "") or frame.body.decode("utf-8", "replace")[:200]
+        receipt = frame.headers.get("receipt-id", "")
+        answer = self._waiting.get(receipt)
+        if frame.command == "ERROR" and answer is None:
+            self._fail(text)
+        elif answer is not None and not answer.done():
+            if frame.command == "ERROR":
+                answer.set_exception(StompError(text))
+            else:
+                answer.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(StompError(reason))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        reason = f"{self._place}: the connection was lost"
+        self._fail(reason)
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+        if self._is_wanted:
+            self._is_wanted = False
+            self.on_lost(reason)
+
+
+def _ignore(frames: list[Frame]) -> None:
+    """Nobody subscribes here."""
+
+
+def _say_nothing(reason: str) -> None:
+    """Nobody has asked."""
+
+
+def durable_name(filter: str) -> str:
+    """The name of a durable subscription, the same in every process."""
+    return "roamcast-" + hashlib.sha256(filter.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def adapted(place: Place) -> Iterator[None]:
+    """What ActiveMQ refuses, in the words of adapters."""
+    try:
+        yield
+    except TimeoutError:
+        raise AdapterError(f"{place}: no answer within {ANSWER_S:g} s") from None
+    except (StompError, OSError) as error:
+        raise AdapterError(f"{place}: {error}") from None

@@ -1,0 +1,221 @@
+"""Mosquitto, and any other broker of MQTT 5.
+
+Each handler is an MQTT session of its own, with QoS 1: so the broker keeps what comes while nobody
+listens. The identifier of a subscription is made of its filter, hence it means the same in every process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from roamcast.client import Client, ClientError, Notification, connect
+from roamcast.errors import InputError
+from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
+from roamcast.proxy.base import ForeignAdapter, parse_url, with_identity, without_identity
+
+DAY_S = 86_400
+IDENTIFIER_MAX = 268_435_455
+"""The largest that MQTT has for a subscription."""
+QUEUE_MAX = 16_384
+
+
+class MosquittoAdapter(ForeignAdapter):
+    can_suspend = True
+
+    def __init__(
+        self, url: str, *, session_expiry: int = DAY_S, keep_alive: int = 20, prefix: str = "roamcast-"
+    ) -> None:
+        """`session_expiry`: for how many seconds a suspended handler is kept; `prefix`: of client ids."""
+        super().__init__()
+        self._place = parse_url(url, "mqtt", 1883)
+        self._expiry_s, self._keep_alive_s, self._prefix = session_expiry, keep_alive, prefix
+        self._publisher: Client | None = None
+        self._handlers: dict[str, _Handler] = {}
+        self._suspended: dict[str, dict[str, Receive]] = {}
+
+    # --- life ---
+
+    async def open(self) -> None:
+        await self._end_all()
+        publisher = self._connect(None)
+        with adapted():
+            await publisher.__aenter__()
+        self._publisher = publisher
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        handlers, self._handlers, self._suspended = self._handlers, {}, {}
+        publisher, self._publisher = self._publisher, None
+        for handler in handlers.values():
+            await handler.close()
+        if publisher is not None:
+            await publisher.close()
+
+    def _connect(self, client_id: str | None) -> Client:
+        return connect(
+            str(self._place), client_id=client_id, clean=client_id is None, reconnect=False,
+            session_expiry=self._expiry_s, keep_alive=self._keep_alive_s,
+            username=self._place.user, password=self._place.password, queue_max=QUEUE_MAX,
+        )  # fmt: skip
+
+    # --- subscribing ---
+
+    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        self.check_open()
+        handler = self._handler_of(name)
+        handler.add(filter, receive)
+        try:
+            with adapted():
+                await handler.begin()
+                await self.ask(handler.client, filter)
+        except AdapterError:
+            handler.remove(filter)
+            raise
+
+    def _handler_of(self, name: str) -> _Handler:
+        """Made without a wait, so that two calls at once share one session."""
+        handler = self._handlers.get(name)
+        if handler is None:
+            handler = self._handlers[name] = _Handler(self, self._connect(self._prefix + name))
+            for filter, receive in self._suspended.pop(name, {}).items():
+                handler.add(filter, receive)
+        return handler
+
+    async def unsubscribe(self, name: str, filter: str) -> None:
+        self.check_open()
+        if name not in self._handlers and name not in self._suspended:
+            with adapted():
+                await self._unsubscribe_unknown(name, filter)
+            return
+        handler = self._handler_of(name)
+        with adapted():
+            await handler.begin()
+            await handler.client.unsubscribe(self.topic_filter(filter))
+        await handler.drained()
+        handler.remove(filter)
+        if not handler.receivers and self._handlers.pop(name, None) is not None:
+            await handler.close(forget=True)
+
+    async def _unsubscribe_unknown(self, name: str, filter: str) -> None:
+        """Of another process. What the session holds for other filters is not taken, hence not lost."""
+        client = self._connect(self._prefix + name)
+        await client.__aenter__()
+        try:
+            if client.session_present:
+                await client.unsubscribe(self.topic_filter(filter))
+        finally:
+            await client.close(forget=not client.session_present)
+
+    async def suspend(self, name: str) -> None:
+        self.check_open()
+        handler = self._handlers.pop(name, None)
+        if handler is not None:
+            self._suspended[name] = handler.receivers
+            await handler.close()
+
+    async def resume(self, name: str) -> None:
+        self.check_open()
+        if name in self._suspended:
+            with adapted():
+                await self._handler_of(name).begin()
+
+    # --- publishing ---
+
+    async def publish(self, message: ForeignMessage) -> None:
+        self.check_open()
+        assert self._publisher is not None
+        with adapted():
+            properties = with_identity(message)
+            await self._publisher.publish(message.topic, message.body, qos=1, properties=properties)
+
+    # --- what other brokers of MQTT do in another way ---
+
+    async def ask(self, client: Client, filter: str) -> None:
+        """Subscribe; what is retained comes for a new subscription only."""
+        await client.subscribe(filter, qos=1, retain_handling=1, identifier=identifier_of(filter))
+
+    def topic_filter(self, filter: str) -> str:
+        """What names a subscription when it ends."""
+        return filter
+
+    def message_of(self, notification: Notification) -> ForeignMessage:
+        return without_identity(notification.topic, notification.payload, notification.properties)
+
+
+class _Handler:
+    """One session and who receives from it."""
+
+    def __init__(self, adapter: MosquittoAdapter, client: Client) -> None:
+        self.adapter, self.client = adapter, client
+        self.receivers: dict[str, Receive] = {}
+        self._by_identifier: dict[int, Receive] = {}
+        self._latest: Receive | None = None
+        self._begun: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    def add(self, filter: str, receive: Receive) -> None:
+        self.receivers[filter] = self._by_identifier[identifier_of(filter)] = self._latest = receive
+
+    def remove(self, filter: str) -> None:
+        self.receivers.pop(filter, None)
+        self._by_identifier.pop(identifier_of(filter), None)
+
+    async def begin(self) -> None:
+        """Be connected, and listen."""
+        if self._begun is None:
+            self._begun = asyncio.get_running_loop().create_task(self._begin())
+        await asyncio.shield(self._begun)
+
+    async def _begin(self) -> None:
+        await self.client.__aenter__()
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for notification in self.client:
+                self._receiver_of(notification)(self.adapter.message_of(notification))
+        except ClientError as error:
+            self.adapter.lose(str(error))
+
+    def _receiver_of(self, notification: Notification) -> Receive:
+        """Of the filter it came for; what was kept for one that is not subscribed yet goes to the latest."""
+        assert self._latest is not None
+        for identifier in notification.subscription_identifiers:
+            if identifier in self._by_identifier:
+                return self._by_identifier[identifier]
+        return self._latest
+
+    async def drained(self) -> None:
+        """Wait until everything that is here was given to its receiver."""
+        while self.client.waiting and self._reader is not None and not self._reader.done():
+            await asyncio.sleep(0)
+
+    async def close(self, *, forget: bool = False) -> None:
+        if self._begun is not None:
+            with suppress(ClientError):
+                await self._begun
+        if self._reader is not None:
+            # Before the client: whatever a receiver gets must still be acknowledged.
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
+        await self.client.close(forget=forget)
+
+
+def identifier_of(filter: str) -> int:
+    return zlib.crc32(filter.encode()) % IDENTIFIER_MAX + 1
+
+
+@contextmanager
+def adapted() -> Iterator[None]:
+    """What the client library refuses, in the words of adapters."""
+    try:
+        yield
+    except (ClientError, InputError) as error:
+        raise AdapterError(str(error)) from None

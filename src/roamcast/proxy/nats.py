@@ -1,0 +1,242 @@
+"""NATS: core subjects, and JetStream where it is on.
+
+All subscriptions of a handler are in one queue group of its own, so a message that several of its filters
+match comes once. With `stream`, each subscription is a durable consumer of that stream: the stream keeps what
+comes while nobody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
+from roamcast.proxy.base import ForeignAdapter, parse_url, with_identity, without_identity
+
+CONNECT_S = 10.0
+ACK_PENDING_MAX = 1_024
+
+
+class NatsAdapter(ForeignAdapter):
+    separator = "."
+
+    def __init__(self, url: str, *, stream: str = "", domain: str = "") -> None:
+        """`stream`: the JetStream stream that holds the subjects, `domain`: where it is, if not here."""
+        super().__init__()
+        self._place = parse_url(url, "nats", 4222)
+        self._stream, self._domain = stream, domain
+        self.can_suspend = bool(stream)
+        self._client: Client | None = None
+        self._subscriptions: dict[str, dict[str, _Subscribed]] = {}
+        self._refusals: list[str] = []
+
+    # --- life ---
+
+    async def open(self) -> None:
+        await self.close()
+        place = self._place
+        self._refusals.clear()
+        try:
+            self._client = await nats.connect(
+                f"nats://{place}", user=place.user, password=place.password, allow_reconnect=False,
+                max_reconnect_attempts=1, reconnect_time_wait=0.1, connect_timeout=CONNECT_S,
+                error_cb=self._on_error, closed_cb=self._on_closed,
+            )  # fmt: skip
+        except (Error, OSError, TimeoutError) as error:
+            # The last word of the server says more than that there is none.
+            raise AdapterError(f"{place}: {[str(error), *self._refusals][-1]}") from None
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+        client, self._client, self._subscriptions = self._client, None, {}
+        if client is not None and not client.is_closed:
+            await client.close()
+
+    async def _on_error(self, error: Exception) -> None:
+        self._refusals.append(str(error))
+
+    async def _on_closed(self) -> None:
+        self.lose(f"{self._place}: the connection was lost")
+
+    @property
+    def _open_client(self) -> Client:
+        self.check_open()
+        assert self._client is not None
+        return self._client
+
+    @property
+    def _jetstream(self) -> JetStreamContext:
+        return self._open_client.jetstream(domain=self._domain or None)
+
+    # --- subscribing ---
+
+    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        client = self._open_client
+        known = self._subscriptions.setdefault(name, {})
+        if filter in known:
+            known[filter].receive = receive
+            return
+        one = known[filter] = _Subscribed(receive)
+        try:
+            with adapted(filter):
+                subject = await self._consumer(name, filter) if self._stream else filter
+                await self._listen(client, name, subject, one)
+                await self._settle(client, filter)
+        except AdapterError:
+            known.pop(filter, None)
+            raise
+
+    async def _listen(self, client: Client, name: str, subject: str, one: _Subscribed) -> None:
+        one.subject = subject
+        group = "" if self._stream else f"roamcast-{name}"
+        one.listening = await client.subscribe(subject, queue=group, future=_Inbox(one))
+
+    async def _settle(self, client: Client, filter: str) -> None:
+        """Wait until the server has it; what it refuses, it says before it answers this."""
+        self._refusals.clear()
+        await client.flush()
+        if self._refusals:
+            raise AdapterError(f"{filter}: {self._refusals[0]}")
+
+    async def unsubscribe(self, name: str, filter: str) -> None:
+        client = self._open_client
+        one = self._subscriptions.get(name, {}).pop(filter, None)
+        if not self._subscriptions.get(name, True):
+            del self._subscriptions[name]
+        with adapted(filter):
+            if one is not None:
+                await one.stop()
+            await client.flush()
+            if self._stream:
+                with suppress_missing():
+                    await self._jetstream.delete_consumer(self._stream, durable_name(name, filter))
+
+    # --- JetStream ---
+
+    async def _consumer(self, name: str, filter: str) -> str:
+        """The subject to which the stream delivers what is for this filter."""
+        durable = durable_name(name, filter)
+        with suppress_missing():
+            found = await self._jetstream.consumer_info(self._stream, durable)
+            if found.config.deliver_subject:
+                return str(found.config.deliver_subject)
+        subject = f"_roamcast.{durable}"
+        await self._jetstream.add_consumer(
+            self._stream,
+            ConsumerConfig(
+                durable_name=durable,
+                deliver_subject=subject,
+                deliver_policy=DeliverPolicy.NEW,
+                ack_policy=AckPolicy.EXPLICIT,
+                max_ack_pending=ACK_PENDING_MAX,
+                filter_subject=filter,
+            ),
+        )
+        return subject
+
+    async def suspend(self, name: str) -> None:
+        client = self._open_client
+        if not self._stream:
+            raise AdapterError("NATS suspends nothing without JetStream; name a stream")
+        with adapted(name):
+            for one in self._subscriptions.get(name, {}).values():
+                await one.stop()
+            await client.flush()
+
+    async def resume(self, name: str) -> None:
+        client = self._open_client
+        with adapted(name):
+            for one in self._subscriptions.get(name, {}).values():
+                if one.listening is None:
+                    await self._listen(client, name, one.subject, one)
+            await client.flush()
+
+    # --- publishing ---
+
+    async def publish(self, message: ForeignMessage) -> None:
+        client, headers = self._open_client, with_identity(message) or None
+        with adapted(message.topic):
+            if self._stream:
+                await self._jetstream.publish(message.topic, message.body, headers=headers)
+            else:
+                await client.publish(message.topic, message.body, headers=headers)
+                # Core NATS acknowledges nothing; this is as near as it gets.
+                await client.flush()
+
+
+class _Subscribed:
+    """A filter at work."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.subject = ""
+        self.listening: Subscription | None = None
+        self._acknowledging: set[asyncio.Task[None]] = set()
+
+    def on_message(self, msg: Msg) -> None:
+        own = ""
+        is_kept = msg.reply.startswith("$JS.ACK")
+        if is_kept:
+            about = msg.metadata
+            own = f"{about.stream}:{about.sequence.stream}"
+        self.receive(without_identity(msg.subject, msg.data, dict(msg.headers or {}), own))
+        if is_kept:
+            task = asyncio.get_running_loop().create_task(msg.ack())
+            self._acknowledging.add(task)
+            task.add_done_callback(self._acknowledging.discard)
+
+    async def stop(self) -> None:
+        """Listen no more; everything that had been sent is received and acknowledged."""
+        listening, self.listening = self.listening, None
+        if listening is not None:
+            await listening.drain()  # type: ignore[no-untyped-call]
+            await asyncio.gather(*self._acknowledging)
+
+
+class _Inbox(asyncio.Future[Msg]):
+    """Takes messages as they come off the wire.
+
+    A callback would have a queue and a task for each subscription, and so mix up the order of what comes for
+    several filters of one handler.
+    """
+
+    def __init__(self, one: _Subscribed) -> None:
+        super().__init__()
+        self._one = one
+
+    def set_result(self, msg: Msg) -> None:
+        self._one.on_message(msg)
+
+
+def durable_name(name: str, filter: str) -> str:
+    """A name that NATS takes, the same in every process."""
+    return "roamcast-" + hashlib.sha256(f"{name}\n{filter}".encode()).hexdigest()[:32]
+
+
+@contextmanager
+def suppress_missing() -> Iterator[None]:
+    try:
+        yield
+    except NotFoundError:
+        return
+
+
+@contextmanager
+def adapted(what: str) -> Iterator[None]:
+    """What NATS refuses, in the words of adapters."""
+    try:
+        yield
+    except (Error, OSError, TimeoutError) as error:
+        raise AdapterError(f"{what}: {error}") from None

@@ -1,0 +1,24 @@
+"""Roamcast's own broker, used as one that knows nothing of mobility.
+
+It is a broker of MQTT 5, and more: a filter may have conditions on the content behind its topic
+(`city/+/air?pm10>50`), and every notification has an identity of its own.
+"""
+
+from __future__ import annotations
+
+from roamcast.client import Client, Notification
+from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.base import without_identity
+from roamcast.proxy.mosquitto import MosquittoAdapter, identifier_of
+
+
+class RoamcastAdapter(MosquittoAdapter):
+    async def ask(self, client: Client, filter: str) -> None:
+        await client.subscribe(
+            filter, qos=1, retain_handling=1, identifier=identifier_of(filter), identify=True
+        )
+
+    def message_of(self, notification: Notification) -> ForeignMessage:
+        own = notification.identity
+        text = f"{own.publisher}:{own.incarnation}:{own.number}" if own is not None else ""
+        return without_identity(notification.topic, notification.payload, notification.properties, text)
