@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -103,14 +103,19 @@ class DeliveryQueue:
     def __bool__(self) -> bool:
         return bool(self.in_flight or self.waiting)
 
-    def append(self, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
+    def append(self, burst: Burst) -> Sequence[tuple[DeliveryQueue, Burst]]:
         """Add at the end; return what had to be given up for it, here or in another queue."""
         self.waiting.append(burst)
         self.appended += burst.count
-        evicted = []
-        if self._limits is not None:
+        limits = self._limits
+        if limits is not None:
             self.size_bytes += burst.size
-            evicted = self._shrink(self._limits)
+            is_full = (
+                self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
+            )
+        if not self._limited and (limits is None or not is_full):
+            return ()
+        evicted = self._shrink(limits) if limits is not None else []
         is_here = not evicted or evicted[-1][1] is not burst
         if is_here and self._limited and self._buffer is not None:
             evicted += self._buffer.added(self, self.appended, burst)
@@ -135,7 +140,7 @@ class DeliveryQueue:
         return self._pop_front(self.waiting)
 
     def extend(self, bursts: Iterable[Burst]) -> list[tuple[DeliveryQueue, Burst]]:
-        evicted = []
+        evicted: list[tuple[DeliveryQueue, Burst]] = []
         for burst in bursts:
             evicted += self.append(burst)
         return evicted

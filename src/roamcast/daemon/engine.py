@@ -39,7 +39,9 @@ SNAPSHOT_POLL_S = 1.0
 class Output(Protocol):
     """Where the effects of a turn go."""
 
-    def write(self, connection: int, data: bytes) -> None: ...
+    def write(self, writes: dict[int, list[bytes]]) -> None:
+        """To each connection, its parts together."""
+
     def close(self, connection: int) -> None: ...
     def hold(self, connection: int) -> None:
         """Read nothing more from this client; what it has sent cannot be taken now."""
@@ -150,8 +152,7 @@ class Engine:
 
     def _write(self, effects: SiteEffects) -> None:
         output = self._output
-        for connection, parts in effects.writes.items():
-            output.write(connection, parts[0] if len(parts) == 1 else b"".join(parts))
+        output.write(effects.writes)
         for connection in effects.closes:
             output.close(connection)
         for note in effects.notes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable
 
@@ -20,6 +21,9 @@ from roamcast.site.inputs import Started, decode_entry
 from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
+
+COLLECT_AFTER = 50_000
+"""New objects that may hold others, more than were given up, before garbage is looked for."""
 
 Warn = Callable[[str], None]
 """Takes a line about a setting that is valid and yet not what one may want."""
@@ -66,8 +70,19 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
                 events.take(effects.records)
         if events is not None:
             events.replayed()
+        _collect_seldom()
         await Server(config, site or Site(site_settings(config)), journal, reread, events).run()
     finally:
         journal.close()
         if events is not None:
             events.close()
+
+
+def _collect_seldom() -> None:
+    """Hardly anything here is garbage in a circle, and looking for it took a quarter of a busy broker's time.
+
+    What is there now stays until the end, and is not looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 20)

@@ -267,10 +267,12 @@ class Server:
 
     # --- effects (see engine.Output) ---
 
-    def write(self, connection: int, data: bytes) -> None:
-        client = self._clients.get(connection)
-        if client is not None:
-            client.write(data)
+    def write(self, writes: dict[int, list[bytes]]) -> None:
+        clients = self._clients
+        for connection, parts in writes.items():
+            client = clients.get(connection)
+            if client is not None:
+                client.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def close(self, connection: int) -> None:
         client = self._clients.get(connection)

@@ -24,6 +24,7 @@ def site_settings(config: Config) -> SiteSettings:
                 quotas.queue_notifications_max, quotas.queue_bytes_max, drops_newest=quotas.drop == "newest"
             ),
             records=config.events.level,
+            records_attributes=config.events.attributes,
             clock_error_s=None,
             protocol=mobility.settings,
         ),

@@ -358,7 +358,7 @@ class MultiHopHandoff(MobilityProtocol):
 
     def on_acknowledged(self, client: str) -> None:
         hold = self.holds.get(client)
-        if hold is not None:
+        if hold is not None and hold.own is not None:
             hold.credit = CREDIT
             self.go_on(client, hold)
 

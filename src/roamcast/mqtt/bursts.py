@@ -197,15 +197,16 @@ class FrameWriter:
         if not 0 < first_packet_id <= PACKET_ID_MAX or count > PACKET_ID_MAX:
             raise InputError(f"{count} packet ids from {first_packet_id}: 1 to {PACKET_ID_MAX} are valid")
         if count < 2:
-            if not count:
-                return b""
-            payload = payloads[0]
-            number = ENCODED[first_packet_id - 1] if self._numbered else b""
-            return self._headers[len(payload)] + number + self._described + payload
+            return self.write_one(payloads[0], first_packet_id) if count else b""
         sizes = list(map(len, payloads))
         if sizes.count(sizes[0]) == count:
             return self._write_even(payloads, sizes[0], first_packet_id)
         return self._write_uneven(payloads, sizes, first_packet_id)
+
+    def write_one(self, payload: bytes, packet_id: int) -> bytes:
+        if self._numbered:
+            return self._headers[len(payload)] + ENCODED[packet_id - 1] + self._described + payload
+        return self._headers[len(payload)] + self._described + payload
 
     def _write_even(self, payloads: Sequence[bytes], size: int, first_packet_id: int) -> bytes:
         """Payloads of one size: all in front of them is the same, and the ids are filled in afterwards."""

@@ -186,8 +186,11 @@ class Connection:
             kind = data[position] >> 4
             if kind == 3:
                 bursts, end = cut_bursts(data, position, packet_max, version)
-                self._publish_bursts(endpoint, bursts)
                 if bursts:
+                    if len(bursts) == 1:
+                        self._publish(endpoint, *bursts[0])
+                    else:
+                        self._publish_bursts(endpoint, bursts)
                     position = end
                     continue
             elif kind == 4:
@@ -270,6 +273,12 @@ class Connection:
         self, endpoint: Reader, first: int, topic: bytes, block: bytes, packet_id: int, payloads: list[bytes]
     ) -> None:
         """PUBLISH packets of one kind, with consecutive packet ids."""
+        if first == QOS_1 and not block and topic and self.qos_max:
+            # Nearly all of those that are promised.
+            self.is_durable = True
+            allowed = self._submit(endpoint, topic, payloads, PLAIN[1], 1)
+            self._answer(PUBACK, packet_id, len(payloads), allowed)
+            return
         qos = first >> 1 & 3
         flags = qos | RETAIN if first & 1 else qos
         marks = PLAIN[flags]
@@ -334,7 +343,7 @@ class Connection:
         self, endpoint: Reader, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
     ) -> bool:
         """Hand notifications to the core; whether the client may publish them."""
-        attributes = self._attributes(endpoint, topic)
+        attributes = self.topics.get(topic) or self._attributes(endpoint, topic)
         if attributes is None:
             return endpoint.on_control(self, topic, payloads)
         if self.guarded and topic in self.guarded:
@@ -361,6 +370,11 @@ class Connection:
         session = self.session
         assert session is not None
         in_flight = session.in_flight
+        sequence = in_flight.acknowledge_last(data, position)
+        if sequence:
+            self.is_durable = True
+            endpoint.inputs.append(Submitted(self.client, self.id, Acknowledge(session.stream, sequence)))
+            return position + 4
         expected = in_flight.expected
         if not expected:
             return position

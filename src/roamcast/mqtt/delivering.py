@@ -81,13 +81,13 @@ def _deliver_varied(
         writers.append(plan[2])
     bodies, out = burst.bodies, connection.out
     if not qos or not sequence:
-        out += [writer.write((body,)) for writer, body in zip(writers, bodies, strict=True)]
+        out += [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
         _pass_over(endpoint, connection, session, burst, sequence)
         return 0
     position = 0
     for packet_id, count in session.in_flight.send(burst, sequence, qos):
         for one in consecutive(packet_id, count):
-            out.append(writers[position].write((bodies[position],), one))
+            out.append(writers[position].write_one(bodies[position], one))
             position += 1
     return 0
 
@@ -137,6 +137,10 @@ def _send(
     if qos >= 0:
         endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if qos > 0 and sequence:
+        packet_id = session.in_flight.send_together(burst, sequence, qos)
+        if packet_id:
+            connection.out.append(endpoint.encoder.write(burst, writer, packet_id))
+            return
         for packet_id, part in runs_of(burst, session.in_flight.send(burst, sequence, qos)):
             connection.out.append(endpoint.encoder.write(part, writer, packet_id))
         return

@@ -12,7 +12,7 @@ import msgspec
 
 from roamcast.core.notification import Burst
 from roamcast.mqtt.errors import protocol_error
-from roamcast.mqtt.packet_ids import PACKET_ID_MAX, following
+from roamcast.mqtt.packet_ids import ENCODED, PACKET_ID_MAX, following
 
 Identity = tuple[str, int, int]
 """Publisher, incarnation and number."""
@@ -72,11 +72,24 @@ class InFlight:
 
     # --- sending ---
 
+    def send_together(self, burst: Burst, sequence: int, qos: int) -> int:
+        """Give packet ids to a burst that is sent for the first time: the first, or 0: then see `send`."""
+        count, packet_id = burst.count, self._next
+        if self.count + count > PACKET_ID_MAX // 2:
+            return 0
+        self._runs.append(
+            Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number)
+        )
+        self._next = (packet_id - 1 + count) % PACKET_ID_MAX + 1
+        self.count += count
+        return packet_id
+
     def send(self, burst: Burst, sequence: int, qos: int) -> list[tuple[int, int]]:
         """Give packet ids to a burst that is sent for the first time: runs of (packet id, count)."""
-        runs = [(self._next, burst.count)]
-        if self.count + burst.count > PACKET_ID_MAX // 2:
-            runs = self._free_runs(burst.count)
+        packet_id = self.send_together(burst, sequence, qos)
+        if packet_id:
+            return [(packet_id, burst.count)]
+        runs = self._free_runs(burst.count)
         number = burst.number
         for packet_id, count in runs:
             self._runs.append(
@@ -129,6 +142,20 @@ class InFlight:
             count += run.count
             packet_id = following(packet_id, run.count)
         return count
+
+    def acknowledge_last(self, data: bytes, position: int) -> int:
+        """If one QoS 1 message is in flight and its PUBACK is here: the sequence of it; else 0."""
+        runs = self._runs
+        if len(runs) != 1:
+            return 0
+        run = runs[0]
+        if run.count != 1 or run.qos != 1:
+            return 0
+        if data[position : position + 4] != b"\x40\x02" + ENCODED[run.packet_id - 1]:
+            return 0
+        runs.clear()
+        self.count -= 1
+        return run.sequence
 
     def acknowledge_in_order(self, count: int) -> int:
         """The client acknowledged the next so many (or all there are); the last sequence of them."""

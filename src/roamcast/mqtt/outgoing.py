@@ -50,7 +50,7 @@ class Encoder:
     def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> bytes:
         """The PUBLISH packets of a burst, with consecutive packet ids."""
         if burst.count == 1:
-            return writer.write(burst.bodies, packet_id)
+            return writer.write_one(burst.bodies[0], packet_id)
         key = (id(burst), id(writer), packet_id)
         frames = self._written.get(key)
         if frames is None:

@@ -81,6 +81,8 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     queue: QueueLimits | None = None
     """Room for what is stored for one client."""
     records: Level = "full"
+    records_attributes: bool = True
+    """Whether rows say what was published; without that one row stands for a burst of several kinds."""
     clock_error_s: float | None = 0.0
     """How far the brokers' clocks may differ. What was published before a subscription
     was issued is not owed to it, and is left out by comparing clocks; None: never."""
@@ -347,20 +349,32 @@ class Broker(SubscribingHost, SessionsHost):
 
     def _on_fleeting(self, source: str, burst: Burst) -> None:
         """What promises nothing goes to the peers and to those who are attached, past every queue."""
-        out, attachments = self._out, self.attachments
+        if not burst.varied:
+            route = self.router.route(burst.attributes)
+            if not route[2]:
+                self._spread(source, burst, route[0], route[1])
+                return
         for part, peers, owners in self._ways.of(burst):
-            if source != self.id:  # What a broker tells itself is for those who are attached here.
-                out.sends += [(peer, part) for peer in peers if peer != source]
-            if not owners:
-                continue
-            deliver = Deliver("", 0, part)
+            self._spread(source, part, peers, owners)
+
+    def _spread(
+        self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
+    ) -> None:
+        out = self._out
+        if peers and source != self.id:  # What a broker tells itself is for those who are attached here.
+            out.sends += [(peer, burst) for peer in peers if peer != source]
+        if not owners:
+            return
+        deliver = Deliver("", 0, burst)
+        clients = {owner[0]: None for owner in owners} if len(owners) > 1 else owners[0][:1]
+        for client in clients:
+            attachment = self.attachments.get(client)
+            if attachment is not None and attachment.queue is not None and attachment.connection:
+                out.to_clients.append((client, attachment.connection, deliver))
+        if "" in clients and self.collect is not None:
             for owner in owners:
-                if not owner[0] and self.collect is not None:
-                    self.collect(owner, source, part)
-            for client in {owner[0]: None for owner in owners}:
-                attachment = attachments.get(client)
-                if attachment is not None and attachment.queue is not None and attachment.connection:
-                    out.to_clients.append((client, attachment.connection, deliver))
+                if not owner[0]:
+                    self.collect(owner, source, burst)
 
     def publish(
         self,
@@ -376,16 +390,20 @@ class Broker(SubscribingHost, SessionsHost):
         client, incarnation, count = session.client, session.incarnation, len(bodies)
         burst = Burst(client, incarnation, first, attributes, self.now, bodies, count, marks, varied)
         if self._records_any:
-            for part in burst.uniform():
-                self._record_published(session, part)
+            self._record_published(burst)
         self._on_burst("", burst)
 
-    def _record_published(self, session: Session, burst: Burst) -> None:
-        self.record(
-            "published", client=session.client, broker=self.id, publisher=burst.publisher,
-            incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
-            size_bytes=burst.size, attributes=burst.attributes, published_at=self.now,
-        )  # fmt: skip
+    def _record_published(self, burst: Burst) -> None:
+        has_attributes = self.settings.records_attributes
+        for part in burst.uniform() if burst.varied and has_attributes else (burst,):
+            self._sequence += 1
+            self._out.records.append(
+                Row(
+                    self._sequence, self.now, self.id, "published", part.publisher, self.id, None,
+                    part.publisher, part.incarnation, part.number, part.count, None, None, None, part.size,
+                    None, part.attributes if has_attributes else None, None, self.now,
+                )
+            )  # fmt: skip
 
     # --- what clients say ---
 
@@ -399,7 +417,11 @@ class Broker(SubscribingHost, SessionsHost):
             return
         if type(message) is Publish:
             if message.request:
-                self.requests.on_request(item.client, message)
+                session = self.sessions.get(item.client)
+                if session is not None:
+                    self.requests.accept_publish(session, message)
+                else:
+                    self.requests.hold(item.client, message)
                 return
             attributes, bodies, marks = message.attributes, message.bodies, message.marks
             count, varied = len(bodies), message.varied

@@ -72,21 +72,31 @@ class Requests:
     def _accept(self, session: Session, request: Request) -> None:
         """Take a request once; what was taken before is only acknowledged again."""
         if isinstance(request, Publish):
-            skip = session.accepted + 1 - request.request
-            if 0 <= skip < len(request.bodies):
-                session.accepted = request.request + len(request.bodies) - 1
-                bodies = request.bodies[skip:] if skip else request.bodies
-                if request.varied:
-                    self._publish_varied(session, request, bodies)
-                else:
-                    self._publish(session, request.attributes, bodies, request.marks)
-        elif request.request == session.accepted + 1:
+            self.accept_publish(session, request)
+            return
+        if request.request == session.accepted + 1:
             session.accepted += 1
             if isinstance(request, Move):
                 self._change(session, request.request, "Move", encoded_values(request.values), request.late)
             else:
                 kind, text = type(request).__name__, request.filter.text
                 self._change(session, request.request, kind, text, is_late=False)
+        self._tell_accepted(session)
+
+    def accept_publish(self, session: Session, request: Publish) -> None:
+        first, bodies = request.request, request.bodies
+        skip = session.accepted + 1 - first
+        if 0 <= skip < len(bodies):
+            session.accepted = first + len(bodies) - 1
+            if skip:
+                bodies = bodies[skip:]
+            if request.varied:
+                self._publish_varied(session, request, bodies)
+            else:
+                self._publish(session, request.attributes, bodies, request.marks)
+        self._tell_accepted(session)
+
+    def _tell_accepted(self, session: Session) -> None:
         if self._broker.front is None:
             # A front numbers the requests itself, and has no use for an answer.
             self._broker.tell(session.client, Accepted(session.accepted))
