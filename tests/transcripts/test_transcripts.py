@@ -101,6 +101,9 @@ class Witness:
             elif row.kind == "published":
                 what = f"{client} publishes {which} {told_attributes(row.attributes)} at {broker}"
                 self.seen.append((row.time, 0, what))
+            elif row.kind == "located":
+                what = f"{client} is now where {told_attributes(row.attributes)} says ({row.reason})"
+                self.seen.append((row.time, 0, what))
             elif row.kind == "crashed":
                 when = " before it sends anything of this" if row.reason == "unsent" else ""
                 self.seen.append((row.time, 0, f"{broker} crashes{when}"))
@@ -121,6 +124,7 @@ def transcript_of(text: str, name: str) -> str:
     witness = Witness()
     result = parse_story(story, name).run(witness.on_rows, witness.on_message).result
     figures = {"lost": result.lost, "duplicates": result.duplicates, "out of order": result.out_of_order}
+    figures["missed by a client that is too fast"] = result.blacked_out
     verdict = ", ".join(f"{what} {count}" for what, count in figures.items() if count)
     lines = [*witness.lines(), f"in the end: {verdict or 'everything once and in order'}"]
     lines += [f"against the promise: {one}" for one in result.violations]

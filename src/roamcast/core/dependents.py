@@ -137,8 +137,11 @@ class Dependents:
             if whereabouts.number == known.number and distance_s <= known.distance_s:
                 # The same on another way; what was sent on the longer one may still come.
                 return False
+        # Those behind the peer that told it before are further away now, though this broker may not be.
+        is_elsewhere = self.heard_from(client) != peer
         self._heard[client] = (peer, whereabouts.distance_s)
-        return self._exchange(msgspec.structs.replace(whereabouts, distance_s=distance_s))
+        changes = self._exchange(msgspec.structs.replace(whereabouts, distance_s=distance_s))
+        return changes or is_elsewhere
 
     def hear_of(self, whereabouts: Whereabouts) -> bool:
         """News by the way, of a client that stays where it is for now: its distance is as it was."""

@@ -2,10 +2,11 @@
 
 Figure 4 of Fiege et al. divides what arrives at a client into epochs, one for each
 location; an epoch begins when its broker takes the move. Here an epoch is known
-from the rows `located`. A notification arrives within one longest delay of being
-published, so it must be delivered if it matches in all epochs that this time
-touches, and may be if it matches in one of them. (Which one it was, an oracle
-tells: `location_oracle.py`.)
+from the rows `located`. Where the client is attached, and the delays of links do
+not vary, it is known when a notification arrives, and so in which epoch. Otherwise
+it arrives within one longest delay of being published: then it must be delivered if
+it matches in all epochs that this time touches, and may be if it matches in one of
+them. (While a client is away or in a handoff, that is one epoch anyway.)
 
 That is promised as long as a client is no faster than brokers take for granted.
 For one that is, only what it should not have got is judged.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import networkx as nx
@@ -48,6 +49,14 @@ class Epoch(NamedTuple):
     is_late: bool
 
 
+class Stay(NamedTuple):
+    """A client is attached to a broker, and no handoff is under way."""
+
+    begins_at: float
+    broker: str
+    ends_at: float
+
+
 class Subscribed(NamedTuple):
     """One subscription of one client; times that did not come are infinite."""
 
@@ -69,6 +78,9 @@ class Published(NamedTuple):
 
 NEVER = float("inf")
 
+DelayBetween = Callable[[str, str], float]
+"""How long a notification takes from one broker to another."""
+
 
 class LocationChecker:
     """Give it every row of a run in order of time, then `judge`."""
@@ -79,6 +91,8 @@ class LocationChecker:
         self.subscriptions: dict[str, dict[str, list[Subscribed]]] = defaultdict(lambda: defaultdict(list))
         self.epochs: dict[str, list[Epoch]] = defaultdict(list)
         self.deliveries: dict[str, dict[Identity, float]] = defaultdict(dict)
+        self.stays: dict[str, list[Stay]] = defaultdict(list)
+        self._attached: dict[str, str] = {}
         self._paces: dict[tuple[str, str], Pace] = {}
         self._graphs = {
             name: _as_networkx(variable)
@@ -101,6 +115,14 @@ class LocationChecker:
                     self._on_located(row, row.attributes)
                 case "subscribed" | "unsubscribed":
                     self._on_subscription(row)
+                case "attached" if row.node != row.client:
+                    self._attached[row.client or ""] = row.node
+                    if row.reason in (None, row.node):  # New, or back at the same broker.
+                        self._begin_stay(row)
+                case "handoff_finished" if self._attached.get(row.client or "") == row.node:
+                    self._begin_stay(row)
+                case "detached":
+                    self._end_stay(row)
 
     def _on_published(self, row: Row) -> None:
         attributes = decode_attributes(row.attributes or b"")
@@ -127,6 +149,17 @@ class LocationChecker:
         if settings.stay_s is not None:
             return settings.stay_s
         return pace.stay_s(self._paces[key], settings.stay_first_s, settings.estimate)
+
+    def _begin_stay(self, row: Row) -> None:
+        self.stays[row.client or ""].append(Stay(row.time, row.node, NEVER))
+
+    def _end_stay(self, row: Row) -> None:
+        if self._attached.get(row.client or "") == row.node:
+            del self._attached[row.client or ""]
+        stays = self.stays[row.client or ""]
+        for index, stay in enumerate(stays):
+            if stay.broker == row.node and stay.ends_at == NEVER:
+                stays[index] = stay._replace(ends_at=row.time)
 
     def _on_subscription(self, row: Row) -> None:
         """Also plain ones: what matches both is owed to either."""
@@ -168,29 +201,42 @@ class LocationChecker:
 
     # --- the verdict ---
 
-    def judge(self, delay_s: float) -> Iterator[tuple[str, str]]:
-        """What went wrong: its kind, and what happened. No notification takes longer than this delay."""
-        for client, subscriptions in self.subscriptions.items():
+    def judge(self, delay_s: float, between: DelayBetween | None = None) -> Iterator[tuple[str, str]]:
+        """What went wrong: its kind, and what happened. No notification takes longer than this delay;
+        `between` gives the exact ones, where they do not vary."""
+        for client, subscriptions in list(self.subscriptions.items()):
             held = [one for kept in subscriptions.values() for one in kept]
             if any(one.filter.own for one in held):
-                yield from self._judge_client(client, held, delay_s + ROUNDING_S)
+                yield from self._judge_client(client, held, delay_s + ROUNDING_S, between)
 
     def _judge_client(
-        self, client: str, held: list[Subscribed], delay_s: float
+        self, client: str, held: list[Subscribed], delay_s: float, between: DelayBetween | None
     ) -> Iterator[tuple[str, str]]:
-        epochs, delivered = self.epochs[client], self.deliveries[client]
-        begins = [epoch.begins_at for epoch in epochs]
-        in_time = self.is_in_time(client)
+        delivered, in_time = self.deliveries[client], self.is_in_time(client)
+        begins = [epoch.begins_at for epoch in self.epochs[client]]
         for notification in self.published:
-            at = notification.at
-            first = bisect_right(begins, at - ROUNDING_S) - 1
-            last = bisect_right(begins, at + delay_s) - 1
+            first_s, last_s = self._arrival(client, notification, delay_s, between)
+            first = bisect_right(begins, first_s - ROUNDING_S) - 1
+            last = bisect_right(begins, last_s + ROUNDING_S) - 1
+            epochs = self.epochs[client]
             touched = [epochs[index].values if index >= 0 else {} for index in range(first, last + 1)]
             had = notification.identity in delivered
             if had and not any(self._may_match(held, notification, values) for values in touched):
                 yield "extra in epoch", self._tell(client, notification, touched)
             if not had and in_time and all(self._must_match(held, notification, one) for one in touched):
                 yield "missing in epoch", self._tell(client, notification, touched)
+
+    def _arrival(
+        self, client: str, notification: Published, delay_s: float, between: DelayBetween | None
+    ) -> tuple[float, float]:
+        """Between which times the notification arrives where it is matched for the client."""
+        first_s, last_s = notification.at, notification.at + delay_s
+        if between is not None:
+            for stay in self.stays[client]:
+                if stay.begins_at <= first_s and last_s <= stay.ends_at:
+                    at = first_s + between(notification.broker, stay.broker)
+                    return at, at
+        return first_s, last_s
 
     def _may_match(
         self, held: list[Subscribed], notification: Published, values: dict[str, Value]

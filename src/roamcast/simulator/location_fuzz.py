@@ -3,7 +3,7 @@
 In most of them everyone stays at one broker and walks: then flooding tells what is
 owed, and the timing what is missed. A third of those who walk are faster than the
 brokers take for granted. In the others clients change broker, too; there they are
-never too fast, and nothing may be missing.
+never too fast, and nothing may be missing. Some jump where no edge leads.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     # On a small graph one is everywhere at once, however fast.
     graph = _draw_graph(rng, rng.choice((1, 4)) if is_fast else rng.randrange(7))
     delays = [0.001 * rng.randint(1, 100) for _ in topology.overlay]
+    if seed % 8 in (0, 5):
+        # Where all links are alike, a client may be as far away as before, and yet somewhere else.
+        delays = [delays[0]] * len(delays)
     # From far below the delay of one link to far above that of the whole network.
     stay_s = round(rng.choice((0.3, 1.0, 3.0, 20.0)) * max(delays, default=0.01), 4)
     learnt = not roams and rng.random() < 0.4
@@ -98,7 +101,19 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     )
     settings = _draw_settings(name, seed, rng, topology, delays, location)
     setting = Setting(rng, topology, graph, settings, stay_s, stay_s * rng.randint(8, 30), is_fast)
-    return Story(topology, settings, tuple(_draw_actions(setting, roams)))
+    actions = _draw_actions(setting, roams)
+    chance = random.Random(f"fuzz/location/{seed}/jumps")
+    if chance.random() < 0.2:
+        actions = [_perhaps_jump(action, graph, chance) for action in actions]
+    return Story(topology, settings, tuple(actions))
+
+
+def _perhaps_jump(action: Action, graph: MovementGraph, chance: random.Random) -> Action:
+    """Now and then a step leads to anywhere, and then the next one is mostly a jump back."""
+    at, client, item = action
+    if at < START_S or not isinstance(item, MoveTo) or "location" not in item.values or chance.random() > 0.1:
+        return action
+    return at, client, MoveTo({"location": chance.choice(graph.locations)})
 
 
 def _draw_graph(rng: random.Random, kind: int) -> MovementGraph:

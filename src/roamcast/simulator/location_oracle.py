@@ -27,6 +27,7 @@ from roamcast.mobility import Promise, find_protocol
 from roamcast.simulator.location_checks import Epoch, Identity, LocationChecker, Published
 
 if TYPE_CHECKING:
+    from roamcast.simulator.network import NetworkSettings
     from roamcast.simulator.run import Run
     from roamcast.simulator.story import Story
 
@@ -45,7 +46,8 @@ def judge_location(story: Story, run: Run) -> None:
             result.violate(kind, text)
         result.blacked_out = len(blackout)
     elif delivers_once(find_protocol(story.settings.protocol).promise):
-        for kind, text in checker.judge(story.settings.delay_bound_s(story.topology)):
+        between = Timing(story, checker).delay_s if has_fixed_delays(story.settings) else None
+        for kind, text in checker.judge(story.settings.delay_bound_s(story.topology), between):
             result.violate(kind, text)
 
 
@@ -69,15 +71,21 @@ def is_standing(story: Story, checker: LocationChecker) -> bool:
             attached[client] = None
     settled_s = first_publish_s - 4 * story.settings.delay_bound_s(story.topology)
     return (
-        all(delay.is_fixed for delay in (story.settings.access_delay, story.settings.link_delay))
-        and all(delay.is_fixed for _, _, delay in story.settings.link_delays)
-        and not (story.settings.service_s or story.settings.access_bits_per_s or story.settings.loss)
+        has_fixed_delays(story.settings)
         and all(_is_walking(epochs, settled_s) for epochs in checker.epochs.values())
         and all(
             kept[0].settled_at < settled_s
             for subscriptions in checker.subscriptions.values()
             for kept in subscriptions.values()
         )
+    )
+
+
+def has_fixed_delays(settings: NetworkSettings) -> bool:
+    """Whether it is known when what is sent arrives, whatever else is sent."""
+    delays = (settings.access_delay, settings.link_delay, *(one[2] for one in settings.link_delays))
+    return all(delay.is_fixed for delay in delays) and not (
+        settings.service_s or settings.access_bits_per_s or settings.loss
     )
 
 
