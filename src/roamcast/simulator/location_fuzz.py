@@ -3,13 +3,14 @@
 In most of them everyone stays at one broker and walks: then flooding tells what is
 owed, and the timing what is missed. A third of those who walk are faster than the
 brokers take for granted. In the others clients change broker, too; there they are
-never too fast, and nothing may be missing. Some jump where no edge leads.
+never too fast, and nothing may be missing. Some jump where no edge leads, and some
+are brisk: they stand still while they change broker, and set out as soon as they are there.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from roamcast.core.effects import (
@@ -76,6 +77,7 @@ class Setting:
     stay_s: float
     duration_s: float
     is_fast: bool
+    is_brisk: bool
 
 
 def draw_location_story(protocol: str, seed: int) -> Story:
@@ -83,24 +85,32 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     rng = random.Random(f"fuzz/location/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
     names = protocols()
+    is_brisk = seed % 8 == 3
     drawn = rng.choice(names)
+    if is_brisk and seed % 16 == 3:
+        # Only here a handoff is over before those beyond the old broker can have heard of it.
+        drawn = "multi_hop_handoff"
     name = drawn if protocol == ANY else find_protocol(protocol).name
-    roams = rng.random() < 0.4
+    roams = is_brisk or rng.random() < 0.4
     is_fast = not roams and rng.random() < 0.35
     # On a small graph one is everywhere at once, however fast.
-    graph = _draw_graph(rng, rng.choice((1, 4)) if is_fast else rng.randrange(7))
+    kind = 1 if is_brisk else rng.choice((1, 4)) if is_fast else rng.randrange(7)
+    graph = _draw_graph(rng, kind)
     delays = [0.001 * rng.randint(1, 100) for _ in topology.overlay]
-    if seed % 8 in (0, 5):
+    if is_brisk or seed % 8 in (0, 5):
         # Where all links are alike, a client may be as far away as before, and yet somewhere else.
-        delays = [delays[0]] * len(delays)
+        delays = [max(delays)] * len(delays)
     # From far below the delay of one link to far above that of the whole network.
-    stay_s = round(rng.choice((0.3, 1.0, 3.0, 20.0)) * max(delays, default=0.01), 4)
+    stays = rng.uniform(2.1, 3.9) if is_brisk else rng.choice((0.3, 1.0, 3.0, 20.0))
+    stay_s = round(stays * max(delays, default=0.01), 4)
     learnt = not roams and rng.random() < 0.4
     location = LocationSettings(
         {"location": graph, "budget": BUDGET}, stay_s=None if learnt else stay_s, stay_first_s=stay_s
     )
     settings = _draw_settings(name, seed, rng, topology, delays, location)
-    setting = Setting(rng, topology, graph, settings, stay_s, stay_s * rng.randint(8, 30), is_fast)
+    if is_brisk:
+        settings = replace(settings, notice_delay=Delay(0.0, 0.0), names_last_broker=True)
+    setting = Setting(rng, topology, graph, settings, stay_s, stay_s * rng.randint(8, 30), is_fast, is_brisk)
     actions = _draw_actions(setting, roams)
     chance = random.Random(f"fuzz/location/{seed}/jumps")
     if chance.random() < 0.2:
@@ -166,15 +176,20 @@ def _draw_actions(setting: Setting, roams: bool) -> list[Action]:
     actions: list[Action] = []
     walks: list[list[Action]] = []
     for client in clients:
-        filters = rng.sample(FILTERS, rng.choice((1, 1, 2))) if rng.random() < 0.7 else []
-        filters += rng.sample(PLAIN_FILTERS, rng.choice((0, 0, 0, 1)))
+        filters = _draw_filters(rng) if not setting.is_brisk else [FILTERS[0]] if client == "c0" else []
         start, budget = rng.choice(setting.graph.locations), rng.randint(0, 4)
-        actions += _opening(client, setting, filters, MoveTo({"location": start, "budget": budget}))
-        walks.append(_walk(client, setting, start) if rng.random() < 0.8 else [])
+        broker = rng.choice(setting.topology.brokers)
+        first = MoveTo({"location": start, "budget": budget})
+        actions += _opening(client, setting, broker, filters, first)
+        if setting.is_brisk:
+            # The others stay and publish all the time, and nobody else wants what they publish.
+            walks.append(_hop(client, setting, start, broker) if client == "c0" else [])
+        else:
+            walks.append(_walk(client, setting, start) if rng.random() < 0.8 else [])
         actions += walks[-1]
         if rng.random() < 0.3:
             actions += _spend(client, setting, budget)
-        if roams and rng.random() < 0.7:
+        if roams and not setting.is_brisk and rng.random() < 0.7:
             actions += _roam(client, setting)
         if roams and filters and rng.random() < 0.3:
             actions += _changes(client, setting, filters)
@@ -185,7 +200,12 @@ def _draw_actions(setting: Setting, roams: bool) -> list[Action]:
     return sorted(actions, key=lambda action: action[0])
 
 
-def _opening(client: str, setting: Setting, filters: list[str], start: MoveTo) -> list[Action]:
+def _draw_filters(rng: random.Random) -> list[str]:
+    filters = rng.sample(FILTERS, rng.choice((1, 1, 2))) if rng.random() < 0.7 else []
+    return filters + rng.sample(PLAIN_FILTERS, rng.choice((0, 0, 0, 1)))
+
+
+def _opening(client: str, setting: Setting, broker: str, filters: list[str], start: MoveTo) -> list[Action]:
     """Attach, advertise, say where one is, subscribe: in this order or another, all settled in time."""
     rng = setting.rng
     doings: list[Input] = [SubscribeTo(parse(text).text) for text in filters]
@@ -193,9 +213,8 @@ def _opening(client: str, setting: Setting, filters: list[str], start: MoveTo) -
     rng.shuffle(doings)
     if setting.settings.advertisements:
         doings.insert(0, AdvertiseThat(rng.choice(("TRUE", "location IS NOT NULL"))))
-    attach = AttachTo(rng.choice(setting.topology.brokers), 0)
     return [
-        (round(0.01 * rng.random(), 6), client, attach),
+        (round(0.01 * rng.random(), 6), client, AttachTo(broker, 0)),
         *((1.0 + 2 * place, client, doing) for place, doing in enumerate(doings)),
     ]
 
@@ -268,6 +287,27 @@ def _roam(client: str, setting: Setting) -> list[Action]:
         actions.append((round(now_s, 6), client, LeaveFor(broker if rng.random() < 0.2 else "")))
         now_s += rng.expovariate(3 / scale_s)
         actions.append((round(now_s, 6), client, AttachTo(broker, 0)))
+
+
+def _hop(client: str, setting: Setting, start: Value, broker: str) -> list[Action]:
+    """To another broker, then a few steps, as soon as the handoff is over or everyone has heard of it."""
+    rng, topology = setting.rng, setting.topology
+    link_s = setting.settings.link_delays[0][2].low_s
+    actions: list[Action] = []
+    here, before, now_s = start, start, START_S
+    while now_s < START_S + setting.duration_s:
+        old, broker = broker, rng.choice(topology.brokers)
+        actions.append((round(now_s, 6), client, LeaveFor("")))
+        actions.append((round(now_s + 0.0001, 6), client, AttachTo(broker, 0)))
+        links = 2 * topology.distance(old, broker) + 2
+        pause = rng.uniform(0, rng.choice((1, 3 * topology.diameter)))
+        now_s += 0.011 + (links + pause) * link_s
+        for _ in range(rng.randint(2, 5)):
+            ends = setting.graph.neighbours(here)
+            here, before = rng.choice([end for end in ends if end != before] or ends), here
+            actions.append((round(now_s, 6), client, MoveTo({"location": here})))
+            now_s += 1.001 * setting.stay_s
+    return actions
 
 
 def _changes(client: str, setting: Setting, filters: list[str]) -> list[Action]:
