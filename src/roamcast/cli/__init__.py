@@ -27,6 +27,7 @@ from roamcast.cli import (
     location,
     model,
     pipeline,
+    proxy,
     pub,
     sim,
     sub,
@@ -57,6 +58,7 @@ def build_app() -> typer.Typer:
     # imports belong inside the commands: this is run at every start.
     demo.register(app)
     broker.register(app)
+    proxy.register(app)
     pub.register(app)
     sub.register(app)
     user.register(app)

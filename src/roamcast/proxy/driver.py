@@ -97,7 +97,13 @@ class ProxyServer:
         """Until `stop`; JournalFailed if nothing can be promised any more."""
         await self._ended
 
+    def end(self) -> None:
+        """Let `run` return."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
     async def stop(self) -> None:
+        self.end()
         if self._server is not None:
             self._server.close()
         for pipe in self._pipes.values():
@@ -114,8 +120,6 @@ class ProxyServer:
             log.warning("the broker was not left in order: %s", error)
         self._verifier.close()
         self.store.close()
-        if not self._ended.done():
-            self._ended.set_result(None)
 
     def _server_context(self) -> ssl.SSLContext | None:
         listener = self.config.listener

@@ -1,0 +1,40 @@
+"""Running a proxy until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Iterable
+
+import uvloop
+
+from roamcast.daemon import logs
+from roamcast.daemon.journal import JournalFailed
+from roamcast.errors import InputError
+from roamcast.proxy.config import Config
+from roamcast.proxy.driver import ProxyServer
+
+log = logging.getLogger("roamcast.proxy")
+
+
+def serve(config: Config, warnings: Iterable[str] = ()) -> None:
+    logs.set_up(config.log)
+    for line in warnings:
+        log.warning("%s", line)
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    server = ProxyServer(config)
+    loop = asyncio.get_running_loop()
+    try:
+        await server.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.end)
+        await server.run()
+    except JournalFailed as error:
+        raise InputError(f"nothing can be promised any more: {error}") from None
+    finally:
+        await server.stop()
+    log.info("site %s: stopped", config.site)
