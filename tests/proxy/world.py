@@ -75,6 +75,9 @@ class _Writer:
     async def drain(self) -> None:
         pass
 
+    async def wait_closed(self) -> None:
+        pass
+
     def get_write_buffer_size(self) -> int:
         return 0
 

@@ -248,7 +248,7 @@ class RoamingClient:
             except AdapterError:
                 pass  # The broker is gone: that is as detached as it gets.
         if pipe is not None:
-            pipe.close()
+            await pipe.end()
 
     # --- move-in ---
 

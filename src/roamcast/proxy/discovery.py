@@ -38,7 +38,7 @@ async def _round_trip(address: str, credentials: Credentials, timeout_s: float) 
             try:
                 return min([await _echo(pipe, number) for number in range(ECHOES)])
             finally:
-                pipe.close()
+                await pipe.end()
     except (ProxyError, TimeoutError):
         return None
 

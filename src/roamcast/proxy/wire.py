@@ -95,6 +95,12 @@ class Pipe:
     def close(self) -> None:
         self._writer.close()
 
+    async def end(self) -> None:
+        """Close, and be gone when this returns."""
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
     def abort(self) -> None:
         self._writer.transport.abort()
 

@@ -1,0 +1,62 @@
+"""Proxies as real processes, beside real brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from roamcast.bench.foreign_brokers import ForeignNetwork
+from roamcast.bench.processes import HOST, Process, free_port, roamcast_command
+from roamcast.config.writing import toml_value
+
+SECRET = "what the proxies of these tests share"
+
+
+class Proxies:
+    """One proxy at each site of a network."""
+
+    def __init__(self, network: ForeignNetwork, folder: Path, settings: Mapping[str, object]) -> None:
+        self.ports = {site: free_port() for site in network.ports}
+        self.mqtt_ports = {site: free_port() for site in network.ports}
+        self.addresses = {site: f"{HOST}:{port}" for site, port in self.ports.items()}
+        self.processes: dict[str, Process] = {}
+        for site in self.ports:
+            file = folder / f"{site}.toml"
+            file.write_text(self._config(network, folder, site, settings))
+            file.chmod(0o600)
+            command = roamcast_command("proxy", "--config", str(file))
+            self.processes[site] = Process(f"proxy {site}", command, self.ports[site], folder / f"{site}.log")
+
+    def _config(
+        self, network: ForeignNetwork, folder: Path, site: str, settings: Mapping[str, object]
+    ) -> str:
+        lines = [f'site = "{site}"', f'data = "{folder / site}-data"']
+        lines += [f"{key} = {toml_value(value)}" for key, value in settings.items()]
+        lines += ["[broker]", f'kind = "{network.kind}"', f'url = "{network.url(site)}"']
+        lines += ["[listener]", f"port = {self.ports[site]}", "[peers]", f'secret = "{SECRET}"']
+        lines += ["[mqtt]", f"enabled = {toml_value(network.kind == 'mosquitto')}"]
+        lines += [f"port = {self.mqtt_ports[site]}"]
+        for other, address in self.addresses.items():
+            if other != site:
+                lines += ["[[proxy]]", f'site = "{other}"', f'address = "{address}"']
+        return "\n".join(lines) + "\n"
+
+    def start(self, site: str) -> None:
+        self.processes[site].start()
+        self.processes[site].wait_listening()
+
+
+@contextmanager
+def proxies_of(
+    network: ForeignNetwork, folder: Path, settings: Mapping[str, object] | None = None
+) -> Iterator[Proxies]:
+    """The proxies while the block runs."""
+    proxies = Proxies(network, folder, settings or {})
+    try:
+        for site in proxies.ports:
+            proxies.start(site)
+        yield proxies
+    finally:
+        for process in proxies.processes.values():
+            process.stop()

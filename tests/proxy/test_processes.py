@@ -1,0 +1,80 @@
+"""Real proxies beside real brokers: a move over two sites, and what survives kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.proxy.proxies import proxies_of
+
+from roamcast.bench.foreign_brokers import foreign_network, missing
+from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.client import Options, RoamingClient
+
+SITES = ["hub", "left"]
+WAIT_S = 20.0
+KINDS = [
+    "mosquitto",
+    pytest.param("nats", marks=pytest.mark.slow),
+    pytest.param("activemq", marks=pytest.mark.slow),
+]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def take(client: RoamingClient, count: int) -> list[str]:
+    async with asyncio.timeout(WAIT_S):
+        return [(await anext(client)).body.decode() for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_proxy_killed_between_move_out_and_move_in_loses_nothing(kind: str, tmp_path: Path) -> None:
+    reason = missing(kind)
+    if reason is not None:
+        pytest.skip(reason)
+    brokers = tmp_path / "brokers"
+    with foreign_network(kind, brokers, SITES) as network, proxies_of(network, tmp_path) as proxies:
+
+        async def work() -> None:
+            publisher = network.adapter("left")
+            await publisher.open()
+            topic = publisher.topic_of(["road", "1"])
+
+            async def publish(first: int, count: int) -> None:
+                for number in range(first, first + count):
+                    text = f"{number}"
+                    await publisher.publish(ForeignMessage(topic, text.encode(), {}, f"p/{text}"))
+
+            client = RoamingClient("car", proxies.addresses, Options(again_s=0.2))
+            await client.subscribe(topic)
+            await client.move_in("hub")
+            await publish(0, 5)
+            assert await take(client, 5) == [f"{number}" for number in range(5)]
+            await client.move_out()
+            await publish(5, 100)
+            journal = tmp_path / "hub-data" / "buffers"
+            await until(lambda: b"p/104" in b"".join(path.read_bytes() for path in journal.glob("*.journal")))
+            proxies.processes["hub"].kill()
+            if kind == "mosquitto":  # This one keeps what comes while nobody listens.
+                await publish(105, 20)
+            proxies.start("hub")
+            if kind != "mosquitto":
+                log = proxies.processes["hub"].log
+                await until(lambda: log.read_text().count("is there") == 2)
+                await asyncio.sleep(0.5)
+                await publish(105, 20)
+            result = await client.move_in("left")
+            assert (result.lost, result.dropped) == ((), 0)
+            await publish(125, 5)
+            assert await take(client, 125) == [f"{number}" for number in range(5, 130)]
+            assert client._queue.empty()
+            await client.close()
+            await publisher.close()
+
+        asyncio.run(work())
