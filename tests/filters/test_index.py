@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from math import inf, nextafter
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.filters.naive_filters import conditions, notifications, text_of
 
-from roamcast.filters import bitmaps, columns, index
+from roamcast.filters import bitmaps, box_table, columns, index, masks
 from roamcast.filters.filter import ALL, NONE, Filter
 from roamcast.filters.index import FilterIndex
 from roamcast.filters.selector import parse, parse_subscription
@@ -33,6 +34,7 @@ class Twin:
 
     def add(self, key: Any, filter: Filter) -> None:
         self.index.add(key, filter)
+        self.index.label(key, _label(key))
         self.filters.pop(key, None)
         self.filters[key] = filter
 
@@ -44,20 +46,30 @@ class Twin:
         expected = [key for key, filter in self.filters.items() if filter.matches(notification)]
         assert self.index.match(notification) == expected
         assert len(self.index) == len(self.filters)
+        labels = tuple(dict.fromkeys(map(_label, expected)))
+        assert self.index.labels(notification) == labels
+        assert self.index.labels_of_each([notification, {}, notification])[::2] == [labels, labels]
+
+
+def _label(key: Any) -> str:
+    """One of a few, so that several keys have each."""
+    return f"label {hash(key) % 3}"
 
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits so low that a handful of filters passes through every way of storing and rebuilding."""
-    monkeypatch.setattr(bitmaps, "SCAN_BELOW", 1)
-    monkeypatch.setattr(bitmaps, "BITMAPS_ABOVE", 2)
+    monkeypatch.setattr(box_table, "SCAN_BELOW", 1)
+    monkeypatch.setattr(box_table, "SCAN_MAX", 2)
+    monkeypatch.setattr(box_table, "MASK_BYTES_BELOW", 2)
+    monkeypatch.setattr(box_table, "MASK_BYTES_MAX", 4)
+    monkeypatch.setattr(masks, "ASKS_PER_BOX", 1)
     monkeypatch.setattr(bitmaps, "MIN_REBUILD", 2)
     monkeypatch.setattr(bitmaps, "MAX_NUMBERS", 2)
     monkeypatch.setattr(bitmaps, "MAX_STRINGS", 2)
     monkeypatch.setattr(columns, "MAX_CUTS", 3)
     monkeypatch.setattr(columns, "MIN_REBUILD", 4)
     monkeypatch.setattr(index, "MAX_WAITING", 1)
-    monkeypatch.setattr(index, "MAX_WAITING_ALONE", 1)
 
 
 def run_changes(steps: list[tuple[int, Filter | None]], asked: list[dict[str, Any]]) -> None:
@@ -96,6 +108,79 @@ def test_as_asking_each_under_small_limits() -> None:
         run_changes(steps, asked)
 
     check()
+
+
+@pytest.mark.parametrize("asks", [0, 1, 12], ids=["at once", "soon", "later"])
+def test_masks_as_asking_each(monkeypatch: pytest.MonkeyPatch, asks: int) -> None:
+    """Whenever the masks are made, and whatever has changed since."""
+    monkeypatch.setattr(box_table, "SCAN_BELOW", 1)
+    monkeypatch.setattr(box_table, "SCAN_MAX", 2)
+    monkeypatch.setattr(masks, "ASKS_PER_BOX", asks)
+    several = st.lists(filters, min_size=2, max_size=4).map(
+        lambda parts: parse(" AND ".join(f"({part.text})" for part in parts))
+    )
+    added = st.tuples(st.integers(0, 30), st.one_of(several, several, several, st.none()))
+
+    @settings(derandomize=True, deadline=None, max_examples=60, database=None)
+    @given(st.lists(added, min_size=1, max_size=40), st.lists(notifications, min_size=1, max_size=12))
+    def check(steps: list[tuple[int, Filter | None]], asked: list[dict[str, Any]]) -> None:
+        run_changes(steps, asked)
+
+    check()
+
+
+NUMBERS = (-(2**63), 2**63 - 1, 2**53 - 1, 2**53, 2**53 + 1, -(2**53), -(2**53) - 1, -1, 0, 1, 0.5, 1e300)
+
+
+def test_ends_of_ranges_are_exact() -> None:
+    """Open and closed ends, between integers and floats that lie next to each other."""
+    twin = Twin()
+    for low in NUMBERS:
+        for operator in ("<", "<=", ">", ">=", "=", "<>"):
+            twin.add((low, operator), parse(f"v {operator} {low!r} AND w >= 0"))
+    near = [neighbour for number in NUMBERS for neighbour in (number - 1, number, number + 1)]
+    near += [nextafter(number, away) for number in NUMBERS for away in (-inf, inf)]
+    near += [*map(float, NUMBERS), inf, -inf, 2**70, -(2**70), 10**400, -(10**400)]
+    for _ in range(20):  # Until they are not asked singly any more.
+        for value in near:
+            twin.check({"v": value, "w": 1})
+    assert not twin.index._table._masks._waiting  # type: ignore[union-attr]
+    values: list[dict[str, Any]] = [{"v": int(value), "w": 1} for value in near if abs(value) < inf]
+    assert twin.index.labels_of_each(values) == list(map(twin.index.labels, values))
+
+
+def test_labels_follow_their_keys() -> None:
+    table: FilterIndex[int] = FilterIndex()
+    for key in range(100):
+        table.add(key, parse(f"v >= {key} AND w >= 0"))
+        table.label(key, "even" if key % 2 == 0 else "odd")
+    for _ in range(50):
+        assert table.labels({"v": 50, "w": 1}) == ("even", "odd")
+    assert table.labels_of_each([{"v": 0, "w": 1}, {"v": 50, "w": 1}, {"w": 1}]) == [
+        ("even",),
+        ("even", "odd"),
+        (),
+    ]
+    table.label(0, "nought")
+    table.remove(1)
+    assert table.labels({"v": 50, "w": 1}) == ("nought", "even", "odd")
+    assert table.labels_of_each([{"v": 1, "w": 1}]) == [("nought",)]
+
+
+def test_many_boxes_do_not_take_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks grow with the square of the table, so a large table has none."""
+    monkeypatch.setattr(box_table, "MASK_BYTES_BELOW", 1 << 15)
+    monkeypatch.setattr(box_table, "MASK_BYTES_MAX", 1 << 16)
+    table: FilterIndex[int] = FilterIndex()
+    for key in range(500):
+        table.add(key, parse(f"v >= {key} AND w <= {key} AND x <> {key}"))
+        # Four ends each, and a bit for each of the others at every end.
+        assert (table._table._masks is None) is (key < 16 or 4 * (key + 1) ** 2 > 8 << 16)
+    assert table.match({"v": 400, "w": 10, "x": 50}) == [*range(10, 50), *range(51, 401)]
+    for key in range(300):
+        table.remove(key)
+    assert table._table._masks is not None
+    assert table.match({"v": 301, "w": 10, "x": 50}) == [300, 301]
 
 
 def drawn_filter(draw: random.Random) -> Filter:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from roamcast.filters.filter import Attributes
-from roamcast.mqtt.attributes import content_attributes
+from roamcast.mqtt.attributes import contents_of
 from roamcast.mqtt.identities import NotificationIdentity, split_identity
 from roamcast.mqtt.packets import Publish, PublishProperties, UserProperties
 from roamcast.mqtt.properties import PUBLISH, encode
@@ -57,7 +57,8 @@ class Notification(msgspec.Struct, frozen=True):
     def attributes(self) -> Attributes:
         """What content filters see: user properties, the fields of a JSON payload, and the topic."""
         seen = PublishProperties(content_type=self.content_type, user_properties=self.user_properties)
-        return {**content_attributes(encode(seen, PUBLISH), self.payload), "topic": self.topic}
+        (attributes,) = contents_of(self.topic, encode(seen, PUBLISH), (self.payload,))
+        return attributes
 
 
 def notification_of(publish: Publish) -> Notification:

@@ -9,8 +9,9 @@ some notification meets that part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 from roamcast.core.notification import Burst, decode_attributes
 from roamcast.filters.expression import And, Expression, conjunction, names_of
@@ -23,7 +24,8 @@ Owner = tuple[Any, ...]
 Interface = str | Owner
 
 Group = FilterIndex[Filter]
-"""Filters with the same decided part: the rest of each, which the full attributes decide."""
+"""Filters with the same decided part: the rest of each, which the full attributes decide. A filter's label
+is its interface if it has only one, and else the filter itself."""
 
 Route = tuple[tuple[str, ...], tuple[Owner, ...], tuple[Group, ...]]
 """The peers and the local owners that want a notification, and who else may want it."""
@@ -38,13 +40,28 @@ ROUTES_CHECKED_MAX = 128
 """Up to so many remembered routes, a change of the table drops only those it touches."""
 
 PARTS_KEPT_MAX = 65_536
-"""Remembered sets of filters that the full attributes met, and where these lead."""
+"""Remembered sets of labels that the full attributes met, and where these lead."""
+
+
+class Part(NamedTuple):
+    """Who wants a notification, once its full attributes are known."""
+
+    peers: tuple[str, ...]
+    owners: tuple[Owner, ...]
+    clients: tuple[str, ...]
+    """Those of the owners that are clients, each once."""
+    collectors: tuple[Owner, ...]
+    """Those that are not: their first element is empty."""
+
+
+Parts = dict[tuple[Hashable, ...], Part]
+"""By the labels met, for notifications of one route."""
 
 
 class MatchingTable:
     """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
 
-    __unsaved__ = ("_parts", "_routes")
+    __unsaved__ = ("_divisions", "_parts", "_parts_kept", "_routes")
 
     def __init__(self, outside: frozenset[str] | None = None) -> None:
         """`outside` names the attributes that are not in the bodies; None: none is in the bodies."""
@@ -57,7 +74,12 @@ class MatchingTable:
 
     def _restore(self) -> None:
         self._routes: dict[bytes, Route] = {}
-        self._parts: dict[tuple[Filter, ...], tuple[tuple[str, ...], tuple[Owner, ...]]] = {}
+        self._parts: dict[tuple[tuple[str, ...], tuple[Owner, ...]], Parts] = {}
+        """By the peers and owners that want all of a route's notifications."""
+        self._parts_kept = 0
+        self._divisions = {filter: self._divided(filter) for filter in self._interfaces}
+        for filter in self._interfaces:
+            self._label(filter)
 
     def __len__(self) -> int:
         """Entries: pairs of filter and interface."""
@@ -72,13 +94,14 @@ class MatchingTable:
         interfaces = self._interfaces.get(filter)
         if interfaces is None:
             interfaces = self._interfaces[filter] = {}
-            decided, rest = self._divided(filter)
+            decided, rest = self._divisions[filter] = self._divided(filter)
             if rest is None:
                 self._index.add(filter, filter)
             else:
                 self._enter(decided, rest, filter)
         interfaces[interface] = interfaces.get(interface, 0) + 1
         if interfaces[interface] == 1:
+            self._label(filter)
             self._forget_routes(filter)
 
     def remove(self, filter: Filter, interface: Interface) -> None:
@@ -87,14 +110,23 @@ class MatchingTable:
         if interfaces[interface]:
             return
         del interfaces[interface]
-        if not interfaces:
-            del self._interfaces[filter]
-            decided, rest = self._divided(filter)
-            if rest is None:
-                self._index.remove(filter)
-            else:
-                self._leave(decided, filter)
         self._forget_routes(filter)
+        if interfaces:
+            self._label(filter)
+            return
+        del self._interfaces[filter]
+        decided, rest = self._divisions.pop(filter)
+        if rest is None:
+            self._index.remove(filter)
+        else:
+            self._leave(decided, filter)
+
+    def _label(self, filter: Filter) -> None:
+        """Say in its group where a filter leads: a place that many lead to is then found once."""
+        decided, rest = self._divisions[filter]
+        if rest is not None:
+            interfaces = self._interfaces[filter]
+            self._groups[decided].label(filter, filter if len(interfaces) > 1 else next(iter(interfaces)))
 
     def _divided(self, filter: Filter) -> tuple[Filter, Filter | None]:
         """What of a filter is decided by the attributes outside the bodies, and the rest, if there is one."""
@@ -143,40 +175,90 @@ class MatchingTable:
         peers = tuple(sorted(one for one in wanted if isinstance(one, str)))
         return peers, tuple(one for one in wanted if not isinstance(one, str))
 
+    # --- where the full attributes decide ---
+
     def split(
         self, burst: Burst, route: Route, contents: Sequence[Attributes]
     ) -> list[tuple[Burst, tuple[str, ...], tuple[Owner, ...]]]:
-        """The runs of a burst that take the same way, once the full attributes are known."""
-        parts = []
+        """The runs of a burst that take the same way."""
+        ways = []
         start, current = 0, None
-        for position, attributes in enumerate(contents):
-            wanted = self._part(route, attributes)
+        for position, part in enumerate(self._parts_of(route, contents)):
             # Not by identity: whether the same one was remembered may not decide what stays together.
-            if wanted != current:
-                if current is not None and position > start:
-                    parts.append((burst.part(start, position), *current))
-                start, current = position, wanted
+            if part != current:
+                if current is not None:
+                    ways.append((burst.part(start, position), current.peers, current.owners))
+                start, current = position, part
         if current is not None:
-            parts.append((burst.part(start, burst.count), *current))
-        return [part for part in parts if part[1] or part[2]]
+            ways.append((burst.part(start, burst.count), current.peers, current.owners))
+        return [way for way in ways if way[1] or way[2]]
 
-    def _part(self, route: Route, attributes: Attributes) -> tuple[tuple[str, ...], tuple[Owner, ...]]:
-        groups = route[2]
-        met = groups[0].match(attributes) if len(groups) == 1 else _match_all(groups, attributes)
-        key = tuple(met)
-        part = self._parts.get(key)
-        if part is None:
-            peers, owners = self._joined(key)
-            if len(self._parts) >= PARTS_KEPT_MAX:
-                self._parts.clear()
-            part = self._parts[key] = (peers, owners)
-        if route[0] or route[1]:
-            return _merged(route, part)
-        return part
+    def gather(
+        self, burst: Burst, route: Route, contents: Sequence[Attributes]
+    ) -> list[tuple[Burst, tuple[str, ...], tuple[Owner, ...]]]:
+        """What each peer, client and collector wants of a burst without numbers, all of it together."""
+        peers: dict[str, list[int]] = {}
+        clients: dict[str, list[int]] = {}
+        collectors: dict[Owner, list[int]] = {}
+        for position, part in enumerate(self._parts_of(route, contents)):
+            for client in part.clients:
+                try:
+                    clients[client].append(position)
+                except KeyError:
+                    clients[client] = [position]
+            for peer in part.peers:
+                peers.setdefault(peer, []).append(position)
+            for owner in part.collectors:
+                collectors.setdefault(owner, []).append(position)
+        ways: list[tuple[Burst, tuple[str, ...], tuple[Owner, ...]]] = []
+        ways += [(burst.pick(places), (peer,), ()) for peer, places in peers.items()]
+        ways += [(burst.pick(places), (), ((client,),)) for client, places in clients.items()]
+        ways += [(burst.pick(places), (), (owner,)) for owner, places in collectors.items()]
+        return ways
+
+    def _parts_of(self, route: Route, contents: Sequence[Attributes]) -> list[Part]:
+        """Who wants each of the notifications with these attributes."""
+        peers, owners, groups = route
+        known = self._parts.setdefault((peers, owners), {})
+        if len(groups) == 1:
+            labels = groups[0].labels_of_each(contents)
+        else:
+            met_in_each = [group.labels_of_each(contents) for group in groups]
+            labels = [_joined_labels(met) for met in zip(*met_in_each, strict=True)]
+        parts: list[Part] = []
+        for met in labels:
+            part = known.get(met)
+            if part is None:
+                part = known[met] = self._part(peers, owners, met)
+                self._parts_kept += 1
+            parts.append(part)
+        if self._parts_kept > PARTS_KEPT_MAX:
+            self._forget_parts()
+        return parts
+
+    def _part(
+        self, peers: tuple[str, ...], owners: tuple[Owner, ...], labels: Iterable[Hashable]
+    ) -> Part:
+        """What these labels lead to, and what wants it anyway."""
+        wanted: dict[Any, Any] = {**dict.fromkeys(peers), **dict.fromkeys(owners)}
+        for label in labels:
+            wanted.update(self._interfaces[label] if isinstance(label, Filter) else {label: None})
+        found = [one for one in wanted if not isinstance(one, str)]
+        return Part(
+            tuple(sorted(one for one in wanted if isinstance(one, str))),
+            tuple(found),
+            tuple(dict.fromkeys(owner[0] for owner in found if owner[0])),
+            tuple(owner for owner in found if not owner[0]),
+        )
+
+    def _forget_parts(self) -> None:
+        self._parts.clear()
+        self._parts_kept = 0
 
     def _forget_routes(self, filter: Filter) -> None:
-        self._parts.clear()
-        decided, _ = self._divided(filter)
+        decided, rest = self._divisions[filter]
+        if rest is not None:
+            self._forget_parts()
         if len(self._routes) > ROUTES_CHECKED_MAX:
             self._routes.clear()
         else:
@@ -184,18 +266,9 @@ class MatchingTable:
                 del self._routes[attributes]
 
 
-def _match_all(groups: Iterable[Group], attributes: Attributes) -> list[Filter]:
-    return [filter for group in groups for filter in group.match(attributes)]
-
-
-def _merged(
-    route: Route, part: tuple[tuple[str, ...], tuple[Owner, ...]]
-) -> tuple[tuple[str, ...], tuple[Owner, ...]]:
-    """Both together, each once."""
-    return (
-        tuple(sorted({**dict.fromkeys(route[0]), **dict.fromkeys(part[0])})),
-        tuple({**dict.fromkeys(route[1]), **dict.fromkeys(part[1])}),
-    )
+def _joined_labels(met: Iterable[tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
+    """Those of all groups together, each once."""
+    return tuple(dict.fromkeys(chain.from_iterable(met)))
 
 
 __all__ = ["Contents", "Group", "Interface", "MatchingTable", "Owner", "Route"]

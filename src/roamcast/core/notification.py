@@ -13,7 +13,7 @@ broker decodes them only when it meets a key for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -92,6 +92,18 @@ class Burst(Message, frozen=True, gc=False):
             bodies=self.bodies[start:end],
             count=end - start,
             varied=varied,
+        )
+
+    def pick(self, places: Sequence[int]) -> Burst:
+        """The notifications at these positions, of a burst that has no numbers; itself if that is all."""
+        if len(places) == self.count:
+            return self
+        bodies, varied = self.bodies, self.varied
+        return msgspec.structs.replace(
+            self,
+            bodies=tuple([bodies[place] for place in places]),
+            count=len(places),
+            varied=tuple([varied[place] for place in places]) if varied else (),
         )
 
     def tail(self, skip: int) -> Burst:

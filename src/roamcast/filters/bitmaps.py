@@ -26,10 +26,6 @@ from roamcast.filters.values import ValueSet
 MAX_NUMBERS, MAX_STRINGS = 128, 512
 MIN_REBUILD = 32
 
-# Below, asking each box's filter is as fast, and above it is not: with some distance
-# between the two so that a table on the border does not change its mind all the time.
-SCAN_BELOW, BITMAPS_ABOVE = 16, 32
-
 Words = NDArray[np.uint64]
 # Bytes and bits are addressed in little-endian order, whatever the machine's own is.
 _WORD = np.dtype("<u8")
@@ -38,54 +34,9 @@ _GROWTH = 1.25
 _EXACT = 2**53
 
 
-class BoxTable:
+class Bitmaps:
     """Boxes by slot. `collect` finds the entry numbers of those that contain a notification."""
 
-    def __init__(self) -> None:
-        # slot -> (entry number, box, predicate); a dict keeps the order in which they came.
-        self._members: dict[int, tuple[int, Box, Predicate]] = {}
-        self._free: list[int] = []
-        self._slots = 0
-        self._bitmaps: _Bitmaps | None = None
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @property
-    def uses_bitmaps(self) -> bool:
-        return self._bitmaps is not None
-
-    def add(self, number: int, box: Box, predicate: Predicate) -> int:
-        """Returns the slot, for `remove`."""
-        if self._free:
-            slot = self._free.pop()
-        else:
-            slot, self._slots = self._slots, self._slots + 1
-        self._members[slot] = (number, box, predicate)
-        if self._bitmaps is not None:
-            self._bitmaps.add(slot, number, box, predicate)
-        elif len(self._members) > BITMAPS_ABOVE:
-            self._bitmaps = _Bitmaps()
-            for member, (its_number, its_box, its_predicate) in self._members.items():
-                self._bitmaps.add(member, its_number, its_box, its_predicate)
-        return slot
-
-    def remove(self, slot: int) -> None:
-        _, box, _ = self._members.pop(slot)
-        self._free.append(slot)
-        if self._bitmaps is not None:
-            self._bitmaps.remove(slot, box)
-            if len(self._members) < SCAN_BELOW:
-                self._bitmaps = None
-
-    def collect(self, attributes: Attributes, found: list[int]) -> None:
-        if self._bitmaps is not None:
-            self._bitmaps.collect(attributes, found)
-        else:
-            found += [number for number, _, predicate in self._members.values() if predicate(attributes)]
-
-
-class _Bitmaps:
     def __init__(self) -> None:
         self._words = 1
         self._unused: Words = np.full(1, ~np.uint64(0), _WORD)

@@ -5,18 +5,18 @@ A filter is a union of boxes (covering.py). Each box is entered in one place:
 - a box with one attribute, in that attribute's column: under each of its values
   if it lists values, in the topic tree if it is a topic filter, else in the rows
   of its range;
-- a box with several attributes, under an equality or topic filter of its own that
-  few others use (the filter is asked only when that is met); otherwise in the
-  bitmaps.
+- a box with several attributes, in the table of boxes as long as that is small;
+  later under an equality or topic filter of its own that few others use (the filter
+  is asked only when that is met), or else in the table as well.
 
 A filter too complex for boxes is asked every time.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from roamcast.filters.bitmaps import BoxTable
+from roamcast.filters.box_table import BoxTable
 from roamcast.filters.columns import Column, points_of
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.covering import Box
@@ -25,16 +25,17 @@ from roamcast.filters.filter import Filter
 
 K = TypeVar("K", bound=Hashable)
 
-# So many boxes of several attributes may wait under one equality or topic filter. Where the
-# bitmaps are in use anyway, a box costs less there than asking its filter; but as long as
-# they are not, asking a few more is cheaper than starting with them.
-MAX_WAITING, MAX_WAITING_ALONE = 4, 32
+# So many boxes of several attributes may wait under one equality or topic filter: where there are
+# more, they cost less in the table than being asked.
+MAX_WAITING = 4
 
 
 class FilterIndex(Generic[K]):
     """Keys with their filters; `match` lists the keys whose filter matches, in the order they were added."""
 
-    __unsaved__ = ("_asked", "_columns", "_entries", "_key_of", "_next_number", "_repeating", "_table")
+    __unsaved__ = (
+        "_asked", "_columns", "_entries", "_key_of", "_label_of", "_next_number", "_repeating", "_table",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._filters: dict[K, Filter] = {}
@@ -43,7 +44,8 @@ class FilterIndex(Generic[K]):
         self._key_of: dict[int, K] = {}
         self._entries: dict[K, tuple[int, list[Callable[[], None]]]] = {}
         self._columns: dict[str, Column] = {}
-        self._table = BoxTable()
+        self._label_of: dict[int, Hashable] = {}
+        self._table = BoxTable(self._label_of)
         self._asked: dict[int, Predicate] = {}
         # Entries of more than one box may be found more than once.
         self._repeating = 0
@@ -77,28 +79,60 @@ class FilterIndex(Generic[K]):
         self._entries[key] = (number, places)
         self._filters[key] = filter
 
+    def label(self, key: K, label: Hashable) -> None:
+        """Give a key a label, which other keys may have too: see `labels`. No snapshot holds it."""
+        self._label_of[self._entries[key][0]] = label
+        self._table.relabel()
+
     def remove(self, key: K) -> None:
         """Take a key out; KeyError if it is not there."""
         number, places = self._entries.pop(key)
         del self._key_of[number], self._filters[key]
+        self._label_of.pop(number, None)
         self._repeating -= len(places) > 1
         for take_out in places:
             take_out()
 
     def match(self, attributes: Attributes) -> list[K]:
-        found: list[int] = []
-        get = attributes.get
-        for name, column in self._columns.items():
-            column.collect(get(name), attributes, found)
+        found = self._found(attributes)
         if self._table:
             self._table.collect(attributes, found)
-        if self._asked:
-            found += [number for number, check in self._asked.items() if check(attributes)]
         if self._repeating:
             found = sorted(set(found))
         else:
             found.sort()
         return list(map(self._key_of.__getitem__, found))
+
+    def labels(self, attributes: Attributes) -> tuple[Hashable, ...]:
+        """The labels of the keys whose filter matches, each once, in the order of their first such key.
+
+        All keys must have one. Where many have the same, this takes less time than finding all keys.
+        """
+        found = self._found(attributes)
+        if self._table:
+            self._table.collect_distinct(attributes, found)
+        if len(found) > 1:
+            found.sort()
+            return tuple(dict.fromkeys(map(self._label_of.__getitem__, found)))
+        return (self._label_of[found[0]],) if found else ()
+
+    def labels_of_each(self, contents: Sequence[Attributes]) -> list[tuple[Hashable, ...]]:
+        """The labels for each of many notifications."""
+        if not self._columns and not self._asked:
+            found = self._table.labels_of_each(contents)
+            if found is not None:
+                return found
+        return list(map(self.labels, contents))
+
+    def _found(self, attributes: Attributes) -> list[int]:
+        """The numbers of the entries that match and are not in the table of boxes."""
+        found: list[int] = []
+        get = attributes.get
+        for name, column in self._columns.items():
+            column.collect(get(name), attributes, found)
+        if self._asked:
+            found += [number for number, check in self._asked.items() if check(attributes)]
+        return found
 
     def _enter(self, number: int, box: Box, predicate: Predicate) -> Callable[[], None]:
         """Put a box where it belongs; returns how to take it out again."""
@@ -106,7 +140,7 @@ class FilterIndex(Generic[K]):
             ((name, values),) = box.items()
             column = self._columns.setdefault(name, Column())
             return partial(self._leave, name, column.add(number, values, predicate))
-        spot = self._quiet_spot(box)
+        spot = None if self._table.has_room_for(box) else self._quiet_spot(box)
         if spot is not None:
             column = self._columns.setdefault(spot, Column())
             return partial(self._leave, spot, column.add_waiting(number, box[spot], predicate))
@@ -120,7 +154,7 @@ class FilterIndex(Generic[K]):
 
     def _quiet_spot(self, box: Box) -> str | None:
         """The attribute whose equality or topic filter the fewest others wait under, if few do."""
-        best, fewest = None, MAX_WAITING if self._table.uses_bitmaps else MAX_WAITING_ALONE
+        best, fewest = None, MAX_WAITING
         for name, values in box.items():
             points = points_of(values)
             if values.topic is None and (points is None or len(points) != 1):

@@ -11,6 +11,7 @@
   comes after the first 256 attributes, and payloads that are too large do not count.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -44,24 +45,35 @@ Described = tuple[dict[str, Value], bool]
 
 def content_attributes(property_block: bytes, payload: bytes) -> dict[str, Value]:
     """The attributes of a PUBLISH but its topic; the properties are checked ones, without their length."""
-    if not property_block:
-        return {}
-    remembered = len(property_block) <= BLOCK_BYTES_REMEMBERED_MAX
-    described, is_json = (_described_before if remembered else _described)(property_block)
+    (attributes,) = contents_of("", property_block, (payload,))
+    del attributes[TOPIC]
+    return attributes
+
+
+def contents_of(topic: str, property_block: bytes, payloads: Sequence[bytes]) -> list[dict[str, Value]]:
+    """All attributes of PUBLISH packets that have their topic and properties in common."""
+    described: Mapping[str, Value] = {}
+    is_json = False
+    if property_block:
+        remembered = len(property_block) <= BLOCK_BYTES_REMEMBERED_MAX
+        described, is_json = (_described_before if remembered else _described)(property_block)
     if not is_json:
-        return described.copy()
-    found = _fields(payload)
-    if TOPIC in found:
-        del found[TOPIC]
-    if not described:
-        return found
-    for name in described:
-        found.pop(name, None)
-    room = ATTRIBUTES_MAX - len(described)
-    if len(found) > room:
-        found = dict(list(found.items())[:room])
-    found.update(described)
+        return [{**described, TOPIC: topic} for _ in payloads]
+    found = list(map(_fields, payloads))
+    for fields in found:
+        if described:
+            _describe(fields, described)
+        fields[TOPIC] = topic
     return found
+
+
+def _describe(found: dict[str, Value], described: Mapping[str, Value]) -> None:
+    """Add attributes from the properties; they come first, and fields that find no room are left out."""
+    for name in (TOPIC, *described):
+        found.pop(name, None)
+    for name in list(found)[ATTRIBUTES_MAX - len(described) :]:
+        del found[name]
+    found.update(described)
 
 
 def is_json(content_type: str | None) -> bool:

@@ -27,7 +27,7 @@ from roamcast.core.notification import Burst, encode_attributes
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt import packets
 from roamcast.mqtt.access import Access, AccessRules, Identity
-from roamcast.mqtt.attributes import content_attributes
+from roamcast.mqtt.attributes import contents_of
 from roamcast.mqtt.connection import Connection
 from roamcast.mqtt.delivering import PUBREL, deliver
 from roamcast.mqtt.errors import PacketError, protocol_error
@@ -153,11 +153,7 @@ class Endpoint:
     # --- the broker's front ---
 
     def contents(self, burst: Burst) -> Sequence[Attributes]:
-        return self._contents(self.encoder.topic_of(burst.attributes), burst.marks, burst.bodies)
-
-    def _contents(self, topic: str, marks: bytes, bodies: Sequence[bytes]) -> list[Attributes]:
-        block = marks[1:]
-        return [{**content_attributes(block, body), TOPIC: topic} for body in bodies]
+        return contents_of(self.encoder.topic_of(burst.attributes), burst.marks[1:], burst.bodies)
 
     def pack(self, client: str) -> bytes:
         self._wills.pop(client, None)
@@ -341,7 +337,7 @@ class Endpoint:
         self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
     ) -> list[bytes]:
         name = self._attributes[topic][0]
-        contents = self._contents(name, marks, bodies)
+        contents = contents_of(name, marks[1:], bodies)
         return [
             body
             for body, attributes in zip(bodies, contents, strict=True)
@@ -492,7 +488,7 @@ class Endpoint:
             session.timer = self.timers.set(self.now + session.expiry_s, ("expiry", session.client))
 
     def _may_publish(self, connection: Connection, will: packets.Will) -> bool:
-        (attributes,) = self._contents(will.topic, _marks_of(will), (will.payload,))
+        (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
         return connection.access.may_publish(will.topic, attributes)
 
     def _publish_will(self, client: str) -> None:

@@ -354,7 +354,7 @@ class Broker(SubscribingHost, SessionsHost):
             if not route[2]:
                 self._spread(source, burst, route[0], route[1])
                 return
-        for part, peers, owners in self._ways.of(burst):
+        for part, peers, owners in self._ways.gathered(burst):
             self._spread(source, part, peers, owners)
 
     def _spread(
