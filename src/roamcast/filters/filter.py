@@ -93,6 +93,11 @@ class Filter:
 _interned: WeakValueDictionary[str, Filter] = WeakValueDictionary()
 
 
+def living(text: str) -> Filter | None:
+    """The filter with this canonical text, if anyone holds it."""
+    return _interned.get(text)
+
+
 @lru_cache(maxsize=MEMORISED_PAIRS)
 def _covers(wide: Filter, narrow: Filter) -> bool:
     if wide.boxes is None or narrow.boxes is None:

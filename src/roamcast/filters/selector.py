@@ -40,12 +40,13 @@ from roamcast.filters.expression import (
     own,
     topic_matches,
 )
-from roamcast.filters.filter import MAX_TEXT_LENGTH, Filter
+from roamcast.filters.filter import MAX_TEXT_LENGTH, Filter, living
 from roamcast.filters.patterns import TopicPattern, parse_like
 
 MAX_NESTING = 64
 MAX_CONSTRAINTS = 512
 PARSE_CACHE_SIZE = 16_384
+SPLITS_CACHE_SIZE = 1_024
 
 TOPIC = "topic"
 
@@ -124,6 +125,9 @@ def parse(text: str) -> Filter:
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def _parse(text: str) -> Filter:
+    known = living(text)
+    if known is not None:
+        return known
     try:
         expression: Expression = _parser.parse(text)  # type: ignore[assignment]
     except UnexpectedInput as error:
@@ -418,14 +422,16 @@ def topic_part(text: str) -> str:
     return _split_subscription(text)[0] if len(text) <= MAX_TEXT_LENGTH else text
 
 
-def _split_subscription(text: str) -> tuple[str, list[Expression]]:
+# A SUBSCRIBE is first checked and then carried out.
+@lru_cache(maxsize=SPLITS_CACHE_SIZE)
+def _split_subscription(text: str) -> tuple[str, tuple[Expression, ...]]:
     mark = text.rfind("?")
     while mark > 0:
         conditions = _conditions(text[mark + 1 :])
         if conditions is not None:
-            return text[:mark], conditions
+            return text[:mark], tuple(conditions)
         mark = text.rfind("?", 0, mark)
-    return text, []
+    return text, ()
 
 
 def _conditions(tail: str) -> list[Expression] | None:

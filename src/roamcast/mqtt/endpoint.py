@@ -277,7 +277,8 @@ class Endpoint:
         name = PROVISIONAL + client
         stand_in = self.sessions[name]
         for subscription in stand_in.subscriptions.values():
-            session.subscriptions.setdefault(subscription.name, subscription)
+            if subscription.name not in session.subscriptions:
+                session.subscribe(subscription)
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")

@@ -5,6 +5,7 @@ It lives where the session lives, and travels as the session's capsule.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -73,9 +74,9 @@ _decode = msgspec.msgpack.Decoder(Capsule).decode
 
 
 class MqttSession:
-    __unsaved__ = ("_options", "plans")
+    __unsaved__ = ("_filters", "_options", "plans")
     __slots__ = (
-        "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since", "stream",
+        "_filters", "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since", "stream",
         "subscriptions", "timer", "will_timer",
     )  # fmt: skip
 
@@ -94,14 +95,15 @@ class MqttSession:
         self.received: dict[int, None] = {}
         self.stream = ""
         """The stream of the core's access link that is being delivered."""
-        self._restore()
         if capsule is not None:
             self.expiry_s = capsule.expiry_s
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
             self.in_flight = InFlight(capsule.in_flight)
             self.received = dict.fromkeys(capsule.received)
+        self._restore()
 
     def _restore(self) -> None:
+        self._filters = Counter(one.filter for one in self._by_way(shared=False))
         self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
@@ -125,15 +127,25 @@ class MqttSession:
     def subscribe(self, subscription: Subscription) -> bool:
         """Add or replace; whether the core must hear of a new filter."""
         known = self.holds(subscription.filter)
+        former = self.subscriptions.get(subscription.name)
         self.subscriptions[subscription.name] = subscription
+        self._count(former, -1)
+        self._count(subscription, +1)
         self._forget_options()
         return not known and not subscription.group
 
     def unsubscribe(self, name: str) -> Subscription | None:
         """Remove; what was removed."""
         subscription = self.subscriptions.pop(name, None)
+        self._count(subscription, -1)
         self._forget_options()
         return subscription
+
+    def _count(self, subscription: Subscription | None, change: int) -> None:
+        if subscription is not None and not subscription.group:
+            self._filters[subscription.filter] += change
+            if not self._filters[subscription.filter]:
+                del self._filters[subscription.filter]
 
     def _forget_options(self) -> None:
         self._options.clear()
@@ -141,7 +153,7 @@ class MqttSession:
 
     def holds(self, filter: str) -> bool:
         """Whether some subscription still needs this filter of the core."""
-        return any(one.filter == filter for one in self._by_way(shared=False))
+        return filter in self._filters
 
     # --- how to send ---
 
