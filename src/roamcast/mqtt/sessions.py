@@ -76,8 +76,8 @@ _decode = msgspec.msgpack.Decoder(Capsule).decode
 class MqttSession:
     __unsaved__ = ("_filters", "_options", "plans")
     __slots__ = (
-        "_filters", "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since", "stream",
-        "subscriptions", "timer", "will_timer",
+        "_filters", "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since",
+        "stream", "subscriptions", "timer", "will_timer",
     )  # fmt: skip
 
     def __init__(self, client: str, capsule: Capsule | None = None) -> None:
