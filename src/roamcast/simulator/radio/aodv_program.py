@@ -1,0 +1,111 @@
+"""Stations that run AODV: publishers send each notification to every subscriber, one by one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from roamcast.simulator.radio.aodv import Aodv, AodvSettings, Timer
+from roamcast.simulator.radio.aodv_messages import AodvMessage, Data
+from roamcast.simulator.radio.ledger import Ledger, Notification
+from roamcast.simulator.radio.network import Station
+from roamcast.simulator.radio.workload import Publishing
+
+
+class AodvProgram:
+    """The host of one AODV machine."""
+
+    def __init__(self, station: Station, ledger: Ledger, settings: AodvSettings) -> None:
+        self._station = station
+        self._ledger = ledger
+        self.aodv = Aodv(station.number, self, settings)
+
+    # --- for the network ---
+
+    def on_start(self) -> None:
+        self.aodv.start()
+
+    def on_received(self, sender: int, message: AodvMessage) -> None:
+        self.aodv.on_received(sender, message)
+
+    def on_send_failed(self, destination: int, message: AodvMessage) -> None:
+        if destination >= 0:
+            self.aodv.on_send_failed(destination, message)
+
+    def on_deadline(self, token: Timer) -> None:
+        self.aodv.on_deadline(token)
+
+    # --- for the machine ---
+
+    @property
+    def now(self) -> float:
+        return self._station.now
+
+    def broadcast(self, message: AodvMessage) -> None:
+        self._station.broadcast(message, message.payload_bytes)
+
+    def unicast(self, neighbour: int, message: AodvMessage) -> None:
+        if not self._station.unicast(neighbour, message, message.payload_bytes) and type(message) is Data:
+            self.given_up(message, "queue full")
+
+    def set_timer(self, at: float, token: Timer) -> None:
+        self._station.set_timer(at, token)
+
+    def jitter(self, up_to_s: float) -> float:
+        return self._station.chance.random() * up_to_s
+
+    def deliver(self, data: Data) -> None:
+        self._ledger.arrived(data.content, self._station.number, self.now, data.hops)
+
+    def given_up(self, data: Data, reason: str) -> None:
+        self._ledger.given_up[reason] += 1
+
+
+class Turn(NamedTuple):
+    """When a notification is sent to one of its subscribers."""
+
+    notification: Notification
+    subscriber: int
+
+
+class AodvPublisher(AodvProgram):
+    """Publishes, and sends to each subscriber in turn, evenly over the time until the next one.
+
+    All at once would overflow its queue with itself as soon as there are 32 subscribers.
+    """
+
+    def __init__(
+        self,
+        station: Station,
+        ledger: Ledger,
+        settings: AodvSettings,
+        publishing: Publishing,
+        subscribers: range,
+    ) -> None:
+        super().__init__(station, ledger, settings)
+        self._publishing = publishing
+        self._subscribers = subscribers
+        self._number = 0
+
+    def on_start(self) -> None:
+        super().on_start()
+        self._station.set_timer(self.jitter(self._publishing.every_s), None)
+
+    def on_deadline(self, token: Timer | Turn | None) -> None:
+        if token is None:
+            self._publish()
+        elif isinstance(token, Turn):
+            self._ledger.owed(token.notification, token.subscriber, self.now)
+            self.aodv.send(token.subscriber, token.notification, self._publishing.content_bytes)
+        else:
+            super().on_deadline(token)
+
+    def _publish(self) -> None:
+        if self.now >= self._publishing.until_s:
+            return
+        self._number += 1
+        notification = (self._station.number, self._number)
+        self._ledger.published(notification, self.now)
+        apart_s = self._publishing.every_s / len(self._subscribers)
+        for index, subscriber in enumerate(self._subscribers):
+            self._station.set_timer(self.now + index * apart_s, Turn(notification, subscriber))
+        self._station.set_timer(self.now + self._publishing.every_s, None)

@@ -1,0 +1,58 @@
+"""What was published, what was owed to whom, and what arrived, when and over how many hops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import fmean
+from typing import NamedTuple
+
+Notification = tuple[int, int]
+"""Its publisher, and its number there."""
+
+
+class Arrival(NamedTuple):
+    delay_s: float
+    hops: int
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._published_at: dict[Notification, float] = {}
+        self._owed: dict[tuple[Notification, int], float] = {}
+        """To the time when it was made for this subscriber."""
+        self._arrived: dict[tuple[Notification, int], Arrival] = {}
+        self.duplicates = 0
+        self.given_up: Counter[str] = Counter()
+
+    def published(self, notification: Notification, now: float) -> None:
+        self._published_at[notification] = now
+
+    def owed(self, notification: Notification, subscriber: int, since: float | None = None) -> None:
+        """It is routed, or to be routed, to this subscriber; since its publishing, if nothing is given."""
+        self._owed.setdefault(
+            (notification, subscriber), self._published_at[notification] if since is None else since
+        )
+
+    def arrived(self, notification: Notification, subscriber: int, now: float, hops: int) -> None:
+        key = (notification, subscriber)
+        if key in self._arrived:
+            self.duplicates += 1
+            return
+        self.owed(notification, subscriber)
+        self._arrived[key] = Arrival(now - self._owed[key], hops)
+
+    def figures(self, subscribers: int) -> dict[str, float | int | None]:
+        """The rate is of what was owed; of the whole it is what a subscriber who knows of nothing misses."""
+        arrivals = list(self._arrived.values())
+        possible = len(self._published_at) * subscribers
+        return {
+            "published": len(self._published_at),
+            "owed": len(self._owed),
+            "delivered": len(arrivals),
+            "delivery_rate": len(arrivals) / len(self._owed) if self._owed else None,
+            "delivered_of_all": len(arrivals) / possible if possible else None,
+            "duplicates": self.duplicates,
+            "delay_mean_s": fmean(one.delay_s for one in arrivals) if arrivals else None,
+            "hops_mean": fmean(one.hops for one in arrivals) if arrivals else None,
+            "hops_max": max((one.hops for one in arrivals), default=None),
+        }

@@ -1,0 +1,204 @@
+"""Unslotted CSMA-CA of IEEE 802.15.4 (7.5.1.4), with acknowledged unicast.
+
+A station waits a random time, listens, and sends if it hears nobody; otherwise it waits again, longer.
+Unicast frames are acknowledged and repeated; a message longer than a frame is sent as several, one
+acknowledged after the other. Broadcasts are sent once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from roamcast.simulator.radio.channel import EVERYONE, Channel, Transmission
+from roamcast.simulator.radio.parameters import RadioParameters
+
+
+class Clock(Protocol):
+    """What the medium access needs of the engine."""
+
+    now: float
+
+    def call_at(self, at: float, callback: Callable[[Any], None], argument: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A message in the queue of a station."""
+
+    destination: int
+    message: Any
+    bytes_left: int
+    """Of its payload: what has not been acknowledged, or is in the frame being sent."""
+    attempts: int = 0
+    """Of the frame being sent."""
+    sequence: int = 0
+    """Tells the receiver a repeated frame from a new one."""
+
+
+@dataclass
+class AirCounts:
+    """What a station did with its antenna."""
+
+    frames: int = 0
+    bytes: int = 0
+    acknowledgements: int = 0
+    busy: int = 0
+    """Attempts given up because the channel was never free."""
+    overflow: int = 0
+    """Messages that found the queue full."""
+
+
+class MediumAccess:
+    """One station's way to the channel."""
+
+    def __init__(
+        self,
+        station: int,
+        parameters: RadioParameters,
+        channel: Channel,
+        clock: Clock,
+        chance: random.Random,
+        on_received: Callable[[int, int, Any], None],
+        on_failed: Callable[[int, int, Any], None],
+    ) -> None:
+        self.station = station
+        self.counts = AirCounts()
+        self._parameters = parameters
+        self._channel = channel
+        self._clock = clock
+        self._chance = chance
+        self._on_received = on_received
+        """Called with the receiver, the sender and the message."""
+        self._on_failed = on_failed
+        """Called with the sender, the destination and the message."""
+        self._queue: deque[Outgoing] = deque()
+        self._backoffs = 0
+        self._sequence = 0
+        self._seen: dict[int, int] = {}
+        self.peers: list[MediumAccess] = []
+
+    def send(self, destination: int, message: Any, payload_bytes: int) -> bool:
+        """Queue a message; False if there is no room for it."""
+        if len(self._queue) >= self._parameters.queue_messages:
+            self.counts.overflow += 1
+            return False
+        self._sequence += 1
+        self._queue.append(Outgoing(destination, message, payload_bytes, sequence=self._sequence))
+        if len(self._queue) == 1:
+            self._contend()
+        return True
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    # --- getting at the channel ---
+
+    def _contend(self) -> None:
+        self._backoffs = 0
+        self._back_off()
+
+    def _back_off(self) -> None:
+        parameters = self._parameters
+        exponent = min(parameters.backoff_exponent_min + self._backoffs, parameters.backoff_exponent_max)
+        wait_s = int(self._chance.random() * (1 << exponent)) * parameters.backoff_unit_s
+        self._clock.call_at(self._clock.now + wait_s + parameters.sensing_s, self._sense, None)
+
+    def _sense(self, _: None) -> None:
+        if self._channel.is_busy(self.station):
+            self._wait_longer()
+        else:
+            self._clock.call_at(self._clock.now + self._parameters.turnaround_s, self._transmit, None)
+
+    def _wait_longer(self) -> None:
+        self._backoffs += 1
+        if self._backoffs > self._parameters.backoffs_max:
+            self.counts.busy += 1
+            self._attempt_failed(None)
+        else:
+            self._back_off()
+
+    def _transmit(self, _: None) -> None:
+        if self._channel.is_sending(self.station):
+            self._wait_longer()  # It is acknowledging somebody's frame.
+            return
+        parameters, outgoing = self._parameters, self._queue[0]
+        payload = min(outgoing.bytes_left, parameters.payload_bytes_max)
+        frame_bytes = parameters.header_bytes + payload
+        air_s = parameters.air_s(frame_bytes)
+        self.counts.frames += 1
+        self.counts.bytes += parameters.preamble_bytes + frame_bytes
+        frame = self._channel.begin(self._clock.now, self.station, outgoing.destination, air_s)
+        self._clock.call_at(frame.ends_at, self._end, frame)
+
+    def _end(self, frame: Transmission) -> None:
+        received = self._channel.end(self._clock.now, frame)
+        outgoing = self._queue[0]
+        if frame.destination == EVERYONE:
+            self._next()
+            for receiver in received:
+                self._on_received(receiver, self.station, outgoing.message)
+            return
+        give_up_at = self._clock.now + self._parameters.acknowledgement_wait_s
+        if received:
+            peer = self.peers[frame.destination]
+            acknowledge_at = self._clock.now + self._parameters.turnaround_s
+            self._clock.call_at(acknowledge_at, peer.acknowledge, (self, give_up_at))
+            if peer.is_news(self.station, outgoing):
+                self._on_received(frame.destination, self.station, outgoing.message)
+        else:
+            self._clock.call_at(give_up_at, self._attempt_failed, None)
+
+    # --- acknowledgements ---
+
+    def is_news(self, sender: int, outgoing: Outgoing) -> bool:
+        """Whether a frame that has arrived here completes a message that has not arrived before."""
+        if outgoing.bytes_left > self._parameters.payload_bytes_max:
+            return False
+        if self._seen.get(sender) == outgoing.sequence:
+            return False
+        self._seen[sender] = outgoing.sequence
+        return True
+
+    def acknowledge(self, request: tuple[MediumAccess, float]) -> None:
+        """Confirm the frame that has arrived from a station, which waits until the given time."""
+        sender, give_up_at = request
+        if self._channel.is_sending(self.station):
+            self._clock.call_at(give_up_at, sender._attempt_failed, None)
+            return
+        parameters = self._parameters
+        self.counts.acknowledgements += 1
+        air_s = parameters.air_s(parameters.acknowledgement_bytes)
+        frame = self._channel.begin(self._clock.now, self.station, sender.station, air_s)
+        self._clock.call_at(frame.ends_at, sender._acknowledged, (frame, give_up_at))
+
+    def _acknowledged(self, request: tuple[Transmission, float]) -> None:
+        frame, give_up_at = request
+        if not self._channel.end(self._clock.now, frame):
+            self._clock.call_at(max(give_up_at, self._clock.now), self._attempt_failed, None)
+            return
+        outgoing = self._queue[0]
+        outgoing.bytes_left -= self._parameters.payload_bytes_max
+        outgoing.attempts = 0
+        if outgoing.bytes_left > 0:
+            self._contend()
+        else:
+            self._next()
+
+    def _attempt_failed(self, _: None) -> None:
+        outgoing = self._queue[0]
+        outgoing.attempts += 1
+        if outgoing.destination != EVERYONE and outgoing.attempts <= self._parameters.retries_max:
+            self._contend()
+            return
+        self._next()
+        self._on_failed(self.station, outgoing.destination, outgoing.message)
+
+    def _next(self) -> None:
+        self._queue.popleft()
+        if self._queue:
+            self._contend()

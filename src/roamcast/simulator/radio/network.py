@@ -1,0 +1,118 @@
+"""A network of stations on one radio channel: virtual time, one seed decides everything.
+
+Each station runs a program, which is a pure machine: it is told what has arrived, what could not be
+sent and which of its timers is due, and acts through its `Station`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from roamcast.simulator.radio.channel import EVERYONE, Channel
+from roamcast.simulator.radio.medium_access import MediumAccess
+from roamcast.simulator.radio.movement import Movement
+from roamcast.simulator.radio.parameters import RadioParameters
+from roamcast.simulator.radio.reception import Shadowing
+
+
+class Program(Protocol):
+    """What a station does."""
+
+    def on_start(self) -> None: ...
+
+    def on_received(self, sender: int, message: Any) -> None: ...
+
+    def on_send_failed(self, destination: int, message: Any) -> None:
+        """A message could not be sent: no acknowledgement came, or the channel was never free."""
+
+    def on_deadline(self, token: Any) -> None: ...
+
+
+class Station:
+    """What the network does for a program."""
+
+    def __init__(self, network: RadioNetwork, number: int, access: MediumAccess) -> None:
+        self.number = number
+        self.access = access
+        self.chance = random.Random(network.chance.random())
+        self.sent: Counter[str] = Counter()
+        """Messages by the name of their type; repeated frames and acknowledgements are not messages."""
+        self._network = network
+
+    @property
+    def now(self) -> float:
+        return self._network.now
+
+    def broadcast(self, message: Any, payload_bytes: int) -> bool:
+        return self.unicast(EVERYONE, message, payload_bytes)
+
+    def unicast(self, destination: int, message: Any, payload_bytes: int) -> bool:
+        """False if the queue is full: nothing more will be said about this message."""
+        self.sent[type(message).__name__] += 1
+        return self.access.send(destination, message, payload_bytes)
+
+    def set_timer(self, at: float, token: Any) -> None:
+        self._network.call_at(at, self._network.programs[self.number].on_deadline, token)
+
+
+class RadioNetwork:
+    def __init__(
+        self,
+        parameters: RadioParameters,
+        movement: Movement,
+        side_m: float,
+        seed: int,
+    ) -> None:
+        self.parameters = parameters
+        self.movement = movement
+        self.now = 0.0
+        self.events = 0
+        self.chance = random.Random(seed)
+        self.programs: Sequence[Program] = ()
+        rng = np.random.default_rng([seed, 1])
+        self.channel = Channel(parameters, movement.positions_m, Shadowing(parameters, side_m, rng), rng)
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._sequence = 0
+        self.stations = [self._new_station(number) for number in range(len(movement.positions_m))]
+        accesses = [station.access for station in self.stations]
+        for access in accesses:
+            access.peers = accesses
+
+    def _new_station(self, number: int) -> Station:
+        chance = random.Random(self.chance.random())
+        access = MediumAccess(number, self.parameters, self.channel, self, chance, self._receive, self._fail)
+        return Station(self, number, access)
+
+    def call_at(self, at: float, callback: Callable[[Any], None], argument: Any) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (at, self._sequence, callback, argument))
+
+    def run(self, programs: Sequence[Program], until_s: float) -> None:
+        """Start everyone, and go on until that time."""
+        self.programs = programs
+        self.call_at(self.now + self.parameters.move_every_s, self._move, None)
+        for program in programs:
+            program.on_start()
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until_s:
+            self.now, _, callback, argument = pop(heap)
+            self.events += 1
+            callback(argument)
+        self.now = until_s
+
+    def _move(self, _: None) -> None:
+        self.movement.advance(self.parameters.move_every_s)
+        self.channel.move(self.movement.positions_m)
+        self.call_at(self.now + self.parameters.move_every_s, self._move, None)
+
+    def _receive(self, receiver: int, sender: int, message: Any) -> None:
+        self.programs[receiver].on_received(sender, message)
+
+    def _fail(self, sender: int, destination: int, message: Any) -> None:
+        self.programs[sender].on_send_failed(destination, message)
