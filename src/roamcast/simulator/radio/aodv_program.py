@@ -27,6 +27,9 @@ class AodvProgram:
     def on_received(self, sender: int, message: AodvMessage) -> None:
         self.aodv.on_received(sender, message)
 
+    def on_sent(self, destination: int, message: AodvMessage) -> None:
+        pass
+
     def on_send_failed(self, destination: int, message: AodvMessage) -> None:
         if destination >= 0:
             self.aodv.on_send_failed(destination, message)
@@ -41,11 +44,12 @@ class AodvProgram:
         return self._station.now
 
     def broadcast(self, message: AodvMessage) -> None:
-        self._station.broadcast(message, message.payload_bytes)
+        self._station.broadcast(type(message).__name__, message, message.payload_bytes)
 
     def unicast(self, neighbour: int, message: AodvMessage) -> None:
-        if not self._station.unicast(neighbour, message, message.payload_bytes) and type(message) is Data:
-            self.given_up(message, "queue full")
+        kind = type(message).__name__
+        if not self._station.unicast(neighbour, kind, message, message.payload_bytes) and kind == "Data":
+            self._ledger.given_up["queue full"] += 1
 
     def set_timer(self, at: float, token: Timer) -> None:
         self._station.set_timer(at, token)

@@ -19,6 +19,7 @@ from roamcast.simulator.radio.reception import (
     STEPS,
     Floats,
     Shadowing,
+    interference_weight,
     log_success,
     log_success_table,
     milliwatts,
@@ -64,6 +65,7 @@ class Channel:
         self._shadowing = shadowing
         self._rng = rng
         self._noise_mw = milliwatts(parameters.noise_floor_dbm)
+        self._weight = interference_weight(parameters)
         self._sensitivity_mw = milliwatts(parameters.sensitivity_dbm)
         self._clear_mw = milliwatts(parameters.clear_channel_dbm)
         self._table: list[float] = log_success_table().tolist()
@@ -138,19 +140,19 @@ class Channel:
         return log_success(frame.power_mw / self._noise_mw)
 
     def _log_success_among(self, frame: Transmission) -> Floats:
-        others_mw = np.full_like(frame.power_mw, self._noise_mw)
+        others_mw = np.zeros_like(frame.power_mw)
         for other in self._on_air:
             if other is not frame:
                 others_mw += other.power_mw
-        return log_success(frame.power_mw / others_mw)
+        return log_success(frame.power_mw / (self._noise_mw + self._weight * others_mw))
 
     def _log_success_one(self, frame: Transmission) -> float:
         station = frame.destination
-        others_mw = self._noise_mw
+        others_mw = 0.0
         for other in self._on_air:
             if other is not frame:
                 others_mw += other.power_row[station]
-        sinr = frame.power_row[station] / others_mw
+        sinr = frame.power_row[station] / (self._noise_mw + self._weight * others_mw)
         return self._table[int(sinr * (STEPS / CLEAR_SINR))] if sinr < CLEAR_SINR else 0.0
 
 

@@ -17,12 +17,18 @@ from roamcast.simulator.radio.channel import EVERYONE, Channel, Transmission
 from roamcast.simulator.radio.parameters import RadioParameters
 
 
-class Clock(Protocol):
-    """What the medium access needs of the engine."""
+class Engine(Protocol):
+    """What the medium access needs of the network: time, and somebody to tell."""
 
     now: float
 
     def call_at(self, at: float, callback: Callable[[Any], None], argument: Any) -> None: ...
+
+    def receive(self, receiver: int, sender: int, message: Any) -> None: ...
+
+    def sent(self, sender: int, destination: int, message: Any) -> None: ...
+
+    def fail(self, sender: int, destination: int, message: Any) -> None: ...
 
 
 @dataclass(slots=True)
@@ -60,21 +66,15 @@ class MediumAccess:
         station: int,
         parameters: RadioParameters,
         channel: Channel,
-        clock: Clock,
+        engine: Engine,
         chance: random.Random,
-        on_received: Callable[[int, int, Any], None],
-        on_failed: Callable[[int, int, Any], None],
     ) -> None:
         self.station = station
         self.counts = AirCounts()
         self._parameters = parameters
         self._channel = channel
-        self._clock = clock
+        self._engine = engine
         self._chance = chance
-        self._on_received = on_received
-        """Called with the receiver, the sender and the message."""
-        self._on_failed = on_failed
-        """Called with the sender, the destination and the message."""
         self._queue: deque[Outgoing] = deque()
         self._backoffs = 0
         self._sequence = 0
@@ -106,13 +106,13 @@ class MediumAccess:
         parameters = self._parameters
         exponent = min(parameters.backoff_exponent_min + self._backoffs, parameters.backoff_exponent_max)
         wait_s = int(self._chance.random() * (1 << exponent)) * parameters.backoff_unit_s
-        self._clock.call_at(self._clock.now + wait_s + parameters.sensing_s, self._sense, None)
+        self._engine.call_at(self._engine.now + wait_s + parameters.sensing_s, self._sense, None)
 
     def _sense(self, _: None) -> None:
         if self._channel.is_busy(self.station):
             self._wait_longer()
         else:
-            self._clock.call_at(self._clock.now + self._parameters.turnaround_s, self._transmit, None)
+            self._engine.call_at(self._engine.now + self._parameters.turnaround_s, self._transmit, None)
 
     def _wait_longer(self) -> None:
         self._backoffs += 1
@@ -132,26 +132,27 @@ class MediumAccess:
         air_s = parameters.air_s(frame_bytes)
         self.counts.frames += 1
         self.counts.bytes += parameters.preamble_bytes + frame_bytes
-        frame = self._channel.begin(self._clock.now, self.station, outgoing.destination, air_s)
-        self._clock.call_at(frame.ends_at, self._end, frame)
+        frame = self._channel.begin(self._engine.now, self.station, outgoing.destination, air_s)
+        self._engine.call_at(frame.ends_at, self._end, frame)
 
     def _end(self, frame: Transmission) -> None:
-        received = self._channel.end(self._clock.now, frame)
+        received = self._channel.end(self._engine.now, frame)
         outgoing = self._queue[0]
         if frame.destination == EVERYONE:
             self._next()
             for receiver in received:
-                self._on_received(receiver, self.station, outgoing.message)
+                self._engine.receive(receiver, self.station, outgoing.message)
+            self._engine.sent(self.station, EVERYONE, outgoing.message)
             return
-        give_up_at = self._clock.now + self._parameters.acknowledgement_wait_s
+        give_up_at = self._engine.now + self._parameters.acknowledgement_wait_s
         if received:
             peer = self.peers[frame.destination]
-            acknowledge_at = self._clock.now + self._parameters.turnaround_s
-            self._clock.call_at(acknowledge_at, peer.acknowledge, (self, give_up_at))
+            acknowledge_at = self._engine.now + self._parameters.turnaround_s
+            self._engine.call_at(acknowledge_at, peer.acknowledge, (self, give_up_at))
             if peer.is_news(self.station, outgoing):
-                self._on_received(frame.destination, self.station, outgoing.message)
+                self._engine.receive(frame.destination, self.station, outgoing.message)
         else:
-            self._clock.call_at(give_up_at, self._attempt_failed, None)
+            self._engine.call_at(give_up_at, self._attempt_failed, None)
 
     # --- acknowledgements ---
 
@@ -168,18 +169,18 @@ class MediumAccess:
         """Confirm the frame that has arrived from a station, which waits until the given time."""
         sender, give_up_at = request
         if self._channel.is_sending(self.station):
-            self._clock.call_at(give_up_at, sender._attempt_failed, None)
+            self._engine.call_at(give_up_at, sender._attempt_failed, None)
             return
         parameters = self._parameters
         self.counts.acknowledgements += 1
         air_s = parameters.air_s(parameters.acknowledgement_bytes)
-        frame = self._channel.begin(self._clock.now, self.station, sender.station, air_s)
-        self._clock.call_at(frame.ends_at, sender._acknowledged, (frame, give_up_at))
+        frame = self._channel.begin(self._engine.now, self.station, sender.station, air_s)
+        self._engine.call_at(frame.ends_at, sender._acknowledged, (frame, give_up_at))
 
     def _acknowledged(self, request: tuple[Transmission, float]) -> None:
         frame, give_up_at = request
-        if not self._channel.end(self._clock.now, frame):
-            self._clock.call_at(max(give_up_at, self._clock.now), self._attempt_failed, None)
+        if not self._channel.end(self._engine.now, frame):
+            self._engine.call_at(max(give_up_at, self._engine.now), self._attempt_failed, None)
             return
         outgoing = self._queue[0]
         outgoing.bytes_left -= self._parameters.payload_bytes_max
@@ -188,6 +189,7 @@ class MediumAccess:
             self._contend()
         else:
             self._next()
+            self._engine.sent(self.station, outgoing.destination, outgoing.message)
 
     def _attempt_failed(self, _: None) -> None:
         outgoing = self._queue[0]
@@ -196,7 +198,7 @@ class MediumAccess:
             self._contend()
             return
         self._next()
-        self._on_failed(self.station, outgoing.destination, outgoing.message)
+        self._engine.fail(self.station, outgoing.destination, outgoing.message)
 
     def _next(self) -> None:
         self._queue.popleft()

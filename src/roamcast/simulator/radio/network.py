@@ -28,6 +28,9 @@ class Program(Protocol):
 
     def on_received(self, sender: int, message: Any) -> None: ...
 
+    def on_sent(self, destination: int, message: Any) -> None:
+        """A unicast message was acknowledged, or a broadcast is over."""
+
     def on_send_failed(self, destination: int, message: Any) -> None:
         """A message could not be sent: no acknowledgement came, or the channel was never free."""
 
@@ -42,19 +45,19 @@ class Station:
         self.access = access
         self.chance = random.Random(network.chance.random())
         self.sent: Counter[str] = Counter()
-        """Messages by the name of their type; repeated frames and acknowledgements are not messages."""
+        """Messages by kind; repeated frames and acknowledgements are not messages."""
         self._network = network
 
     @property
     def now(self) -> float:
         return self._network.now
 
-    def broadcast(self, message: Any, payload_bytes: int) -> bool:
-        return self.unicast(EVERYONE, message, payload_bytes)
+    def broadcast(self, kind: str, message: Any, payload_bytes: int) -> bool:
+        return self.unicast(EVERYONE, kind, message, payload_bytes)
 
-    def unicast(self, destination: int, message: Any, payload_bytes: int) -> bool:
+    def unicast(self, destination: int, kind: str, message: Any, payload_bytes: int) -> bool:
         """False if the queue is full: nothing more will be said about this message."""
-        self.sent[type(message).__name__] += 1
+        self.sent[kind] += 1
         return self.access.send(destination, message, payload_bytes)
 
     def set_timer(self, at: float, token: Any) -> None:
@@ -86,7 +89,7 @@ class RadioNetwork:
 
     def _new_station(self, number: int) -> Station:
         chance = random.Random(self.chance.random())
-        access = MediumAccess(number, self.parameters, self.channel, self, chance, self._receive, self._fail)
+        access = MediumAccess(number, self.parameters, self.channel, self, chance)
         return Station(self, number, access)
 
     def call_at(self, at: float, callback: Callable[[Any], None], argument: Any) -> None:
@@ -111,8 +114,11 @@ class RadioNetwork:
         self.channel.move(self.movement.positions_m)
         self.call_at(self.now + self.parameters.move_every_s, self._move, None)
 
-    def _receive(self, receiver: int, sender: int, message: Any) -> None:
+    def receive(self, receiver: int, sender: int, message: Any) -> None:
         self.programs[receiver].on_received(sender, message)
 
-    def _fail(self, sender: int, destination: int, message: Any) -> None:
+    def sent(self, sender: int, destination: int, message: Any) -> None:
+        self.programs[sender].on_sent(destination, message)
+
+    def fail(self, sender: int, destination: int, message: Any) -> None:
         self.programs[sender].on_send_failed(destination, message)

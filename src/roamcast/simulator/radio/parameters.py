@@ -40,6 +40,10 @@ class RadioParameters:
     """Datasheet, typical; Castalia has the same. Weaker frames are not recognised."""
     noise_floor_dbm: float = -100.0
     """Castalia: CC2420, mode normal. Thermal noise in 2 MHz is -111 dBm; the rest is the receiver's."""
+    co_channel_rejection_db: float = 3.0
+    """Datasheet: how far a frame must be above another CC2420's to lose one packet in a hundred. The error
+    formula takes all interference for white noise, of which the receiver bears more: see
+    `reception.interference_weight`."""
     bit_rate: float = 250_000.0
     """Datasheet and standard, in bits per second."""
     clear_channel_dbm: float = -95.0

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from roamcast.errors import InputError
 from roamcast.simulator.radio.parameters import RadioParameters
 
 Floats = npt.NDArray[np.float64]
@@ -15,6 +16,8 @@ Floats = npt.NDArray[np.float64]
 CLEAR_SINR = 4.0
 """Above this ratio (6 dB) less than one bit in 10^15 is wrong."""
 STEPS = 4000
+CELLS_MAX = 4096
+"""The shadowing of every pair of them is kept: 64 MB."""
 
 
 def milliwatts(dbm: float) -> float:
@@ -46,6 +49,25 @@ def packet_success(sinr: float, frame_bytes: int) -> float:
     return (1.0 - bit_error_rate(sinr)) ** (8 * frame_bytes)
 
 
+PACKET_OF_STANDARD_BYTES = 26
+"""Standard, 6.1.7: sensitivity is where one in a hundred packets of 20 bytes is lost, here with preamble."""
+
+
+@cache
+def ratio_needed(lost: float = 0.01, frame_bytes: int = PACKET_OF_STANDARD_BYTES) -> float:
+    """At which ratio of signal to white noise so many packets are lost."""
+    low, high = 0.0, CLEAR_SINR
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if 1.0 - packet_success(middle, frame_bytes) > lost else (low, middle)
+    return high
+
+
+def interference_weight(parameters: RadioParameters) -> float:
+    """How much worse than white noise the same power of another station's frame is."""
+    return milliwatts(parameters.co_channel_rejection_db) / ratio_needed()
+
+
 def path_loss_db(parameters: RadioParameters, distance_m: Floats) -> Floats:
     """Log-distance path loss, without shadowing; within 1 m as at 1 m."""
     decades = np.log10(np.maximum(distance_m, 1.0))
@@ -62,7 +84,14 @@ class Shadowing:
     def __init__(self, parameters: RadioParameters, side_m: float, rng: np.random.Generator) -> None:
         self._cell_m = parameters.shadowing_cell_m
         self._across = max(1, math.ceil(side_m / self._cell_m))
+        if parameters.shadowing_db == parameters.asymmetry_db == 0.0:
+            self._across = 1  # No cell differs from another.
         cells = self._across**2
+        if cells > CELLS_MAX:
+            raise InputError(
+                f"an area of {side_m:g} m has {cells} cells of {self._cell_m:g} m, too many for a table of "
+                f"their shadowing; at most {CELLS_MAX}: make shadowing_cell_m larger"
+            )
         drawn = np.triu(rng.normal(0.0, 1.0, (cells, cells)) * parameters.shadowing_db)
         common = drawn + np.triu(drawn, 1).T
         difference = np.triu(rng.normal(0.0, 1.0, (cells, cells)) * parameters.asymmetry_db, 1)
