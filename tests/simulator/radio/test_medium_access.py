@@ -19,6 +19,7 @@ class Notebook:
     def __init__(self, station: Station, *to_send: tuple[int, Any, int]) -> None:
         self.station = station
         self.to_send = to_send
+        self.refused: list[Any] = []
         self.received: list[tuple[float, int, Any]] = []
         self.sent: list[tuple[int, Any]] = []
         self.failed: list[tuple[int, Any]] = []
@@ -26,6 +27,9 @@ class Notebook:
 
     def on_start(self) -> None:
         self.accepted = [self.station.unicast(one[0], "note", *one[1:]) for one in self.to_send]
+
+    def accepts(self, sender: int, message: Any) -> bool:
+        return message not in self.refused
 
     def on_received(self, sender: int, message: Any) -> None:
         self.received.append((self.station.now, sender, message))

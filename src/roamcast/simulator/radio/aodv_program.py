@@ -24,6 +24,9 @@ class AodvProgram:
     def on_start(self) -> None:
         self.aodv.start()
 
+    def accepts(self, sender: int, message: AodvMessage) -> bool:
+        return True
+
     def on_received(self, sender: int, message: AodvMessage) -> None:
         self.aodv.on_received(sender, message)
 

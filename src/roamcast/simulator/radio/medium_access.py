@@ -24,6 +24,8 @@ class Engine(Protocol):
 
     def call_at(self, at: float, callback: Callable[[Any], None], argument: Any) -> None: ...
 
+    def accepts(self, receiver: int, sender: int, message: Any) -> bool: ...
+
     def receive(self, receiver: int, sender: int, message: Any) -> None: ...
 
     def sent(self, sender: int, destination: int, message: Any) -> None: ...
@@ -145,7 +147,7 @@ class MediumAccess:
             self._engine.sent(self.station, EVERYONE, outgoing.message)
             return
         give_up_at = self._engine.now + self._parameters.acknowledgement_wait_s
-        if received:
+        if received and self._engine.accepts(frame.destination, self.station, outgoing.message):
             peer = self.peers[frame.destination]
             acknowledge_at = self._engine.now + self._parameters.turnaround_s
             self._engine.call_at(acknowledge_at, peer.acknowledge, (self, give_up_at))

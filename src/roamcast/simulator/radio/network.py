@@ -26,6 +26,9 @@ class Program(Protocol):
 
     def on_start(self) -> None: ...
 
+    def accepts(self, sender: int, message: Any) -> bool:
+        """Whether a unicast message is acknowledged; otherwise it is as if it had not arrived."""
+
     def on_received(self, sender: int, message: Any) -> None: ...
 
     def on_sent(self, destination: int, message: Any) -> None:
@@ -113,6 +116,9 @@ class RadioNetwork:
         self.movement.advance(self.parameters.move_every_s)
         self.channel.move(self.movement.positions_m)
         self.call_at(self.now + self.parameters.move_every_s, self._move, None)
+
+    def accepts(self, receiver: int, sender: int, message: Any) -> bool:
+        return self.programs[receiver].accepts(sender, message)
 
     def receive(self, receiver: int, sender: int, message: Any) -> None:
         self.programs[receiver].on_received(sender, message)

@@ -10,9 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from roamcast.errors import InputError
+from roamcast.overlay.election import ElectionSettings
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.aodv_program import AodvProgram, AodvPublisher
 from roamcast.simulator.radio.ledger import Ledger
+from roamcast.simulator.radio.mft_program import MftBroker, MftClient
 from roamcast.simulator.radio.movement import RandomWaypoint
 from roamcast.simulator.radio.network import Program, RadioNetwork
 from roamcast.simulator.radio.parameters import RadioParameters
@@ -23,6 +25,7 @@ RadioProtocol = Literal["mft", "aodv"]
 PUBLISHING = Publishing()
 PARAMETERS = RadioParameters()
 AODV = AodvSettings()
+ELECTION = ElectionSettings()
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class RadioScenario:
     publishing: Publishing = PUBLISHING
     parameters: RadioParameters = PARAMETERS
     aodv: AodvSettings = AODV
+    election: ElectionSettings = ELECTION
 
     def run(self) -> RadioRun:
         configuration = Configuration(self.brokers)
@@ -44,8 +48,9 @@ class RadioScenario:
         )
         network = RadioNetwork(self.parameters, movement, configuration.side_m, self.seed)
         ledger = Ledger()
-        network.run(self._programs(network, configuration, ledger), self.duration_s)
-        return RadioRun(self, configuration, network, ledger)
+        programs = self._programs(network, configuration, ledger)
+        network.run(programs, self.duration_s)
+        return RadioRun(self, configuration, network, ledger, programs)
 
     def _programs(
         self, network: RadioNetwork, configuration: Configuration, ledger: Ledger
@@ -58,7 +63,32 @@ class RadioScenario:
                 else AodvProgram(station, ledger, self.aodv)
                 for station in network.stations
             ]
-        raise InputError(f"radio protocol {self.protocol!r}: valid are aodv, mft")
+        if self.protocol != "mft":
+            raise InputError(f"radio protocol {self.protocol!r}: valid are aodv, mft")
+        brokers = configuration.broker_numbers
+        return [
+            MftBroker(
+                station,
+                ledger,
+                self.election,
+                brokers,
+                configuration.publisher_numbers,
+                self.publishing.content_bytes,
+            )
+            if station.number in brokers
+            else MftClient(
+                station,
+                ledger,
+                self.election.period_s,
+                self.publishing,
+                publishes=station.number in configuration.publisher_numbers,
+            )
+            for station in network.stations
+        ]
+
+
+HOPS_MAX = 3
+"""Further away from the leader than this, brokers are counted together."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +97,45 @@ class RadioRun:
     configuration: Configuration
     network: RadioNetwork
     ledger: Ledger
+    programs: Sequence[Program]
 
     def figures(self) -> dict[str, Any]:
         """Plain figures of the run."""
-        stations = self.network.stations
-        sent = [station.sent.total() for station in stations]
-        kinds: Counter[str] = Counter()
-        for station in stations:
-            kinds.update(station.sent)
+        stations, configuration = self.network.stations, self.configuration
         air = [station.access.counts for station in stations]
         return {
             **self.ledger.figures(self.scenario.brokers),
-            "messages_per_node": sum(sent) / len(sent),
-            "messages_by_kind": dict(sorted(kinds.items())),
+            "messages": sum(station.sent.total() for station in stations),
+            "messages_per_node": self._messages_per(range(configuration.stations)),
+            "messages_per_publisher": self._messages_per(configuration.publisher_numbers),
+            "messages_per_subscriber": self._messages_per(configuration.subscriber_numbers),
+            "messages_per_broker": self._messages_per(configuration.broker_numbers),
+            **self._load(),
+            "migrations": sum(one.migrations for one in self.programs if isinstance(one, MftBroker)),
             "frames": sum(one.frames for one in air),
-            "air_share": 8 * sum(one.bytes for one in air) / self.scenario.parameters.bit_rate
-            / self.scenario.duration_s,
+            "air_s": 8 * sum(one.bytes for one in air) / self.scenario.parameters.bit_rate,
             "busy": sum(one.busy for one in air),
             "overflow": sum(one.overflow for one in air),
-            "given_up": dict(sorted(self.ledger.given_up.items())),
             "events": self.network.events,
-        }  # fmt: skip
+        }
+
+    def sent_by_kind(self) -> dict[str, int]:
+        kinds: Counter[str] = Counter()
+        for station in self.network.stations:
+            kinds.update(station.sent)
+        return dict(sorted(kinds.items()))
+
+    def _messages_per(self, numbers: range) -> float:
+        return sum(self.network.stations[number].sent.total() for number in numbers) / len(numbers)
+
+    def _load(self) -> dict[str, float | None]:
+        """Messages that a broker sends in a heartbeat period, by its distance from its leader."""
+        messages, periods = [0] * (HOPS_MAX + 1), [0] * (HOPS_MAX + 1)
+        for program in self.programs:
+            for hops, load in program.load.items() if isinstance(program, MftBroker) else ():
+                messages[min(hops, HOPS_MAX)] += load.messages
+                periods[min(hops, HOPS_MAX)] += load.periods
+        return {
+            f"load_at_{hops}_hops": messages[hops] / periods[hops] if periods[hops] else None
+            for hops in range(HOPS_MAX + 1)
+        }

@@ -1,0 +1,159 @@
+"""Links over the air for MFT-PubSub: what is sent, how large it is, and what comes back if it fails.
+
+The protocol wants links that are FIFO and tell what was not acknowledged when they are given up. Here a
+link has one message on the air at a time, and is given up when a message was not acknowledged after all
+the retries of the medium access.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from roamcast.core.messages import Burst, Message
+from roamcast.mobility.mft import Bmig, Bquery, Bsub
+from roamcast.mobility.mobile import Filters, Mig, Rep, Sub, Uns
+from roamcast.overlay.election import Heartbeat
+from roamcast.simulator.radio.network import Station
+
+GROUP_MAX = 8
+"""Our choice: stored events in one REP; a longer one would fail as a whole too often."""
+RETRY_S = 0.01
+"""When the queue of the antenna is full."""
+
+
+class Relink(msgspec.Struct, frozen=True):
+    """From a broker: you are not connected here any more, whatever you believe; connect again."""
+
+
+class Wire(NamedTuple):
+    """A message over one link."""
+
+    link: int
+    """Which of the links between the two: who connects counts them. What comes over another is refused."""
+    message: Message | Relink
+    hops: int
+    """Of the events in it, since they were published or replayed; this link included."""
+
+
+KINDS: dict[type, str] = {Burst: "PUB"}
+
+
+def kind_of(message: Message | Relink | Heartbeat) -> str:
+    return KINDS.get(type(message)) or type(message).__name__.upper()
+
+
+HEARTBEAT_BYTES = 12
+"""Kind 1, leader 2, incarnation and round 5, hops 1, parent 2, children 1."""
+
+
+def bytes_of(message: Message | Relink, content_bytes: int) -> int:
+    """Our choice, as a small device would write it: names and timestamps 2, hops 1, filters 4."""
+    match message:
+        case Burst():
+            return event_bytes(message, content_bytes)
+        case Rep():
+            return 3 + sum(event_bytes(burst, content_bytes) for burst in message.bursts)
+        case Sub() | Uns():
+            return 12
+        case Mig():
+            return 10
+        case Bmig():
+            return 4 + 5 * (len(message.children) + len(message.others))
+        case Bquery():
+            return 6
+        case Bsub():
+            return 9 + 4 * len(message.filters)
+        case Filters():
+            return 3 + 4 * len(message.filters)
+        case _:
+            return 1
+
+
+def event_bytes(burst: Burst, content_bytes: int) -> int:
+    """Kind 1, publisher 2, number 4, hops 1."""
+    return burst.count * (8 + content_bytes)
+
+
+def name_of(station: int) -> str:
+    return f"{station:04d}"
+
+
+class Outbox:
+    """What one station has to send over each of its links, and what of it is on the air."""
+
+    def __init__(self, station: Station, content_bytes: int) -> None:
+        self.links: dict[int, int] = {}
+        """Neighbours and clients to the number of the link to each."""
+        self._station = station
+        self._content_bytes = content_bytes
+        self._waiting: dict[int, deque[Wire]] = {}
+        self._connected = 0
+        self._on_air: dict[int, Wire] = {}
+        """What the antenna has got to send to a destination, and has not said anything about."""
+
+    def connect(self, destination: int) -> None:
+        """Begin a new link to a station; its first message shall say so."""
+        self._connected += 1
+        self.links[destination] = self._connected
+
+    def is_current(self, sender: int, wire: Wire) -> bool:
+        return self.links.get(sender) == wire.link
+
+    def send(self, destination: int, message: Message | Relink, hops: int = 1) -> None:
+        waiting = self._waiting.setdefault(destination, deque())
+        for part in _parts(message):
+            waiting.append(Wire(self.links.get(destination, 0), part, hops))
+            if len(waiting) == 1:
+                self._begin(destination)
+
+    def retry(self, destination: int) -> None:
+        """There may be room now."""
+        waiting = self._waiting.get(destination)
+        if waiting and self._on_air.get(destination) is not waiting[0]:
+            self._begin(destination)
+
+    def _begin(self, destination: int) -> None:
+        wire = self._waiting[destination][0]
+        size = bytes_of(wire.message, self._content_bytes)
+        if self._station.unicast(destination, kind_of(wire.message), wire, size):
+            self._on_air[destination] = wire
+        else:
+            self._station.set_timer(self._station.now + RETRY_S, RoomFor(destination))
+
+    def sent(self, destination: int, wire: Wire) -> None:
+        """The message was acknowledged."""
+        waiting = self._waiting.get(destination)
+        if waiting and waiting[0] is wire:
+            del self._on_air[destination]
+            waiting.popleft()
+            if waiting:
+                self._begin(destination)
+
+    def failed(self, destination: int, wire: Wire) -> bool:
+        """Whether the link has to be given up: not if the message was on one that is no more."""
+        waiting = self._waiting.get(destination)
+        return bool(waiting and waiting[0] is wire)
+
+    def give_up(self, destination: int) -> list[Message]:
+        """The link is no more: what was not acknowledged, in order."""
+        self._on_air.pop(destination, None)
+        self.links.pop(destination, None)
+        left: Sequence[Wire] = self._waiting.pop(destination, ())
+        return [wire.message for wire in left if isinstance(wire.message, Message)]
+
+
+class RoomFor(NamedTuple):
+    """A timer: look whether the antenna takes the next message to this station."""
+
+    destination: int
+
+
+def _parts(message: Message | Relink) -> list[Message | Relink]:
+    if not isinstance(message, Rep) or len(message.bursts) <= GROUP_MAX:
+        return [message]
+    starts = range(0, len(message.bursts), GROUP_MAX)
+    return [Rep(message.subscriber, message.bursts[start : start + GROUP_MAX]) for start in starts]

@@ -1,0 +1,357 @@
+"""Stations that run MFT-PubSub: brokers that elect a leader and move, and clients of theirs.
+
+Protocol and election are pure machines; here they meet the air. What the thesis leaves open:
+
+- Heartbeats once a second. A broker is a child's parent, and a client's, by the heartbeats that they hear.
+- A client takes the first broker it hears, keeps it until it has missed two of its heartbeats or could not
+  send to it, and then takes the one nearest to the leader of those it has heard since.
+- A link is lost when a message over it was not acknowledged. The other side may not notice. So a broker
+  that hears a child, or has a client, whose link it has given up tells it to connect again (`Relink`).
+- A publisher keeps what it could not give to a broker until it finds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from roamcast.core.messages import Burst, Message
+from roamcast.core.notification import encode_attributes
+from roamcast.filters.selector import parse
+from roamcast.mobility.mft import Bmig, Mft
+from roamcast.mobility.mobile import LOCAL, Mig, Outcome, Rep
+from roamcast.mobility.mobile_subscriber import MobileSubscriber
+from roamcast.overlay.election import (
+    Broadcast,
+    ChildLost,
+    Election,
+    ElectionEffect,
+    ElectionSettings,
+    Heartbeat,
+    ParentChanged,
+)
+from roamcast.simulator.radio.ledger import Ledger
+from roamcast.simulator.radio.mft_links import HEARTBEAT_BYTES, Outbox, Relink, RoomFor, Wire, name_of
+from roamcast.simulator.radio.network import Station
+from roamcast.simulator.radio.workload import Publishing
+
+JITTER_S = 0.010
+"""Our choice, the same as AODV's: who heard the same heartbeat does not repeat it at the same time."""
+MISSED_MAX = 2
+"""Heartbeats that a client may miss, as many as AODV's ALLOWED_HELLO_LOSS."""
+RELINKS_MAX = 3
+"""A client that a broker cannot reach is asked so often to connect again."""
+
+EVERYTHING = parse("TRUE")
+ATTRIBUTES = encode_attributes({"kind": "event"})
+
+
+class Repeat(NamedTuple):
+    """A timer: broadcast this."""
+
+    heartbeat: Heartbeat
+
+
+class Check(NamedTuple):
+    """A timer: once in a heartbeat period."""
+
+
+class Elect(NamedTuple):
+    """A timer: the election wants to be called."""
+
+
+class Publish(NamedTuple):
+    """A timer."""
+
+
+def number_of(name: str) -> int:
+    return int(name)
+
+
+class Load(NamedTuple):
+    messages: int
+    periods: int
+
+
+class MftBroker:
+    def __init__(
+        self,
+        station: Station,
+        ledger: Ledger,
+        settings: ElectionSettings,
+        brokers: range,
+        publishers: range,
+        content_bytes: int,
+    ) -> None:
+        self.station = station
+        self.election = Election(name_of(station.number), settings)
+        self.protocol = Mft(name_of(station.number))
+        self.migrations = 0
+        self.load: dict[int, Load] = {}
+        """By the distance from the leader, in hops, while there is anybody else in its tree."""
+        self._counted = 0
+        self._period_s = settings.period_s
+        self._brokers = brokers
+        self._publishers = publishers
+        self._ledger = ledger
+        self._outbox = Outbox(station, content_bytes)
+        self._started = False
+        self._elects_at: float | None = None
+        self._missing: set[str] = set()
+        """Children and clients that were not connected at the last check."""
+        self._relinks: dict[str, int] = {}
+
+    # --- for the network ---
+
+    def on_start(self) -> None:
+        self.station.set_timer(self.station.chance.random() * self._period_s, Elect())
+        self.station.set_timer(self.station.chance.random() * self._period_s, Check())
+
+    def accepts(self, sender: int, message: Wire) -> bool:
+        return (
+            connects(message.message)
+            or sender in self._publishers
+            or self._outbox.is_current(sender, message)
+        )
+
+    def on_received(self, sender: int, message: Heartbeat | Wire) -> None:
+        name = name_of(sender)
+        if isinstance(message, Heartbeat):
+            if self._started:
+                self._perform(self.election.on_heartbeat(self.station.now, name, message))
+        elif isinstance(message.message, Relink):
+            if name == self.election.parent:
+                self._give_up(name)
+                self._migrate(name, name)
+        else:
+            if connects(message.message) and not self._outbox.is_current(sender, message):
+                self._give_up(name)
+                self._outbox.links[sender] = message.link
+            self._note_owed(message.message)
+            is_client = sender not in self._brokers
+            outcome = self.protocol.receive(name, message.message, is_subscriber=is_client)
+            self._carry_out(outcome, message)
+
+    def on_sent(self, destination: int, message: Heartbeat | Wire) -> None:
+        if isinstance(message, Wire):
+            self._outbox.sent(destination, message)
+
+    def on_send_failed(self, destination: int, message: Heartbeat | Wire) -> None:
+        if not isinstance(message, Wire) or not self._outbox.failed(destination, message):
+            return
+        self._give_up(name_of(destination))
+        if destination in self._brokers:
+            self._perform(self.election.on_link_lost(self.station.now, name_of(destination)))
+
+    def on_deadline(self, token: Repeat | Check | Elect | RoomFor) -> None:
+        if isinstance(token, Repeat):
+            self.station.broadcast("HEARTBEAT", token.heartbeat, HEARTBEAT_BYTES)
+        elif isinstance(token, Elect):
+            self._elect()
+        elif isinstance(token, RoomFor):
+            self._outbox.retry(token.destination)
+        else:
+            self._check()
+
+    # --- election ---
+
+    def _elect(self) -> None:
+        now = self.station.now
+        self._elects_at = None
+        if self._started:
+            self._perform(self.election.on_timer(now))
+        else:
+            self._started = True
+            self._perform(self.election.start(now))
+
+    def _perform(self, effects: Iterable[ElectionEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Broadcast):
+                wait_s = self.station.chance.random() * JITTER_S
+                self.station.set_timer(self.station.now + wait_s, Repeat(effect.heartbeat))
+            elif isinstance(effect, ParentChanged):
+                if effect.old is not None:
+                    self._give_up(effect.old)
+                if effect.new is not None:
+                    self._migrate(effect.old, effect.new)
+            elif isinstance(effect, ChildLost) and effect.child != self.election.parent:
+                self._give_up(effect.child)
+        deadline = self.election.deadline()
+        if deadline is not None and (self._elects_at is None or deadline < self._elects_at):
+            self._elects_at = max(deadline, self.station.now)
+            self.station.set_timer(self._elects_at, Elect())
+
+    def _give_up(self, name: str) -> None:
+        """The link to a neighbour or a client is no more."""
+        left = self._outbox.give_up(number_of(name))
+        down = self.protocol.link_down if number_of(name) in self._brokers else self.protocol.detach
+        self._carry_out(down(name, left))
+
+    def _migrate(self, old: str | None, new: str) -> None:
+        self.migrations += 1
+        self._outbox.connect(number_of(new))
+        self._carry_out(self.protocol.migrate(old, new))
+
+    # --- the protocol ---
+
+    def _carry_out(self, outcome: Outcome, cause: Wire | None = None) -> None:
+        for peer, message in outcome.sends:
+            self._outbox.send(number_of(peer), message, _hops(message, cause))
+        for subscriber, message in outcome.to_subscribers:
+            self._outbox.send(number_of(subscriber), message, _hops(message, cause))
+
+    def _note_owed(self, message: Message) -> None:
+        """What is published is owed to every subscriber that a broker on its way knows of (section 4.5.3)."""
+        if isinstance(message, Burst):
+            notification = (number_of(message.publisher), message.number)
+            for subscriber, known in self.protocol.known.items():
+                if known.filters:
+                    self._ledger.owed(notification, number_of(subscriber))
+
+    def _count(self) -> None:
+        """What it has sent since it was last asked, at the place in the tree where it is."""
+        sent = self.station.sent.total()
+        if self.election.parent is not None or self.election.children:
+            hops = 0 if self.election.parent is None else self.election.hops
+            load = self.load.get(hops, Load(0, 0))
+            self.load[hops] = Load(load.messages + sent - self._counted, load.periods + 1)
+        self._counted = sent
+
+    def _check(self) -> None:
+        """Ask those to connect again whose link was given up here, and who may not know."""
+        self.station.set_timer(self.station.now + self._period_s, Check())
+        self._count()
+        missing = {child for child in self.election.children if child not in self.protocol.peers}
+        for name in sorted(missing & self._missing):
+            self._outbox.send(number_of(name), Relink())
+        self._missing = missing
+        away = [
+            name
+            for name, known in self.protocol.known.items()
+            if known.way == LOCAL and name not in self.protocol.attached
+        ]
+        self._relinks = {name: self._relinks.get(name, 0) + 1 for name in away}
+        for name, count in self._relinks.items():
+            if count <= RELINKS_MAX:
+                self._outbox.send(number_of(name), Relink())
+
+
+def connects(message: Message | Relink) -> bool:
+    """Whether a message begins a link, or asks for one."""
+    if isinstance(message, Bmig):
+        return message.hops == 0
+    return isinstance(message, Mig | Relink)
+
+
+def _hops(message: Message, cause: Wire | None) -> int:
+    """One more than it has come with; what was stored here begins again (section 4.5.4)."""
+    if cause is None or isinstance(cause.message, Relink):
+        return 1
+    came = _events(cause.message)
+    return cause.hops + 1 if any(event in came for event in _events(message)) else 1
+
+
+def _events(message: Message | Relink) -> list[tuple[str, int]]:
+    bursts = message.bursts if isinstance(message, Rep) else (message,) if isinstance(message, Burst) else ()
+    return [(burst.publisher, burst.number) for burst in bursts]
+
+
+class MftClient:
+    """A subscriber or a publisher."""
+
+    def __init__(
+        self, station: Station, ledger: Ledger, period_s: float, publishing: Publishing, *, publishes: bool
+    ) -> None:
+        self.station = station
+        self.client = MobileSubscriber(name_of(station.number))
+        self.migrations = 0
+        self._ledger = ledger
+        self._period_s = period_s
+        self._publishing = publishing
+        self._publishes = publishes
+        self._outbox = Outbox(station, publishing.content_bytes)
+        self._heard: dict[int, tuple[float, int]] = {}
+        """Broker to when it was last heard, and how far from its leader it was."""
+
+    # --- for the network ---
+
+    def on_start(self) -> None:
+        now, chance = self.station.now, self.station.chance
+        self.station.set_timer(now + chance.random() * self._period_s, Check())
+        if self._publishes:
+            self.station.set_timer(now + chance.random() * self._publishing.every_s, Publish())
+        else:
+            self._send(self.client.subscribe(EVERYTHING))
+
+    def accepts(self, sender: int, message: Wire) -> bool:
+        return isinstance(message.message, Relink) or self._outbox.is_current(sender, message)
+
+    def on_received(self, sender: int, message: Heartbeat | Wire) -> None:
+        if isinstance(message, Heartbeat):
+            self._heard[sender] = (self.station.now, message.hops)
+            if not self.client.broker:
+                self._connect(sender)
+        elif isinstance(message.message, Burst):
+            self._take(message.message, message.hops)
+        elif name_of(sender) == self.client.broker:
+            if isinstance(message.message, Relink):
+                self.client.disconnect(self._outbox.give_up(sender))
+                self._connect(sender)
+            else:
+                self._send(self.client.receive(message.message))
+
+    def on_sent(self, destination: int, message: Wire) -> None:
+        self._outbox.sent(destination, message)
+
+    def on_send_failed(self, destination: int, message: Wire) -> None:
+        if self._outbox.failed(destination, message):
+            self._lose(destination)
+
+    def on_deadline(self, token: Check | Publish | RoomFor) -> None:
+        if isinstance(token, Publish):
+            self._publish()
+        elif isinstance(token, RoomFor):
+            self._outbox.retry(token.destination)
+        else:
+            self._check()
+
+    # --- being connected ---
+
+    def _check(self) -> None:
+        now = self.station.now
+        self.station.set_timer(now + self._period_s, Check())
+        missed_s = MISSED_MAX * self._period_s
+        self._heard = {one: heard for one, heard in self._heard.items() if now - heard[0] <= missed_s}
+        if self.client.broker and number_of(self.client.broker) not in self._heard:
+            self._lose(number_of(self.client.broker))
+
+    def _lose(self, broker: int) -> None:
+        self._heard.pop(broker, None)
+        self.client.disconnect(self._outbox.give_up(broker))
+        if self._heard:
+            self._connect(min(self._heard, key=lambda one: (self._heard[one][1], -self._heard[one][0])))
+
+    def _connect(self, broker: int) -> None:
+        self.migrations += 1
+        self._outbox.connect(broker)
+        messages = self.client.connect(name_of(broker))
+        # Brokers know nothing of publishers (section 2.4).
+        self._send(one for one in messages if not (self._publishes and isinstance(one, Mig)))
+
+    def _send(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._outbox.send(number_of(self.client.broker), message)
+
+    # --- events ---
+
+    def _publish(self) -> None:
+        now = self.station.now
+        if now >= self._publishing.until_s:
+            return
+        self._ledger.published((self.station.number, self.client.published + 1), now)
+        self._send(self.client.publish(ATTRIBUTES, now=now))
+        self.station.set_timer(now + self._publishing.every_s, Publish())
+
+    def _take(self, burst: Burst, hops: int) -> None:
+        publisher = number_of(burst.publisher)
+        self._ledger.arrived((publisher, burst.number), self.station.number, self.station.now, hops)
