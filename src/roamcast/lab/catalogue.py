@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import roamcast.lab.amozarrain_radio
 import roamcast.lab.comparison
 import roamcast.lab.fiege
 import roamcast.lab.fiege_location

@@ -90,6 +90,9 @@ class RadioScenario:
 HOPS_MAX = 3
 """Further away from the leader than this, brokers are counted together."""
 
+NEAR_HOPS = 1
+"""Near the leader: itself, and who hears it."""
+
 
 @dataclass(frozen=True)
 class RadioRun:
@@ -135,7 +138,9 @@ class RadioRun:
             for hops, load in program.load.items() if isinstance(program, MftBroker) else ():
                 messages[min(hops, HOPS_MAX)] += load.messages
                 periods[min(hops, HOPS_MAX)] += load.periods
+        places = {f"load_at_{hops}_hops": (hops, hops + 1) for hops in range(HOPS_MAX + 1)}
+        places |= {"load_near": (0, NEAR_HOPS + 1), "load_far": (NEAR_HOPS + 1, HOPS_MAX + 1)}
         return {
-            f"load_at_{hops}_hops": messages[hops] / periods[hops] if periods[hops] else None
-            for hops in range(HOPS_MAX + 1)
+            name: sum(messages[low:high]) / sum(periods[low:high]) if sum(periods[low:high]) else None
+            for name, (low, high) in places.items()
         }
