@@ -279,7 +279,7 @@ def judge_a8(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_AODV_DELIVERS_LESS = (
-    "at 250 kbit/s AODV's 64 unicasts a second and the RREQs for them fill the channel at C32, and what finds "
+    "at 250 kbit/s AODV's 64 unicasts a second and the RREQs for them fill the channel at C32; what finds "
     "no route in time is given up, while MFT-PubSub stores it and delivers it later"
 )
 

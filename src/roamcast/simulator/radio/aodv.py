@@ -130,7 +130,8 @@ class Aodv:
             Rerr: self.on_rerr,
             Data: self.on_data,
         }
-        self._rreq_number = 0
+        self.rreq_number = 0
+        """Of its latest RREQ; 0 if it has never started one."""
         self._seen: dict[tuple[int, int], float] = {}
         self._heard_at: dict[int, float] = {}
         self._rreqs_at: deque[float] = deque(maxlen=settings.rreq_per_s_max)
@@ -219,16 +220,16 @@ class Aodv:
             self.host.set_timer(self._rreqs_at[0] + 1.0, Timer("rreq", destination))
             return
         self._rreqs_at.append(now)
-        self._rreq_number += 1
+        self.rreq_number += 1
         self.sequence += 1
-        discovery.number = self._rreq_number
+        discovery.number = self.rreq_number
         known = self.routes.get(destination)
         sequence = known.sequence if known is not None else None
-        self._seen[self.node, self._rreq_number] = now + settings.path_discovery_s
+        self._seen[self.node, self.rreq_number] = now + settings.path_discovery_s
         self.host.broadcast(
-            Rreq(self._rreq_number, destination, sequence, self.node, self.sequence, 0, discovery.ttl)
+            Rreq(self.rreq_number, destination, sequence, self.node, self.sequence, 0, discovery.ttl)
         )
-        timer = Timer("discovery", (destination, self._rreq_number))
+        timer = Timer("discovery", (destination, self.rreq_number))
         self.host.set_timer(now + self._discovery_wait_s(discovery), timer)
 
     def _discovery_wait_s(self, discovery: Discovery) -> float:
