@@ -8,6 +8,7 @@ CLAIMS = {
     *(f"W{number}" for number in range(1, 8)),
     *(f"G{number}" for number in range(1, 16)),
     *(f"F{number}" for number in range(1, 9)),
+    *(f"A{number}" for number in range(7, 11)),
     "N1",
 }
 
