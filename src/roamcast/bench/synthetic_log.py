@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def _delivered(
     planted: Planted,
 ) -> Block:  # fmt: skip
     """What reached the subscribers: what was owed, but for the faults."""
-    draw, faults = network.random, len(indices) // FAULT_EVERY
+    draw, faults = network.random, ceil(len(indices) / FAULT_EVERY)
     which, subscribers, swapped = _swapped(which, subscribers, indices[which] % PUBLISHERS, faults)
     chosen = np.setdiff1d(draw.choice(len(which), 4 * faults, replace=False), swapped)[: 2 * faults]
     lost, repeated = np.split(draw.permutation(chosen), [faults])

@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
     group.command(
         "location", epilog=show_examples("roamcast bench location --subscriptions 10000 --json")
     )(location)
+    group.command("pipeline", epilog=show_examples("roamcast bench pipeline --json"))(pipeline)
     group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
 
@@ -111,6 +112,64 @@ def location(
     with progress("moving clients") as report:
         result = benchmark.run(subscriptions, moves, seed, progress=report)
     show(result, title="bench location", as_json=as_json)
+
+
+def pipeline(
+    records: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1_000, max=1_000_000_000,
+            help="Rows of a log, the smallest first; once for each. [default: 1000000, 10000000]",
+        ),
+    ] = None,
+    subscribers: Annotated[int, typer.Option(min=10, max=10_000, help="Who receives something.")] = 1_000,
+    memory_mb: Annotated[
+        int, typer.Option("--memory-mb", min=1_024, help="What an audit may take, all of its processes.")
+    ] = 6_144,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="A folder with room for the logs. [default: a temporary one]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:  # fmt: skip
+    """Audit logs of a made-up network with Spark on two cores, and with the same audit in DuckDB's SQL.
+
+    Exit code 1 if either does not find exactly what was planted in the logs.
+    """
+    from roamcast.bench import pipeline as benchmark
+    from roamcast.cli.spark import need_spark
+
+    need_spark()
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"--dir {folder}: there is no such folder")
+    with progress("auditing") as report, failing_plainly():
+        result = benchmark.run(
+            sorted(records or benchmark.SIZES), subscribers, memory_mb, folder, progress=report
+        )
+    if as_json:
+        emit_json(result)
+    else:
+        show_pipeline(result)
+    if not result["holds"]["finds_what_was_planted"]:
+        raise typer.Exit(1)
+
+
+def show_pipeline(result: dict[str, Any]) -> None:
+    shown = ("wall_s", "core_s", "start_core_s", "peak_mb", "us_per_record", "finds_what_was_planted")
+    rows = [
+        [case["records"], name, *(case[name][part] for part in shown), case.get("ratio", "")]
+        for case in result["cases"]
+        for name in ("spark", "duckdb")
+        if name in case
+    ]
+    columns = ["records", "by", *(name.replace("_", " ") for name in shown), "Spark to DuckDB"]
+    table(columns, rows, title="bench pipeline: two cores, seconds without starting up")
+    if "growth" in result:
+        growth, of_cores = result["growth"], result["growth_core"]
+        print(f"a record of the largest log costs {growth} times one of the smallest (of cores {of_cores})")
+    for name, holds in result["holds"].items():
+        print(f"{name.replace('_', ' ')}: {'holds' if holds else 'does not hold'}")
+    for name, reason in result["skipped"].items():
+        print(f"{name} is left out: {reason}")
 
 
 def journal(

@@ -1,0 +1,177 @@
+"""How fast the audit is: synthetic logs audited by Spark on two cores, and the same in DuckDB's SQL.
+
+Every audit has processes of its own, which are watched: the wall clock and the seconds of cores, both
+without starting up, and the memory of all of them together. Each must find exactly the faults that were
+planted in the log. Spark is for what outgrows one machine, so the ratio to DuckDB is stated, not won.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from roamcast.bench.process_tree import Taken, run_watched
+from roamcast.bench.processes import roamcast_command, running_on
+from roamcast.bench.synthetic_log import Planted, write_synthetic_log
+from roamcast.errors import InputError
+
+CORES = 2
+MEMORY_MB = 6_144
+HEAP_SHARE = 2 / 3
+"""Of the memory; the rest is for Python's processes."""
+SIZES = (1_000_000, 10_000_000)
+LOG_BYTES_PER_RECORD = 8
+SCRATCH_BYTES_PER_RECORD = 100
+"""What auditing leaves on the disk for a while, at most."""
+SECONDS_MAX = 7_200.0
+
+WALL_S_MAX = 90.0
+"""For ten million records, without starting up."""
+GROWTH_MAX = 1.3
+RATIO_MAX = 5.0
+DUCKDB_MISSING = "duckdb is not installed: pip install duckdb, or roamcast[bench]"
+
+Progress = Callable[[int, int], None]
+
+
+def run(
+    sizes: Sequence[int] = SIZES,
+    subscribers: int = 1_000,
+    memory_mb: int = MEMORY_MB,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write and audit a log of each size; logs and tables go to a temporary folder and are removed."""
+    has_duckdb = importlib.util.find_spec("duckdb") is not None
+    contestants = {name: audit for name, audit in CONTESTANTS.items() if has_duckdb or name != "duckdb"}
+    steps, done = len(sizes) * (1 + len(contestants)), 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, steps)
+
+    cores = frozenset(sorted(os.sched_getaffinity(0))[:CORES])
+    cases = []
+    with tempfile.TemporaryDirectory(prefix="roamcast-bench-", dir=folder) as name, running_on(cores):
+        for size in sizes:
+            place = Path(name) / str(size)
+            _check_room(place.parent, size)
+            planted = write_synthetic_log(place / "log", size, subscribers=subscribers)
+            step()
+            case = {"records": planted.records, "log_mb": _size_mb(place / "log"), "planted": asdict(planted)}
+            for contestant, audit in contestants.items():
+                case[contestant] = audit(place, planted, memory_mb)
+                step()
+            cases.append({**case, **_ratios(case)})
+    return {
+        "cores": len(cores),
+        "memory_mb": memory_mb,
+        "subscribers": subscribers,
+        "cases": cases,
+        **_growth(cases),
+        "holds": _holds(cases, memory_mb),
+        "skipped": {} if has_duckdb else {"duckdb": DUCKDB_MISSING},
+    }
+
+
+def _check_room(folder: Path, records: int) -> None:
+    place = os.statvfs(folder)
+    free = place.f_bavail * place.f_frsize
+    needed = records * (LOG_BYTES_PER_RECORD + SCRATCH_BYTES_PER_RECORD)
+    if needed > free:
+        raise InputError(
+            f"{records:,} records need {needed >> 30} GB on the disk and {folder.parent} has {free >> 30};"
+            " name a folder on a larger one with --dir"
+        )
+
+
+def _size_mb(folder: Path) -> float:
+    return round(sum(file.stat().st_size for file in folder.iterdir()) / 2**20, 1)
+
+
+# --- the contestants ---
+
+
+def _spark(place: Path, planted: Planted, memory_mb: int) -> dict[str, Any]:
+    options = [
+        "--log", place / "log", "--out", place / "spark", "--master", f"local[{CORES}]",
+        "--memory-mb", int(HEAP_SHARE * memory_mb), "--conf", f"spark.local.dir={place}", "--json",
+    ]  # fmt: skip
+    command = roamcast_command("pipeline", "audit", *map(str, options))
+    return _measured(run_watched(command, "auditing", SECONDS_MAX), planted)
+
+
+def _duckdb(place: Path, planted: Planted, memory_mb: int) -> dict[str, Any]:
+    arguments = [place / "log", place / "duckdb", CORES, int(0.9 * memory_mb)]
+    command = [sys.executable, "-m", "roamcast.bench.audit_in_sql", *map(str, arguments)]
+    return _measured(run_watched(command, "auditing", SECONDS_MAX), planted)
+
+
+CONTESTANTS = {"spark": _spark, "duckdb": _duckdb}
+
+
+def _measured(taken: Taken, planted: Planted) -> dict[str, Any]:
+    figures = json.loads(taken.output)
+    core_s = taken.core_s - taken.start_core_s
+    wrong = {name: figures.get(name) for name, count in asdict(planted).items() if figures.get(name) != count}
+    return {
+        "wall_s": figures["wall_s"],
+        "core_s": round(core_s, 2),
+        "start_core_s": round(taken.start_core_s, 2),
+        "peak_mb": taken.peak_mb,
+        "us_per_record": round(1e6 * figures["wall_s"] / planted.records, 2),
+        "core_us_per_record": round(1e6 * core_s / planted.records, 2),
+        "finds_what_was_planted": not wrong,
+        "wrong": wrong,
+    }
+
+
+# --- what it comes to ---
+
+
+def _ratios(case: dict[str, Any]) -> dict[str, float]:
+    if "duckdb" not in case:
+        return {}
+    return {
+        name: round(case["spark"][part] / case["duckdb"][part], 2)
+        for name, part in (("ratio", "wall_s"), ("ratio_core", "core_s"))
+    }
+
+
+def _growth(cases: list[dict[str, Any]]) -> dict[str, float]:
+    """How the cost of a record grows from the smallest log to the largest."""
+    if len(cases) < 2:
+        return {}
+    first, last = cases[0]["spark"], cases[-1]["spark"]
+    return {
+        name: round(last[part] / first[part], 2)
+        for name, part in (("growth", "us_per_record"), ("growth_core", "core_us_per_record"))
+    }
+
+
+def _holds(cases: list[dict[str, Any]], memory_mb: int) -> dict[str, bool]:
+    """What was aimed for, as far as these sizes tell."""
+    growth = _growth(cases).get("growth")
+    of_ten_million = [case for case in cases if case["records"] // SIZES[-1] == 1]
+    holds = {
+        "finds_what_was_planted": all(
+            case[name]["finds_what_was_planted"] for case in cases for name in CONTESTANTS if name in case
+        ),
+        f"peak_within_{memory_mb}_mb": all(case["spark"]["peak_mb"] <= memory_mb for case in cases),
+    }
+    if growth is not None:
+        holds[f"growth_below_{GROWTH_MAX}"] = growth < GROWTH_MAX
+    for case in of_ten_million:
+        holds[f"ten_million_below_{WALL_S_MAX:.0f}_s"] = case["spark"]["wall_s"] < WALL_S_MAX
+        if "ratio" in case:
+            holds[f"ratio_within_{RATIO_MAX:.0f}"] = case["ratio"] <= RATIO_MAX
+    return holds

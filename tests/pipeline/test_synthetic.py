@@ -1,0 +1,67 @@
+"""Logs of a made-up network with faults planted in them: Spark finds these and no others, and so does SQL."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from roamcast.bench import audit_in_sql
+from roamcast.bench.process_tree import run_watched
+from roamcast.bench.processes import BenchFailed
+from roamcast.bench.synthetic_log import write_synthetic_log
+from roamcast.cli import build_app, run
+from roamcast.pipeline.audit import audit
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def test_spark_and_sql_find_what_was_planted(spark: SparkSession, tmp_path: Path) -> None:
+    planted = asdict(write_synthetic_log(tmp_path / "log", 20_000, subscribers=100))
+    assert min(planted[name] for name in ("lost", "duplicates", "out_of_order", "unexpected")) == 1
+    figures = audit(spark, tmp_path / "log", tmp_path / "spark")
+    assert {name: figures[name] for name in planted} == planted
+    assert not any(figures[name] for name in ("invented", "bad_rows", "missing_rows", "clock_jumps"))
+    pytest.importorskip("duckdb", reason="duckdb is not installed")
+    in_sql = audit_in_sql.audit(tmp_path / "log", tmp_path / "sql", cores=1, memory_mb=500)
+    assert in_sql.pop("wall_s") > 0
+    assert {name: figures[name] for name in in_sql} == in_sql
+
+
+def test_the_kinds_of_rows_are_those_of_a_network(tmp_path: Path) -> None:
+    write_synthetic_log(tmp_path / "log", 100_000)
+    kinds = pq.read_table(tmp_path / "log", columns=["kind"]).column("kind")
+    counted = {row["values"]: row["counts"] / len(kinds) for row in pc.value_counts(kinds).to_pylist()}
+    assert counted["published"] == pytest.approx(0.05, abs=0.01)
+    assert counted["forwarded"] == pytest.approx(0.45, abs=0.02)
+    assert counted["delivered"] == pytest.approx(0.40, abs=0.02)
+
+
+def test_a_program_that_fails_is_named_with_its_last_words() -> None:
+    with pytest.raises(BenchFailed, match="out of luck"):
+        run_watched(["sh", "-c", "echo out of luck >&2; exit 3"], "", 60.0)
+
+
+def test_what_a_program_takes_is_measured() -> None:
+    script = "echo begun >&2; i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; sh -c 'echo done'"
+    taken = run_watched(["sh", "-c", script], "begun", 60.0)
+    assert taken.output == "done\n"
+    assert taken.core_s > taken.start_core_s >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("java")
+def test_the_benchmark_says_what_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sizes = ["--records", "20000", "--records", "40000"]
+    assert run(build_app(), ["bench", "pipeline", *sizes, "--dir", str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [case["records"] // 1_000 for case in result["cases"]] == [22, 42]
+    assert result["holds"]["finds_what_was_planted"]
+    assert result["growth"] > 0
+    for case in result["cases"]:
+        assert case["spark"]["core_s"] > 0
+        assert 0 < case["spark"]["peak_mb"] < 6_144
+    assert not list(tmp_path.iterdir()), "logs and tables are removed"
