@@ -15,7 +15,7 @@ from tests.daemon.link_node import QUICK, SECRET, TERMS, Node, Relay, run, until
 
 from roamcast.core.messages import Fleeting
 from roamcast.daemon.handshake import MAGIC, PREFACE, WIRE_VERSION, Hello, frame, proof
-from roamcast.daemon.peers import STRANGERS_MAX
+from roamcast.daemon.peers import STRANGERS_MAX, STRANGERS_PER_HOST_MAX
 from roamcast.daemon.sections import Link, Peer
 from roamcast.daemon.tls import link_contexts
 from roamcast.errors import InputError
@@ -448,13 +448,42 @@ def test_what_is_no_broker_is_dialed_in_vain(caplog: pytest.LogCaptureFixture) -
     run(story(), b)
 
 
+async def stranger(node: Node, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection from another address of this machine."""
+    local = (f"127.0.0.{host}", 0)
+    return await asyncio.open_connection("127.0.0.1", node.peers.port, local_addr=local)
+
+
+def test_one_host_alone_cannot_keep_the_others_out() -> None:
+    a, b = Node("a", Link(**{**QUICK, "timeout_s": 1000.0})), Node("b")
+
+    async def story() -> None:
+        await a.start()
+        silent = [await stranger(a, 2) for _ in range(STRANGERS_PER_HOST_MAX)]
+        reader, writer = await stranger(a, 2)
+        assert await reader.read() == b"", "one too many of this host"
+        writer.close()
+        await b.start(a)
+        await until(lambda: a.has_joined("b") and b.has_joined("a"))
+        # Who has gone makes room for others.
+        silent.pop()[1].close()
+        await until(lambda: a.peers._strangers["127.0.0.2"] == STRANGERS_PER_HOST_MAX - 1)
+        silent.append(await stranger(a, 2))
+        await until(lambda: a.peers._strangers["127.0.0.2"] == STRANGERS_PER_HOST_MAX)
+        for _, writer in silent:
+            writer.close()
+        await until(lambda: not a.peers._strangers)
+
+    run(story(), a, b)
+
+
 def test_strangers_that_say_nothing_are_limited_in_number_and_time() -> None:
     a, b = Node("a", Link(**{**QUICK, "timeout_s": 0.3})), Node("b")
 
     async def story() -> None:
         await a.start()
-        silent = [await asyncio.open_connection("127.0.0.1", a.peers.port) for _ in range(STRANGERS_MAX)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", a.peers.port)
+        silent = [await stranger(a, 2 + number // STRANGERS_PER_HOST_MAX) for number in range(STRANGERS_MAX)]
+        reader, writer = await stranger(a, 100)
         assert await reader.read() == b"", "one too many"
         writer.close()
         assert [await reader.read() for reader, _ in silent] == [b""] * STRANGERS_MAX, "too slow"

@@ -48,3 +48,42 @@ def test_a_group_that_everyone_left_gets_nothing() -> None:
     world.settle()
     assert world.clients["m0"].received == []
     assert all(not site.shared._groups for site in world.sites.values())
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_members_that_are_there_come_before_those_that_are_away(qos: int) -> None:
+    world = World(1, 3, [(0, 1), (1, 2)])
+    for number, broker in enumerate(world.ids):
+        world.attach(f"m{number}", broker)
+        world.settle()
+        world.subscribe(f"m{number}", "$share/workers/jobs/#", 2)
+    world.attach("p", "b1")
+    world.settle()
+    for name in ("m0", "m2"):
+        world.drop(world.clients[name].connection, name, tell=True)
+    world.settle()
+    for _ in range(10):
+        world.publish("p", "jobs/1", qos)
+    world.settle()
+    assert members_of(world) == [[], world.clients["p"].sent, []]
+
+
+def test_what_came_while_everyone_was_away_waits_for_its_member() -> None:
+    world = World(1, 2, [(0, 1)])
+    for number in range(2):
+        world.attach(f"m{number}", world.ids[number])
+        world.settle()
+        world.subscribe(f"m{number}", "$share/workers/jobs/#", 1)
+    world.attach("p", "b0")
+    world.settle()
+    for number in range(2):
+        world.drop(world.clients[f"m{number}"].connection, f"m{number}", tell=True)
+    world.settle()
+    for _ in range(10):
+        world.publish("p", "jobs/1", 1)
+    world.settle()
+    for number in range(2):
+        world.attach(f"m{number}", world.ids[1 - number])
+        world.settle()
+    received = [payload for name in ("m0", "m1") for payload, _, _ in world.clients[name].received]
+    assert sorted(received) == sorted(world.clients["p"].sent)

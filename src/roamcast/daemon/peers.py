@@ -13,7 +13,7 @@ import logging
 import random
 import secrets
 import socket
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -33,6 +33,8 @@ log = logging.getLogger("roamcast.peers")
 
 STRANGERS_MAX = 64
 """Connections at once that have not proved yet who they are."""
+STRANGERS_PER_HOST_MAX = 16
+"""Of these from one host, so that nobody alone keeps the others out."""
 REFUSED_FACTOR = 4
 """After a refusal the pause is so many times the longest one: somebody has to change something first."""
 STABLE_S = 1.0
@@ -124,6 +126,8 @@ class Peers:
         """Set to end a dialer's pause."""
         self._shaking: set[asyncio.Task[None]] = set()
         """Handshakes that are not over, of strangers and of those who were dialed."""
+        self._strangers: Counter[str] = Counter()
+        """By host, those who have connected and whose handshake is not over."""
         self._connections: set[Connection] = set()
         self._slots: dict[str, Connection] = {}
         """The connection to each peer: up, or about to be."""
@@ -243,10 +247,20 @@ class Peers:
 
     async def _admit(self, accepted: socket.socket, address: str) -> None:
         """Someone has connected."""
+        host = split_endpoint(address)[0]
+        self._strangers[host] += 1
+        try:
+            await self._receive(accepted, address, host)
+        finally:
+            self._strangers[host] -= 1
+            if not self._strangers[host]:
+                del self._strangers[host]
+
+    async def _receive(self, accepted: socket.socket, address: str, host: str) -> None:
         why = ""
-        if len(self._shaking) > STRANGERS_MAX:
+        if len(self._shaking) > STRANGERS_MAX or self._strangers[host] > STRANGERS_PER_HOST_MAX:
             why = "too many connections at once that have not said who they are"
-        elif not (self._own.secret or self._contexts or is_loopback(split_endpoint(address)[0])):
+        elif not (self._own.secret or self._contexts or is_loopback(host)):
             why = "without a secret or TLS, links are for this machine alone"
         if why:
             accepted.close()
@@ -261,7 +275,7 @@ class Peers:
             except (OSError, TimeoutError) as error:
                 why = f"TLS failed: {getattr(error, 'reason', None) or error or 'no answer'}"
         if why:
-            self._complain(split_endpoint(address)[0], f"a stranger at {address}", why, logging.WARNING)
+            self._complain(host, f"a stranger at {address}", why, logging.WARNING)
         else:
             await self._shake(connection)
 

@@ -99,7 +99,7 @@ class Keeper(Protocol):
         """Send the retained messages that a new subscription wants."""
 
     def join(self, client: str, subscription: Subscription) -> None:
-        """A client takes part in a shared subscription, or has come here with it."""
+        """A client takes part in a shared subscription; or comes here with it, or connects, or goes away."""
 
     def leave(self, client: str, subscription: Subscription) -> None: ...
 
@@ -164,13 +164,21 @@ class Endpoint:
         session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
         self.sessions[client] = session
         session.since = self.now
-        for subscription in session.subscriptions.values():
-            if subscription.group:
-                self.keeper.join(client, subscription)
+        self._join_groups(session)
         if client not in self._attaching:
             self._begin_expiry(session)
         if PROVISIONAL + client in self.sessions:
             self._reunite(client, session)
+
+    def is_connected(self, client: str) -> bool:
+        session = self.sessions.get(client)
+        return session is not None and session.connection != 0
+
+    def _join_groups(self, session: MqttSession) -> None:
+        """Say of its shared subscriptions where it is, and whether it is connected."""
+        for subscription in session.subscriptions.values():
+            if subscription.group:
+                self.keeper.join(session.client, subscription)
 
     def ended(self, client: str) -> None:
         self._publish_will(client)
@@ -243,6 +251,7 @@ class Endpoint:
             return
         session.connection, session.timer, session.since = connection.id, 0, self.now
         session.plans.clear()
+        self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
         present = self._present.pop(client, True)
@@ -471,6 +480,8 @@ class Endpoint:
             return
         connection.session = None
         session.connection, session.since = 0, self.now
+        if self.sessions.get(client) is session:
+            self._join_groups(session)
         session.in_flight.rewind()
         self._begin_expiry(session)
         will = connection.connect.will

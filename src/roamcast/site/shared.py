@@ -1,10 +1,11 @@
 """Shared subscriptions: one broker owns each group and filter, and picks the member for each notification.
 
 Which broker that is follows from the names alone, so all brokers agree on it. The
-owner subscribes once, for the whole group. What it sends to a member goes to the
-broker where the member was; if the member's session has moved on, it comes back and
-another member gets it. So a notification is delivered to one member, whatever
-moves; no order is promised.
+owner subscribes once, for the whole group. Members that are connected come first: the
+owner hears of it when they come and go, and only while nobody is there it chooses among
+all of them. What it sends to a member goes to the broker where the member was; if the
+member's session has moved on, it comes back and another member gets it. So a
+notification is delivered to one member, whatever moves; no order is promised.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class GroupJoin(Message, frozen=True):
     filter: str
     client: str
     broker: str
+    is_there: bool
+    """Whether it is connected."""
     cause: ClassVar[Cause] = "subscribe"
 
 
@@ -83,6 +86,7 @@ class Takes(Message, frozen=True):
     filter: str
     client: str
     joins: bool
+    is_there: bool = False
     cause: ClassVar[Cause] = "subscribe"
 
 
@@ -91,6 +95,8 @@ class SharedSubscriptions:
         self._broker = broker
         self._groups: dict[Key, dict[str, str]] = {}
         """Of the groups owned here: member to the broker of its session."""
+        self._there: dict[Key, dict[str, None]] = {}
+        """Of these the members that are connected."""
         self._turns: dict[Key, int] = {}
         self._waiting: dict[Key, list[Burst]] = {}
         """What came back while every member was on its way to another broker."""
@@ -115,18 +121,23 @@ class SharedSubscriptions:
     # --- members ---
 
     def on_takes(self, sender: str, message: Takes) -> None:
-        kind = GroupJoin if message.joins else GroupLeave
         owner = self.owner_of(message.group, message.filter)
-        self._broker.send(owner, kind(message.group, message.filter, message.client, self._broker.id))
+        member = (message.group, message.filter, message.client, self._broker.id)
+        told = GroupJoin(*member, message.is_there) if message.joins else GroupLeave(*member)
+        self._broker.send(owner, told)
 
     def on_join(self, sender: str, message: GroupJoin) -> None:
         key = (message.group, message.filter)
         if key not in self._groups:
-            self._groups[key] = {}
+            self._groups[key], self._there[key] = {}, {}
             self._turns[key] = 0
             filter = parse(message.filter)
             self._broker.router.subscribe(_collector(key), filter, _name(key), "subscribe")
         self._groups[key][message.client] = message.broker
+        if message.is_there:
+            self._there[key][message.client] = None
+        else:
+            self._there[key].pop(message.client, None)
         for burst in self._waiting.pop(key, ()):
             self._hand_out(key, burst)
 
@@ -136,8 +147,9 @@ class SharedSubscriptions:
         if members is None or members.get(message.client) != message.broker:
             return
         del members[message.client]
+        self._there[key].pop(message.client, None)
         if not members:
-            del self._groups[key], self._turns[key]
+            del self._groups[key], self._there[key], self._turns[key]
             self._waiting.pop(key, None)
             filter = parse(message.filter)
             self._broker.router.unsubscribe(_collector(key), filter, _name(key), "subscribe")
@@ -151,22 +163,20 @@ class SharedSubscriptions:
             self._hand_out(key, burst.part(position, position + 1))
 
     def _hand_out(self, key: Key, burst: Burst) -> None:
-        members = list(self._groups.get(key, ()))
+        if key not in self._groups:
+            return
+        members = list(self._there[key])
         if isinstance(burst, Fleeting):
             # What promises nothing may not change whose turn it is: that is in the journal.
             turn = crc32(burst.bodies[0])
-            members = [client for client in members if self._may_be_there(key, client)]
-        elif members:
+        else:
+            members = members or list(self._groups[key])
+            if not members:
+                self._waiting.setdefault(key, []).append(burst)
             turn = self._turns[key] = self._turns[key] + 1
-        elif key in self._groups:
-            self._waiting.setdefault(key, []).append(burst)
         if members:
             client = members[turn % len(members)]
             self._broker.send(self._groups[key][client], GroupDeliver(*key, client, burst))
-
-    def _may_be_there(self, key: Key, client: str) -> bool:
-        """Whether a member is attached, as far as this broker can know."""
-        return self._groups[key][client] != self._broker.id or self._broker.is_attached(client)
 
     def on_deliver(self, sender: str, message: GroupDeliver) -> None:
         broker, burst, client = self._broker, _marked(message.burst), message.client
@@ -184,6 +194,7 @@ class SharedSubscriptions:
         members = self._groups.get(key, {})
         if members.get(message.client) == message.broker:
             del members[message.client]
+            self._there[key].pop(message.client, None)
         self._hand_out(key, message.burst)
 
 

@@ -255,7 +255,8 @@ class Site:
         self.endpoint.inputs.append(Told(RecallAnnounced(client, filter, identifier)))
 
     def join(self, client: str, subscription: Subscription) -> None:
-        takes = Takes(subscription.group, subscription.filter, client, joins=True)
+        is_there = self.endpoint.is_connected(client)
+        takes = Takes(subscription.group, subscription.filter, client, joins=True, is_there=is_there)
         self.endpoint.inputs.append(Told(takes))
 
     def leave(self, client: str, subscription: Subscription) -> None:
