@@ -116,6 +116,17 @@ def test_answers_to_unknown_packet_ids(broker: BrokerProcess, version: int) -> N
         client.ping()
 
 
+def test_a_pubcomp_before_its_pubrec(broker: BrokerProcess) -> None:
+    """PUBCOMP answers a PUBREL (section 4.3.3), and there was none yet: what the client has is not known."""
+    with Raw(broker, "hasty") as client, Raw(broker, "writer") as writer:
+        client.subscribe("hasty")
+        client.acknowledges = False
+        writer.publish("hasty", b"x", 2)
+        (message,) = client.take(1)
+        client.send(packets.Pubcomp(message.packet_id))
+        assert client.end() == Reason.PROTOCOL_ERROR
+
+
 def test_order_of_one_publisher(broker: BrokerProcess) -> None:
     """[4.6.0-6]"""
     with Raw(broker, "reader") as reader, Raw(broker, "writer") as writer:

@@ -177,7 +177,7 @@ class Mqtt(Section, frozen=True):
     """The longest client id."""
     topic_bytes_max: Annotated[int, Meta(ge=1, le=65_535)] = 4096
     """The longest topic and topic filter."""
-    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 64
+    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 256
     """How many levels a topic or topic filter may have."""
     user_properties_max: Annotated[int, Meta(ge=0, le=65_535)] = 64
     """How many user properties one packet may carry."""

@@ -77,7 +77,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     sessions_max: int = 100_000
     qos_max: int = 2
     topic_bytes_max: int = 4096
-    topic_levels_max: int = 64
+    topic_levels_max: int = 256
     user_properties_max: int = 64
     """Of one PUBLISH."""
     shared: bool = True
@@ -369,7 +369,7 @@ class Endpoint:
             case packets.Puback():
                 connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 1))
             case packets.Pubcomp():
-                connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 2))
+                connection.acknowledged(self, session.in_flight.complete(packet.packet_id))
             case packets.Pubrec():
                 self._on_pubrec(connection, session, packet)
             case packets.Pubrel():

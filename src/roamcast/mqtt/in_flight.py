@@ -169,8 +169,14 @@ class InFlight:
             sequence = self._take_early(sequence)
         return sequence
 
+    def complete(self, packet_id: int) -> int:
+        """PUBCOMP: as `acknowledge`, for what PUBREC has come for."""
+        if packet_id not in self._released and self._find(packet_id) is not None:
+            raise protocol_error(f"packet id {packet_id}: PUBCOMP came before PUBREC")
+        return self.acknowledge(packet_id, 2)
+
     def acknowledge(self, packet_id: int, qos: int) -> int:
-        """PUBACK or PUBCOMP: the last sequence up to which everything is acknowledged now, or 0."""
+        """PUBACK, or the end of QoS 2: the last sequence up to which all is acknowledged now, or 0."""
         is_expected = packet_id == self.expected
         run = self._runs[0] if is_expected else self._find(packet_id)
         if run is not None and run.qos != qos:
