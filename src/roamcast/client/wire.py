@@ -88,7 +88,7 @@ class Wire(asyncio.Protocol):
 async def open_wire(address: Address, listener: Listener, context: ssl.SSLContext | None) -> Wire:
     """Connect, or raise ConnectError."""
     loop = asyncio.get_running_loop()
-    options: dict[str, Any] = {"ssl": context} if address.is_tls else {}
+    options: dict[str, Any] = {"ssl": context or ssl.create_default_context()} if address.is_tls else {}
     try:
         _, wire = await loop.create_connection(lambda: Wire(listener), address.host, address.port, **options)
     except ssl.SSLCertVerificationError as error:

@@ -99,7 +99,7 @@ def draw_departure_arrival(traces: Sequence[Trace], title: str, setting: str) ->
         figure.subplots_adjust(left=0.065, right=0.985, top=0.755, bottom=0.195, wspace=0.07)
         panels = figure.subplots(1, len(traces), sharex=True, sharey=True, squeeze=False)[0]
         for axes, trace in zip(panels, traces, strict=True):
-            _draw_trace(axes, trace)
+            draw_trace(axes, trace)
         panels[0].set_ylabel("arrived at the client, time in s")
         figure.text(0.065, 0.95, title, fontsize=15, fontweight="bold", va="center")
         figure.text(0.065, 0.895, setting, fontsize=10, color="#5b6975", va="center")
@@ -110,7 +110,7 @@ def draw_departure_arrival(traces: Sequence[Trace], title: str, setting: str) ->
     return figure
 
 
-def _draw_trace(axes: Axes, trace: Trace) -> None:
+def draw_trace(axes: Axes, trace: Trace) -> None:
     times_s = [published_s for published_s, _ in trace.notifications]
     end_s = max(times_s[-1], *(arrived_s for _, arrived_s in trace.notifications if arrived_s is not None))
     axes.set_title(trace.label, loc="left", fontsize=11.5, fontweight="bold", pad=23)

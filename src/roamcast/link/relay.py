@@ -123,6 +123,12 @@ class SlowLink(TcpRelay):
         self.profile = profile
         self.channels = (Channel(profile.up, random), Channel(profile.down, random))
 
+    def beside(self, target: int) -> SlowLink:
+        """A relay to another port there over this very link: one radio carries everything."""
+        other = SlowLink(target, self.profile, lambda: 0.0, self.host)
+        other.channels = self.channels
+        return other
+
     async def prepare(self) -> None:
         """TCP's greeting goes over the link, once in each direction."""
         loop = asyncio.get_running_loop()

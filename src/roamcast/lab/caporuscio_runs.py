@@ -1,0 +1,278 @@
+"""One trip of a mobile client over real foreign brokers, and many of them at once.
+
+Three servers and two proxies on loopback; the publisher is at the hub, the client moves from site a to
+site b. Over the slow link everything of the client goes, to the brokers and to the proxies. Trips wait
+much more than they work, so many of them share the servers, each with topics of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network
+from roamcast.bench.processes import HOST, free_port
+from roamcast.lab.sweep import Row
+from roamcast.link.channel import find_profile
+from roamcast.link.relay import SlowLink
+from roamcast.proxy.adapter import Adapter, ForeignMessage
+from roamcast.proxy.client import Options, RoamingClient, SyncOption
+from roamcast.proxy.config import Broker, Buffers, Config, Listener, Neighbour, Peers, Ping
+from roamcast.proxy.driver import ProxyServer
+
+COPIES = {"activemq", "mosquitto"}
+"""Systems that deliver a message once for each subscription that it matches; the others once."""
+WILDCARDS = 7
+"""Levels of a topic, each of which a filter may leave open: so up to 128 filters match it."""
+WARM_UP = -1
+SETTLE_S = 0.3
+PATIENCE_S = 600.0
+QUIET_S = {"wired": 1.5, "gprs": 10.0}
+"""When nothing has come for so long after the end, nothing more will."""
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One migration: what decides how it goes."""
+
+    system: str
+    option: SyncOption
+    subscriptions: int
+    per_s: float
+    link: str = "wired"
+    number: int = 1
+    before_s: float = 3.0
+    away_s: float = 10.0
+    after_s: float = 3.0
+    is_unique: bool = False
+    """Whether the client leaves out copies that it can recognise; the paper's does not."""
+
+    @property
+    def name(self) -> str:
+        what = f"{self.system} {self.option} s={self.subscriptions} p={self.per_s:g} {self.link}"
+        return f"{what} number={self.number}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trips over one network of servers."""
+
+    system: str
+    trips: tuple[Trip, ...]
+    at_once: int = 24
+
+    @property
+    def name(self) -> str:
+        return f"{len(self.trips)} trips over {self.system}, such as {self.trips[0].name}"
+
+    @property
+    def cost(self) -> float:
+        return float(len(self.trips))
+
+
+def measure(batch: Batch) -> Row:
+    """The rows of all trips, in order."""
+    with TemporaryDirectory(prefix="roamcast-trips-") as folder:
+        path = Path(folder)
+        with foreign_network(batch.system, path / "brokers") as network:
+            return {"system": batch.system, "trips": asyncio.run(_measure(network, path, batch))}
+
+
+async def _measure(network: ForeignNetwork, folder: Path, batch: Batch) -> list[Row]:
+    async with AsyncExitStack() as stack:
+        publisher = network.adapter("hub")
+        await publisher.open()
+        stack.push_async_callback(publisher.close)
+        sites = {site: free_port() for site in ("a", "b")}
+        for site in sites:
+            proxy = ProxyServer(proxy_config(network, folder, site, sites))
+            await proxy.start()
+            stack.push_async_callback(proxy.stop)
+        turns = asyncio.Semaphore(batch.at_once)
+        trips = [_Traveller(network, publisher, sites, trip, number) for number, trip in enumerate(batch.trips)]
+        return list(await asyncio.gather(*(trip.travel(turns) for trip in trips)))
+
+
+def proxy_config(network: ForeignNetwork, folder: Path, site: str, sites: dict[str, int]) -> Config:
+    others = [Neighbour(site=one, address=f"{HOST}:{port}") for one, port in sites.items() if one != site]
+    return Config(
+        site=site,
+        data=str(folder / f"proxy-{site}"),
+        broker=Broker(kind=network.kind, url=network.url(site)),
+        listener=Listener(port=sites[site]),
+        proxies=tuple(others),
+        peers=Peers(secret="only among proxies of a lab"),
+        buffers=Buffers(bytes_max=1 << 28),
+        ping=Ping(timeout_s=120.0),
+    )
+
+
+def filters_of(system: str, tag: str, count: int) -> tuple[str, list[str], dict[str, str]]:
+    """A topic, so many filters that all match it, and the headers that they look at."""
+    if system == "activemq":
+        return tag, [f"{tag}?colour <> 'c{number}'" for number in range(count)], {"colour": "x"}
+    separator, wildcard = (".", "*") if system == "nats" else ("/", "+")
+    levels = [tag, *"abcdefg"]
+    filters = []
+    for number in range(count):
+        opened = [wildcard if number >> place & 1 else levels[place + 1] for place in range(WILDCARDS)]
+        filters.append(separator.join([tag, *opened]))
+    return separator.join(levels), filters, {}
+
+
+@dataclass
+class _Traveller:
+    """A publisher and a client, from the first attach to the last arrival."""
+
+    network: ForeignNetwork
+    publisher: Adapter
+    proxies: dict[str, int]
+    trip: Trip
+    place: int
+    departures: list[float] = field(default_factory=list)
+    arrivals: list[tuple[int, float]] = field(default_factory=list)
+
+    async def travel(self, turns: asyncio.Semaphore) -> Row:
+        async with turns, AsyncExitStack() as stack:
+            self.random = random.Random(f"{self.trip.name}")
+            self.topic, filters, self.headers = filters_of(
+                self.trip.system, f"t{self.place}", self.trip.subscriptions
+            )
+            client = await self._client(stack)
+            stack.push_async_callback(client.close)
+            await client.move_in("a")
+            for filter in filters:
+                await client.subscribe(filter)
+            reader = asyncio.create_task(self._read(client))
+            stack.callback(reader.cancel)
+            await self._warm_up()
+            return await self._travel(client, stack)
+
+    async def _client(self, stack: AsyncExitStack) -> RoamingClient:
+        trip, network = self.trip, self.network
+        brokers, proxies = dict(network.ports), dict(self.proxies)
+        if trip.link != "wired":
+            radio = SlowLink(brokers["a"], find_profile(trip.link), self.random.random)
+            relays = {"a": radio, "b": radio.beside(brokers["b"])}
+            behind = {site: radio.beside(port) for site, port in proxies.items()}
+            for relay in [*relays.values(), *behind.values()]:
+                await relay.start()
+                stack.push_async_callback(relay.close)
+            brokers |= {site: relay.port for site, relay in relays.items()}
+            proxies |= {site: relay.port for site, relay in behind.items()}
+        options = Options(
+            sync=trip.option, is_unique=trip.is_unique, move_timeout_s=PATIENCE_S, ping_timeout_s=120.0
+        )
+        return RoamingClient(
+            f"trip-{self.place}", {site: f"{HOST}:{port}" for site, port in proxies.items()}, options,
+            adapter=lambda welcome: network.adapter(welcome.site, brokers[welcome.site]),
+        )  # fmt: skip
+
+    async def _read(self, client: RoamingClient) -> None:
+        loop = asyncio.get_running_loop()
+        async for message in client:
+            self.arrivals.append((int(message.body), loop.time()))
+
+    async def _publish(self, number: int) -> None:
+        await self.publisher.publish(ForeignMessage(self.topic, b"%d" % number, self.headers))
+
+    async def _warm_up(self) -> None:
+        """Until the subscriptions are known at the hub: how the first attach goes is not measured."""
+        while not self.arrivals:
+            await self._publish(WARM_UP)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(SETTLE_S + self.random.random() / self.trip.per_s)
+
+    async def _travel(self, client: RoamingClient, stack: AsyncExitStack) -> Row:
+        loop, trip = asyncio.get_running_loop(), self.trip
+        began = loop.time()
+        publishing = asyncio.create_task(self._publish_all(began))
+        stack.callback(publishing.cancel)
+        # The phase of the moves against the publications differs from trip to trip.
+        await asyncio.sleep(trip.before_s + self.random.random() / trip.per_s)
+        left = loop.time()
+        await client.move_out()
+        detached = loop.time()
+        await asyncio.sleep(trip.away_s)
+        attached = loop.time()
+        moved = await client.move_in("b")
+        here = loop.time()
+        await asyncio.sleep(trip.after_s)
+        publishing.cancel()
+        with suppress(asyncio.CancelledError):
+            await publishing
+        await self._wait_for_the_last()
+        return {
+            **self._count(began, detached, attached),
+            "left_s": left - began,
+            "attached_s": attached - began,
+            "move_out_s": detached - left,
+            "move_in_s": here - attached,
+            "downloaded": moved.downloaded,
+            "troubles": [*moved.missing, *moved.lost],
+        }
+
+    async def _publish_all(self, began: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            number = len(self.departures)
+            await asyncio.sleep(max(began + number / self.trip.per_s - loop.time(), 0))
+            self.departures.append(loop.time())
+            # Cut off in the middle it would be neither published nor not.
+            await asyncio.shield(asyncio.ensure_future(self._publish(number)))
+
+    async def _wait_for_the_last(self) -> None:
+        loop = asyncio.get_running_loop()
+        quiet_s = QUIET_S[self.trip.link]
+        heard, count = loop.time(), -1
+        while loop.time() - heard < quiet_s:
+            if len(self.arrivals) != count:
+                heard, count = loop.time(), len(self.arrivals)
+            if self._copies_of(len(self.departures) - 1) >= self._expected:
+                return
+            await asyncio.sleep(0.05)
+
+    def _copies_of(self, number: int) -> int:
+        return sum(found == number for found, _ in self.arrivals[-2 * self._expected :])
+
+    @property
+    def _expected(self) -> int:
+        """Copies of each publication, without a move."""
+        has_copies = self.trip.system in COPIES and not self.trip.is_unique
+        return self.trip.subscriptions if has_copies else 1
+
+    def _count(self, began: float, detached: float, attached: float) -> Row:
+        copies = Counter(number for number, _ in self.arrivals)
+        first: dict[int, float] = {}
+        for number, at in self.arrivals:
+            first.setdefault(number, at - began)
+        published = range(len(self.departures))
+        away = [number for number in published if detached < self.departures[number] < attached]
+        lost = [number for number in published if not copies[number]]
+        extra = [max(copies[number] - self._expected, 0) for number in published]
+        order = [number for number, _ in self.arrivals if number >= 0]
+        trip = self.trip
+        return {
+            "system": trip.system, "option": trip.option, "link": trip.link, "s": trip.subscriptions,
+            "p": trip.per_s, "number": trip.number, "unique": trip.is_unique,
+            "published": len(published), "away": len(away), "lost": len(lost),
+            "lost_away": len(set(lost) & set(away)),
+            "lost_copies": sum(max(self._expected - copies[number], 0) for number in published),
+            "duplicates": sum(count > 0 for count in extra), "duplicate_copies": sum(extra),
+            "out_of_order": sum(later < earlier for earlier, later in zip(order, order[1:], strict=False)),
+            "trace": [[self.departures[number] - began, first.get(number)] for number in published],
+        }  # fmt: skip
+
+
+def batches(trips: Sequence[Trip], at_once: int = 24) -> list[Batch]:
+    """One for each system, the longest trips first."""
+    systems = dict.fromkeys(trip.system for trip in trips)
+    return [
+        Batch(system, tuple(trip for trip in trips if trip.system == system), at_once) for system in systems
+    ]
