@@ -9,6 +9,7 @@ CLAIMS = {
     *(f"G{number}" for number in range(1, 16)),
     *(f"F{number}" for number in range(1, 9)),
     *(f"A{number}" for number in range(7, 11)),
+    *(f"C{number}" for number in range(1, 7)),
     "N1",
 }
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -95,7 +96,9 @@ async def _measure(network: ForeignNetwork, folder: Path, batch: Batch) -> list[
             await proxy.start()
             stack.push_async_callback(proxy.stop)
         turns = asyncio.Semaphore(batch.at_once)
-        trips = [_Traveller(network, publisher, sites, trip, number) for number, trip in enumerate(batch.trips)]
+        trips = [
+            _Traveller(network, publisher, sites, trip, number) for number, trip in enumerate(batch.trips)
+        ]
         return list(await asyncio.gather(*(trip.travel(turns) for trip in trips)))
 
 
@@ -265,7 +268,7 @@ class _Traveller:
             "lost_away": len(set(lost) & set(away)),
             "lost_copies": sum(max(self._expected - copies[number], 0) for number in published),
             "duplicates": sum(count > 0 for count in extra), "duplicate_copies": sum(extra),
-            "out_of_order": sum(later < earlier for earlier, later in zip(order, order[1:], strict=False)),
+            "out_of_order": sum(later < earlier for earlier, later in pairwise(order)),
             "trace": [[self.departures[number] - began, first.get(number)] for number in published],
         }  # fmt: skip
 

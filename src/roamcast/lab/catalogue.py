@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import roamcast.lab.amozarrain_radio
+import roamcast.lab.caporuscio
 import roamcast.lab.comparison
 import roamcast.lab.fiege
 import roamcast.lab.fiege_location

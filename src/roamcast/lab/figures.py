@@ -110,7 +110,7 @@ def draw_departure_arrival(traces: Sequence[Trace], title: str, setting: str) ->
     return figure
 
 
-def draw_trace(axes: Axes, trace: Trace) -> None:
+def draw_trace(axes: Axes, trace: Trace, *, has_note: bool = True) -> None:
     times_s = [published_s for published_s, _ in trace.notifications]
     end_s = max(times_s[-1], *(arrived_s for _, arrived_s in trace.notifications if arrived_s is not None))
     axes.set_title(trace.label, loc="left", fontsize=11.5, fontweight="bold", pad=23)
@@ -128,7 +128,8 @@ def draw_trace(axes: Axes, trace: Trace) -> None:
     axes.scatter(
         lost_s, lost_s, marker="x", s=30, linewidths=1.4, color=LOST, zorder=3, label="lost: never arrived"
     )
-    _note(axes, trace)
+    if has_note:
+        _note(axes, trace)
     axes.set_xlabel("published, time in s")
     axes.set_xlim(0, end_s + 0.5)
     axes.set_ylim(0, end_s + 0.5)

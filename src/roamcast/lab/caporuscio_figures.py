@@ -1,0 +1,122 @@
+"""Figures 8 to 11 and table 3 of Caporuscio et al. 2003, drawn from measured trips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from roamcast.lab.curves import Pen, curves_of, draw
+from roamcast.lab.figures import Trace, draw_trace
+from roamcast.lab.sweep import Row
+
+NAMES = {"mosquitto": "Mosquitto", "nats": "NATS", "activemq": "ActiveMQ", "roamcast": "Roamcast"}
+WORDS = {"none": "no service", "basic": "basic service", "delay": "delay option", "ping": "ping option"}
+PENS = {
+    "basic": Pen("basic", "#1f6fb2", "o"),
+    "ping": Pen("with ping", "#c8372d", "s"),
+}
+
+
+def draw_fig8(figure: Figure, rows: Sequence[Row]) -> None:
+    """One system over the slow link, without and with the service; NATS stands for Siena."""
+    slow = [row for row in rows if row["link"] == "gprs"]
+    systems = [system for system in ("nats", *NAMES) if any(row["system"] == system for row in slow)]
+    if not systems:
+        return
+    chosen = [row for row in slow if row["system"] == systems[0]]
+    panels(figure, [chosen], ["none", "basic"])
+    finish(figure, "End-to-end effect of the mobility service over GPRS, figure 8", traced(chosen))
+
+
+def draw_systems(figure: Figure, rows: Sequence[Row], link: str, options: Sequence[str]) -> None:
+    """A line of panels for each option, a column for each system."""
+    systems = [
+        [row for row in rows if row["link"] == link and row["system"] == system]
+        for system in NAMES
+        if any(row["system"] == system and row["link"] == link for row in rows)
+    ]
+    if not systems:
+        return
+    panels(figure, systems, options)
+    number = {"wired": "9", "gprs": "11"}[link]
+    finish(figure, f"Departures and arrivals, {link}, figure {number}", traced(systems[0]))
+
+
+def panels(figure: Figure, systems: Sequence[Sequence[Row]], options: Sequence[str]) -> None:
+    across = len(systems) > 1
+    lines, columns = (len(options), len(systems)) if across else (1, len(options))
+    figure.set_size_inches(4.1 * columns + 0.6, 3.7 * lines + 1.1)
+    grid: Any = figure.subplots(lines, columns, squeeze=False)
+    for column, found in enumerate(systems):
+        for line, option in enumerate(options):
+            axes: Axes = grid[line][column] if across else grid[0][line]
+            row = traced([one for one in found if one["option"] == option])
+            if row is not None:
+                draw_trace(axes, trace_of(row), has_note=False)
+                axes.set_ylabel("arrived, time in s")
+
+
+def traced(rows: Sequence[Row]) -> Row | None:
+    """The trip that is drawn: that of the most subscriptions, and of the rate nearest to the paper's."""
+    if not rows:
+        return None
+    return max(rows, key=lambda row: (row["s"], -abs(row["p"] - 2.0), -row["number"]))
+
+
+def trace_of(row: Row) -> Trace:
+    label = f"{NAMES[row['system']]}, {WORDS[row['option']]}: {row['lost']} of {row['published']} lost"
+    points = tuple((published, arrived) for published, arrived in row["trace"])
+    return Trace(label, points, row["left_s"], row["attached_s"])
+
+
+def finish(figure: Figure, title: str, row: Row | None) -> None:
+    setting = f"s = {row['s']}, p = {row['p']:g} per second" if row is not None else ""
+    figure.suptitle(f"{title}\n{setting}", x=0.02, ha="left", fontsize=12, fontweight="bold")
+    figure.tight_layout()
+
+
+def draw_fig10(figure: Figure, rows: Sequence[Row]) -> None:
+    """Duplicates against subscriptions, a column for each system, at the rate where most is to be seen."""
+    systems = [system for system in NAMES if any(row["system"] == system for row in rows)]
+    rates = sorted({row["p"] for row in rows})
+    figure.set_size_inches(3.7 * max(len(systems), 1) + 0.8, 2.9 * len(rates) + 0.9)
+    grid: Any = figure.subplots(len(rates), max(len(systems), 1), squeeze=False)
+    for line, rate in enumerate(rates):
+        for column, system in enumerate(systems):
+            axes: Axes = grid[line][column]
+            found = [row for row in rows if row["system"] == system and row["p"] == rate]
+            draw(axes, curves_of(found, "option", "s", "duplicates"), PENS)
+            axes.set_title(f"{NAMES[system]}, p = {rate:g} per second", loc="left", fontsize=10)
+            count_subscriptions(axes)
+            axes.set_ylabel("duplicates per move")
+            axes.set_ylim(bottom=0)
+    grid[0][0].legend(frameon=False, loc="upper left")
+    figure.suptitle("Duplicates upon a move, figure 10", x=0.02, ha="left", fontsize=12, fontweight="bold")
+    figure.tight_layout()
+
+
+def count_subscriptions(axes: Axes) -> None:
+    axes.set_xlabel("subscriptions s")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def draw_delays(figure: Figure, rows: Sequence[Row]) -> None:
+    """How long a move-in takes over the slow link."""
+    systems = [system for system in NAMES if any(row["system"] == system for row in rows)]
+    figure.set_size_inches(3.7 * max(len(systems), 1) + 0.8, 4.2)
+    grid: Any = figure.subplots(1, max(len(systems), 1), squeeze=False)
+    for axes, system in zip(grid[0], systems, strict=False):
+        found = [row for row in rows if row["system"] == system]
+        draw(axes, curves_of(found, "option", "s", "move_in_s"), PENS)
+        axes.set_title(NAMES[system], loc="left", fontsize=10)
+        count_subscriptions(axes)
+        axes.set_ylabel("move-in, s")
+        axes.set_ylim(bottom=0)
+    grid[0][0].legend(frameon=False, loc="upper left")
+    title = "Move-in over GPRS, p = 2 per second, table 3"
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
+    figure.tight_layout()
