@@ -11,6 +11,8 @@ CLAIMS = {
     *(f"A{number}" for number in range(7, 11)),
     *(f"C{number}" for number in range(1, 7)),
     "N1",
+    "R1",
+    "R2",
 }
 
 

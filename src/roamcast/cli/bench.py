@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
         "location", epilog=show_examples("roamcast bench location --subscriptions 10000 --json")
     )(location)
     group.command("pipeline", epilog=show_examples("roamcast bench pipeline --json"))(pipeline)
+    group.command("radio", epilog=show_examples("roamcast bench radio --brokers 32 --json"))(radio)
     group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
 
@@ -170,6 +171,28 @@ def show_pipeline(result: dict[str, Any]) -> None:
         print(f"{name.replace('_', ' ')}: {'holds' if holds else 'does not hold'}")
     for name, reason in result["skipped"].items():
         print(f"{name} is left out: {reason}")
+
+
+def radio(
+    brokers: Annotated[
+        int, typer.Option(help="The network C2, C4, C8, C16 or C32 by its number of brokers.")
+    ] = 32,
+    speed: Annotated[float, typer.Option(min=0.0, max=1000.0, help="Metres per second.")] = 8.0,
+    duration: Annotated[float, typer.Option(min=1.0, help="Seconds of virtual time.")] = 700.0,
+    seed: Annotated[int, typer.Option(min=0, help="What ways, shadowing and back-offs are drawn from.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Brokers and clients that move on a radio channel, under MFT-PubSub and AODV: seconds for a run."""
+    from roamcast.bench import radio as benchmark
+
+    with progress("simulating") as report:
+        result = benchmark.run(brokers, speed, duration, seed=seed, progress=report)
+    if as_json:
+        emit_json(result)
+        return
+    cases: Any = result.pop("cases")
+    table([name.replace("_", " ") for name in cases[0]], [list(case.values()) for case in cases])
+    table(["what", "value"], flat(result), title="bench radio")
 
 
 def journal(

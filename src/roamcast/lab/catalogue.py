@@ -12,6 +12,7 @@ import roamcast.lab.gaddah
 import roamcast.lab.gaddah_models
 import roamcast.lab.gaddah_movement
 import roamcast.lab.learned_neighbours
+import roamcast.lab.radio_model
 import roamcast.lab.wang  # noqa: F401
 from roamcast.lab.experiment import EXPERIMENTS, Experiment
 

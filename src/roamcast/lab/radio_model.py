@@ -1,0 +1,271 @@
+"""The radio model beside what is published about that radio, and why random walk was dropped. Claims R1, R2.
+
+Reception over distance is measured by stations that broadcast on the simulated channel, one at a time, and
+compared with what follows from the formulas: log-distance path loss, log-normal shadowing, and the error
+formula of IEEE 802.15.4 above the CC2420's sensitivity. Zuniga and Krishnamachari (2004) call the stretch in
+which links of one length are good or bad by chance the transitional region, and give its edges by the same
+formulas: where shadowing two deviations worse just leaves a link good, and two better just makes it usable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roamcast.lab import radio_model_figures as pictures
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.models.intervals import mean_interval
+from roamcast.simulator.radio.channel import EVERYONE, Channel
+from roamcast.simulator.radio.movement import Movement, RandomWalk, RandomWaypoint
+from roamcast.simulator.radio.parameters import RadioParameters
+from roamcast.simulator.radio.reception import (
+    Floats,
+    Shadowing,
+    expected_reception,
+    milliwatts,
+    packet_success,
+)
+from roamcast.simulator.radio.workload import SIDES_M
+
+PARAMETERS = RadioParameters()
+FRAME_BYTES = 51
+"""Of a notification with 32 bytes of content."""
+BIN_M = 5.0
+SIDE_M = 110.0
+STATIONS = 60
+
+R1 = Claim(
+    "R1", "shape",
+    "(ours) packet reception over distance: the simulated channel agrees with the published formulas for the "
+    "CC2420, and has their three regions: connected, transitional, disconnected",
+)  # fmt: skip
+R2 = Claim(
+    "R2", "order",
+    "random walk does not let nodes cover the whole area, and leaves them in a few clusters; random waypoint "
+    "does (Amozarrain 2021, section 4.5.2)",
+)  # fmt: skip
+
+FLAT = replace(PARAMETERS, shadowing_db=0.0, asymmetry_db=0.0)
+
+AGREE_MAX = 0.03
+"""The largest difference allowed between measured and expected reception, over all distances."""
+CONNECTED_MIN, DISCONNECTED_MAX = 0.95, 0.05
+
+
+FRAMES = 10
+"""Of each station at each place; more places tell more than more frames, since a link is good or bad."""
+
+
+@dataclass(frozen=True)
+class ReceptionJob:
+    seed: int
+    placements: int
+
+    @property
+    def name(self) -> str:
+        return f"reception seed={self.seed}"
+
+    @property
+    def cost(self) -> float:
+        return float(self.placements)
+
+
+def measure_reception(job: ReceptionJob) -> Row:
+    """By distance: how many links there were, and which share of the frames they received."""
+    rng = np.random.default_rng([job.seed, 7])
+    bins = int(SIDE_M / BIN_M)
+    totals = {name: np.zeros(bins) for name in ("links", "received", "mixed", "expected")}
+    for _ in range(job.placements):
+        positions = rng.uniform(0.0, SIDE_M, (STATIONS, 2))
+        share = received_share(Channel(PARAMETERS, positions, Shadowing(PARAMETERS, SIDE_M, rng), rng))
+        distance_m = np.linalg.norm(positions[:, None] - positions[None, :], axis=2)
+        links = (distance_m > 0.0) & (distance_m < bins * BIN_M)
+        index = (distance_m[links] / BIN_M).astype(int)
+        values = share[links]
+        mixed = (values > 0.1) & (values < 0.9)
+        expected = np.interp(distance_m[links], DISTANCES_M, EXPECTED)
+        for name, weights in (
+            ("links", None),
+            ("received", values),
+            ("mixed", mixed),
+            ("expected", expected),
+        ):
+            totals[name] += np.bincount(index, weights, minlength=bins)
+    return {"seed": job.seed} | {
+        f"{name}_{index}": float(values[index]) for name, values in totals.items() for index in range(bins)
+    }
+
+
+def received_share(channel: Channel) -> Floats:
+    """Each in turn broadcasts `FRAMES` frames; which share each other has received."""
+    received = np.zeros((STATIONS, STATIONS))
+    air_s, now = PARAMETERS.air_s(FRAME_BYTES), 0.0
+    for sender in range(STATIONS):
+        for _ in range(FRAMES):
+            frame = channel.begin(now, sender, EVERYONE, air_s)
+            now += air_s
+            received[sender, channel.end(now, frame)] += 1
+    return received / FRAMES
+
+
+DISTANCES_M = np.linspace(0.5, 160.0, 320)
+EXPECTED = [expected_reception(PARAMETERS, float(one), FRAME_BYTES) for one in DISTANCES_M]
+
+
+@dataclass(frozen=True)
+class CoverageJob:
+    model: str
+    speed: float
+    seed: int
+    duration_s: float = 700.0
+
+    @property
+    def name(self) -> str:
+        return f"coverage {self.model} {self.speed:g} m/s seed={self.seed}"
+
+    @property
+    def cost(self) -> float:
+        return self.duration_s / 100.0
+
+
+MODELS: dict[str, type[RandomWaypoint] | type[RandomWalk]] = {
+    "random walk": RandomWalk,
+    "random waypoint": RandomWaypoint,
+}
+
+
+def measure_coverage(job: CoverageJob) -> Row:
+    """How much of the area a station has been in, and how many others are within 20 m of it."""
+    side_m, stations = SIDES_M[32], 66
+    rng = np.random.default_rng([job.seed, 11])
+    movement: Movement = MODELS[job.model](stations, side_m, job.speed, rng)
+    across = int(side_m / BIN_M)
+    visited = np.zeros((stations, across * across), dtype=bool)
+    path_m = []
+    started = movement.positions_m.copy()
+    for _ in range(int(job.duration_s)):
+        movement.advance(1.0)
+        cell = np.minimum((movement.positions_m / BIN_M).astype(int), across - 1)
+        visited[np.arange(stations), cell[:, 0] * across + cell[:, 1]] = True
+        path_m.append(float(np.linalg.norm(movement.positions_m - started, axis=1).mean()))
+    return {
+        "model": job.model,
+        "speed": job.speed,
+        "seed": job.seed,
+        "covered": float(visited.mean()),
+        "from_start_m": float(np.mean(path_m[len(path_m) // 2 :])),
+    }
+
+
+def experiment(quick: bool, sweep: Sweep) -> Findings:
+    seeds = range(1, 4 if quick else 11)
+    reception = sweep.run(measure_reception, [ReceptionJob(seed, 12 if quick else 60) for seed in seeds])
+    speeds = (2.0, 10.0) if quick else (2.0, 4.0, 6.0, 8.0, 10.0)
+    coverage = sweep.run(
+        measure_coverage,
+        [CoverageJob(model, speed, seed) for model in MODELS for speed in speeds for seed in seeds],
+    )
+    curve = reception_curve(reception)
+    return Findings(
+        [judge_r1(curve), judge_r2(coverage)],
+        {"reception": curve, "coverage": coverage},
+        {
+            "radio_reception": lambda figure: pictures.draw_reception(figure, curve, edges_m()),
+            "random_walk": lambda figure: pictures.draw_coverage(figure, coverage),
+        },
+    )
+
+
+def reception_curve(rows: Sequence[Row]) -> list[Row]:
+    """One row for each stretch of distance."""
+    curve = []
+    for index in range(int(SIDE_M / BIN_M)):
+        links = sum(row[f"links_{index}"] for row in rows)
+        if not links:
+            continue
+        used = [row for row in rows if row[f"links_{index}"]]
+        shares = [row[f"received_{index}"] / row[f"links_{index}"] for row in used]
+        low, high = mean_interval(shares) if len(shares) > 1 else (math.nan, math.nan)
+        curve.append(
+            {
+                "distance_m": (index + 0.5) * BIN_M,
+                "links": links,
+                "received": sum(row[f"received_{index}"] for row in rows) / links,
+                "low": low,
+                "high": high,
+                "expected": sum(row[f"expected_{index}"] for row in rows) / links,
+                "without_shadowing": expected_reception(FLAT, (index + 0.5) * BIN_M, FRAME_BYTES),
+                "mixed_links": sum(row[f"mixed_{index}"] for row in rows) / links,
+            }
+        )
+    return curve
+
+
+def edges_m() -> tuple[float, float]:
+    """Where the transitional region begins and ends: two deviations of shadowing to either side."""
+    deviation_db = math.hypot(PARAMETERS.shadowing_db, PARAMETERS.asymmetry_db / 2.0)
+    budget_db = PARAMETERS.power_dbm - PARAMETERS.sensitivity_dbm - PARAMETERS.path_loss_at_1m_db
+    per_decade_db = 10.0 * PARAMETERS.path_loss_exponent
+    begin, end = (10.0 ** ((budget_db + sign * 2.0 * deviation_db) / per_decade_db) for sign in (-1, 1))
+    return begin, end
+
+
+def judge_r1(curve: Sequence[Row]) -> Outcome:
+    begin_m, end_m = edges_m()
+    worst = max(abs(row["received"] - row["expected"]) for row in curve)
+    connected = [row["received"] for row in curve if row["distance_m"] + BIN_M / 2 <= begin_m]
+    disconnected = [row["received"] for row in curve if row["distance_m"] - BIN_M / 2 >= end_m]
+    sensitivity_loss = 1.0 - packet_success(
+        milliwatts(PARAMETERS.sensitivity_dbm - PARAMETERS.noise_floor_dbm), 26
+    )
+    parts = {
+        f"measured and expected reception differ by more than {AGREE_MAX:g}": worst <= AGREE_MAX,
+        "the connected region loses frames": bool(connected) and min(connected) >= CONNECTED_MIN,
+        "the disconnected region receives frames": bool(disconnected)
+        and max(disconnected) <= DISCONNECTED_MAX,
+        "at the sensitivity more than 1 % is lost": sensitivity_loss <= 0.01,
+    }
+    figures: dict[str, object] = {
+        "largest difference between measured and expected reception": worst,
+        "transitional region by the formulas, m": [round(begin_m, 1), round(end_m, 1)],
+        "least reception in the connected region": min(connected, default=None),
+        "most reception in the disconnected region": max(disconnected, default=None),
+        "lost at the sensitivity, packets of 20 bytes": sensitivity_loss,
+        "links neither good nor bad (10 to 90 %), at most": max(row["mixed_links"] for row in curve),
+    }
+    paper = "sensitivity -95 dBm at 1 % loss (datasheet); a transitional region from path loss and shadowing"
+    return R1.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+
+
+def judge_r2(rows: Sequence[Row]) -> Outcome:
+    covered, away = (
+        {
+            model: {
+                f"{speed:g} m/s": round(_mean(rows, model, speed, column), 3)
+                for speed in sorted({row["speed"] for row in rows})
+            }
+            for model in MODELS
+        }
+        for column in ("covered", "from_start_m")
+    )
+    walk, waypoint = (covered[model] for model in ("random walk", "random waypoint"))
+    parts = {
+        f"at {speed} random waypoint does not cover more": waypoint[speed] > walk[speed] for speed in walk
+    }
+    figures: dict[str, object] = {
+        "share of the area that a station has been in after 700 s": covered,
+        "mean distance from where it started, second half, m": away,
+    }
+    paper = "random walk created a few clusters and did not allow nodes to cover the whole area"
+    return R2.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+
+
+def _mean(rows: Sequence[Row], model: str, speed: float, column: str) -> float:
+    return float(np.mean([row[column] for row in rows if (row["model"], row["speed"]) == (model, speed)]))
+
+
+register(Experiment("radio-reception", "The radio model, and random walk", (R1, R2), experiment))
