@@ -15,7 +15,9 @@ from typing import Protocol
 from roamcast.core.records import Row
 from roamcast.core.snapshot import freeze
 from roamcast.daemon.journal import Journal, JournalFailed
+from roamcast.daemon.pressure import Pressure
 from roamcast.mqtt.traffic import Note
+from roamcast.node.link import KEPT_BYTES_MAX
 from roamcast.site.inputs import (
     Announced,
     Connected,
@@ -68,6 +70,7 @@ class Engine:
         journal: Journal | None,
         output: Output,
         records: Callable[[list[Row]], None] | None = None,
+        kept_bytes_max: int = KEPT_BYTES_MAX,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.site = site
@@ -75,6 +78,7 @@ class Engine:
         self.turns = 0
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
         """How often, since the process began."""
+        self.pressure = Pressure(site, output.hold, output.release, kept_bytes_max)
         self._output = output
         self._records = records
         self._clock = clock
@@ -127,8 +131,10 @@ class Engine:
                     self._held = effects
                     self._stop_promising(str(error))
                     return
-            self.site.journalled()
+            self.site.journalled(self.pressure.over)
         self._let_out(effects)
+        if self.site.links.ends:
+            self.pressure.look(inputs)
         if journal is not None and journal.wants_snapshot:
             self._snapshot(journal)
 
@@ -228,7 +234,7 @@ class Engine:
         while not journal.pending_bytes:
             if self._held is not None:
                 effects, self._held = self._held, None
-                self.site.journalled()
+                self.site.journalled(self.pressure.over)
                 self._let_out(effects)
             if not self._late or journal.failed is not None:
                 return

@@ -59,7 +59,8 @@ class Server:
         self._reread = reread
         self.site = site
         self.events = events
-        self.engine = Engine(site, journal, self, events.take if events is not None else None)
+        records = events.take if events is not None else None
+        self.engine = Engine(site, journal, self, records, config.link.unacknowledged_bytes_max)
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.output_bytes_max = config.quotas.output_bytes_max
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
@@ -79,7 +80,7 @@ class Server:
         self._gone: dict[int, tuple[str, str]] = {}
         """Address and reason of connections whose end the site has not been told yet."""
         self._held: dict[int, ClientConnection] = {}
-        """Connections that are not read from while nothing can be promised."""
+        """Connections that are not read from while nothing can be promised, or nothing more can be kept."""
         self.operations = Operations(self)
 
     # --- running ---
@@ -156,6 +157,7 @@ class Server:
             self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
             quotas=config.quotas, log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip
+        self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(Tuned(site_settings(self.config)))
         self.engine.push(Ruled(config.access_rules))
         log.info("users, access rules, certificates, peers, quotas and log level have been read again")
@@ -198,7 +200,7 @@ class Server:
             if self.events is not None:
                 self.events.flush()
             for client in list(self._clients.values()):
-                if client.is_silent(now, self.config.mqtt.connect_timeout_s):
+                if client.id not in self._held and client.is_silent(now, self.config.mqtt.connect_timeout_s):
                     client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
                     if not client.is_admitted:
                         log.info("%s: %s", client.address, client.why)
@@ -281,7 +283,7 @@ class Server:
 
     def hold(self, connection: int) -> None:
         client = self._clients.get(connection)
-        if client is not None and connection not in self._held:
+        if client is not None:
             self._held[connection] = client
             client.hold()
 
@@ -292,7 +294,9 @@ class Server:
         for peer in self.site.links.ends:
             self.linking.peers.resume_reading(peer)
         held, self._held = self._held, {}
+        now = time.monotonic()
         for client in held.values():
+            client.last_heard_s = now
             client.release()
 
     def note(self, note: Note) -> None:

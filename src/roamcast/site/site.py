@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -117,10 +117,14 @@ class Site:
         """What is stored for clients here."""
         return sum(queue.size_bytes for _, queue in self.broker.protocol.stored())
 
-    def journalled(self) -> None:
-        """Everything that this site has received is in the journal: its peers may be told."""
-        for end in self.links.ends.values():
-            end.acknowledge()
+    def journalled(self, over: Collection[str] = ()) -> None:
+        """Everything that this site has received is in the journal: its peers may be told.
+
+        `over` are those for whom too much is kept; while there are any, the others are told nothing.
+        """
+        for peer, end in self.links.ends.items():
+            if not over or (peer in over and len(over) == 1):
+                end.acknowledge()
 
     # --- inputs that do not come from clients ---
 

@@ -1,0 +1,65 @@
+"""Publishers wait while too much is kept for a peer that does not take it.
+
+What is numbered is kept until the peer has it, whatever happens. So when a link has
+more than it should, nothing more is read from clients that publish with QoS 1 or 2;
+and what other peers send is taken, but not acknowledged, so that it counts at their
+end and their publishers have to wait in turn. Acknowledgements over the link itself
+go on, and nobody waits for a broker that waits: brokers form a tree, and at its leaves
+there is nobody else to wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from roamcast.site.inputs import Frames, SiteInput
+from roamcast.site.site import Site
+
+log = logging.getLogger("roamcast")
+
+
+class Pressure:
+    def __init__(
+        self, site: Site, hold: Callable[[int], None], release: Callable[[], None], bytes_max: int
+    ) -> None:
+        self.bytes_max = bytes_max
+        """What may be kept for one peer; when it was more, half of it is little enough."""
+        self.over: dict[str, None] = {}
+        """Peers for whom more is kept."""
+        self._site = site
+        self._hold = hold
+        self._release = release
+        self._requests: dict[int, int] = {}
+        """Connections that were read from meanwhile, and how many requests they had made before."""
+
+    def look(self, inputs: Iterable[SiteInput]) -> None:
+        """After a turn with these inputs, all of which are in the journal."""
+        before = self.over
+        self.over = {
+            peer: None
+            for peer, end in self._site.links.ends.items()
+            if end.kept_bytes > (self.bytes_max // 2 if peer in before else self.bytes_max)
+        }
+        if not self.over and not before:
+            return
+        self._site.journalled(self.over)
+        for peer in self.over:
+            if peer not in before:
+                log.warning("more than %d bytes are kept for %s: publishers wait", self.bytes_max, peer)
+        if self.over:
+            self._hold_publishers(inputs)
+        else:
+            self._requests.clear()
+            log.info("publishers go on")
+            self._release()
+
+    def _hold_publishers(self, inputs: Iterable[SiteInput]) -> None:
+        connections = self._site.endpoint.connections
+        for item in inputs:
+            connection = connections.get(item.connection) if type(item) is Frames else None
+            if connection is not None:
+                # Publishing with QoS 0 is no request, and costs no room.
+                known = self._requests.setdefault(connection.id, connection.request)
+                if connection.request > known:
+                    self._hold(connection.id)
