@@ -107,8 +107,8 @@ class Link(Section, frozen=True):
     timeout_s: Seconds = 10.0
     """A link that gave no sign of life for so long is closed and opened again."""
     unacknowledged_bytes_max: Bytes = 268_435_456
-    """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here and
-    at the brokers behind this one."""
+    """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
+    and at the brokers behind this one."""
 
 
 class Mobility(Section, frozen=True):
