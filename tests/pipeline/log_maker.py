@@ -1,47 +1,10 @@
-"""Logs for the tests: of fuzzed stories with the checkers' verdicts, and rows that are tampered with."""
+"""A log for the tests, whose rows can be tampered with."""
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from roamcast.core.records import Row
-from roamcast.records.parquet import LogWriter
-from roamcast.simulator.checkers import Result
-from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.story import parse_story
-
-COMPARED = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "handoffs")
-"""What audit and checkers both count."""
-
-
-def write_fuzzed(folder: Path, stories: Iterable[tuple[str, int]]) -> dict[str, Result]:
-    """The log of each story (protocol and seed) in a folder of its own; run to verdict."""
-    results = {}
-    for protocol, seed in stories:
-        run = f"{protocol}-{seed}"
-        with LogWriter(folder / run.replace(":", "_"), run) as log:
-            results[run] = draw_story(protocol, seed).run(log.write).result
-    return results
-
-
-def counts_by_run(out: Path) -> dict[str, Counter[str]]:
-    """What the tables of an audit say of each run."""
-    counts: dict[str, Counter[str]] = {}
-    for row in pq.read_table(out / "streams").to_pylist():
-        of_run = counts.setdefault(row["run"], Counter())
-        of_run.update({name: value for name, value in row.items() if isinstance(value, int)})
-    for row in pq.read_table(out / "handoffs.parquet").to_pylist():
-        counts.setdefault(row["run"], Counter())["handoffs"] += 1
-    return counts
-
-
-def verdict_of(result: Result) -> dict[str, int]:
-    return {name: getattr(result, name) for name in COMPARED}
-
 
 STORY = """
 brokers a-b b-c

@@ -1,53 +1,28 @@
 """The audit against the simulator's checkers, and on logs that were tampered with."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.log_maker import Tampered, counts_by_run, verdict_of, write_fuzzed
+from tests.pipeline.log_maker import Tampered
 
+from roamcast.bench import audit_in_sql
+from roamcast.bench.synthetic_log import Planted, write_synthetic_log
+from roamcast.cli import build_app, run
 from roamcast.core.notification import encode_attributes
 from roamcast.mobility import PROTOCOLS
+from roamcast.pipeline.agreement import counts_by_run, disagreements
 from roamcast.pipeline.audit import audit, protocol_of
 from roamcast.records.parquet import LogWriter
+from roamcast.simulator.fuzz_logs import Verdict, write_fuzzed
 
 pytestmark = pytest.mark.xdist_group("spark")
-
-
-def check_agreement(spark: SparkSession, folder: Path, stories: list[tuple[str, int]]) -> dict[str, Any]:
-    results = write_fuzzed(folder / "log", stories)
-    figures = audit(spark, folder / "log", folder / "out")
-    counts = counts_by_run(folder / "out")
-    assert figures["runs"] == len(results)
-    assert figures["published"] == sum(result.published for result in results.values())
-    for run, result in results.items():
-        verdict = verdict_of(result)
-        assert {name: counts[run][name] for name in verdict} == verdict, run
-        assert counts[run]["invented"] == 0
-    for name in ("bad_rows", "repeated_rows", "missing_rows", "clock_jumps", "misnumbered"):
-        assert figures[name] == 0, name
-    return figures
-
-
-def test_audit_and_checkers_agree_on_every_protocol(spark: SparkSession, tmp_path: Path) -> None:
-    stories = [(protocol, seed) for seed, protocol in enumerate(sorted(PROTOCOLS), start=1_000)]
-    figures = check_agreement(spark, tmp_path, stories)
-    assert set(figures["protocols"]) == set(PROTOCOLS)
-    assert figures["lost"] > 0
-    assert figures["duplicates"] > 0
-    assert figures["out_of_order"] > 0
-
-
-@pytest.mark.slow
-def test_audit_and_checkers_agree_on_200_seeds(spark: SparkSession, tmp_path: Path) -> None:
-    protocols = sorted(PROTOCOLS)
-    stories = [(protocol, seed) for seed in range(200) for protocol in protocols[seed % 2 :: 2]]
-    check_agreement(spark, tmp_path, stories)
 
 
 # --- tampered logs ---
@@ -160,6 +135,10 @@ CLEAN = {
 
 @dataclass
 class Audited:
+    folder: Path
+    verdicts: dict[str, Verdict]
+    """Of the checkers, by run."""
+    planted: Planted
     figures: dict[str, Any]
     by_run: dict[str, Counter[str]]
     findings: list[dict[str, Any]]
@@ -167,13 +146,16 @@ class Audited:
 
 @pytest.fixture(scope="module")
 def audited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audited:
-    """All defects in one audit, each in the log of a run of its own: Spark takes as long for one."""
-    folder = tmp_path_factory.mktemp("tampered")
+    """All in one audit, each in the log of a run of its own: Spark takes nearly as long for one."""
+    folder = tmp_path_factory.mktemp("audited")
     for number, (tamper, _, _) in enumerate(DEFECTS):
         log = Tampered()
         tamper(log)
-        with LogWriter(folder / "log" / str(number), f"run {number}") as writer:
+        with LogWriter(folder / "log" / "tampered" / str(number), f"run {number}") as writer:
             writer.write(log.rows)
+    stories = [(protocol, seed) for seed, protocol in enumerate(sorted(PROTOCOLS), start=1_000)]
+    verdicts = dict(write_fuzzed(folder / "log" / "fuzzed", stories))
+    planted = write_synthetic_log(folder / "log" / "synthetic", 20_000, subscribers=100)
     out = folder / "out"
     figures = audit(spark, folder / "log", out)
     by_run = counts_by_run(out)
@@ -181,29 +163,70 @@ def audited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
         by_run[row["run"]].update({name: row[name] for name in ("bad", "repeated", "missing")})
     for row in pq.read_table(out / "breaks.parquet").to_pylist():
         by_run[row["run"]]["clock_jumps"] += (row["went_back_s"] or 0) > 0
-    return Audited(figures, by_run, pq.read_table(out / "findings").to_pylist())
+    return Audited(folder, verdicts, planted, figures, by_run, pq.read_table(out / "findings").to_pylist())
 
 
 @pytest.mark.parametrize("number", range(len(DEFECTS)), ids=lambda number: DEFECTS[number][0].__name__)
 def test_each_planted_defect_is_found_and_nothing_else(audited: Audited, number: int) -> None:
     _, changed, offending = DEFECTS[number]
-    run = f"run {number}"
-    counts = audited.by_run[run]
+    name_of_run = f"run {number}"
+    counts = audited.by_run[name_of_run]
     assert {name: counts[name] for name in CLEAN} == CLEAN | changed
-    findings = [row for row in audited.findings if row["run"] == run]
+    findings = [row for row in audited.findings if row["run"] == name_of_run]
     assert sorted((row["kind"], row["client"], row["number"]) for row in findings) == offending
 
 
-def test_the_whole_of_the_tampered_logs(audited: Audited) -> None:
-    figures = audited.figures
-    changes = [CLEAN | changed for _, changed, _ in DEFECTS]
-    for name in ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "invented"):
-        assert figures[name] == sum(change[name] for change in changes), name
-    assert figures["runs"] == figures["handoffs"] == len(DEFECTS)
-    assert figures["clients"] == 3 * len(DEFECTS) + 1
-    assert figures["publishers"] == 2 * len(DEFECTS)
+def test_the_whole_is_the_sum_of_its_runs(audited: Audited) -> None:
+    figures, runs = audited.figures, len(DEFECTS) + len(audited.verdicts) + 1
+    for name in CLEAN.keys() & figures.keys():
+        assert figures[name] == sum(counts[name] for counts in audited.by_run.values()), name
+    assert figures["runs"] == len(audited.by_run) == runs
+    assert set(figures["protocols"]) == {*PROTOCOLS, "run", "synthetic"}
     assert figures["misnumbered"] == 1
     assert figures["bad_rows"] == 2, "one without a field, one with garbled attributes"
+    tables = {path.stem for path in (audited.folder / "out").iterdir()}
+    assert tables == {"audit", "breaks", "clients", "findings", "handoffs", "nodes", "publishers", "streams"}
+
+
+def test_audit_and_checkers_agree_on_every_protocol(audited: Audited) -> None:
+    differ = disagreements(audited.folder / "out", audited.verdicts)
+    assert [one for one in differ if one.run in audited.verdicts] == []
+    assert {one.run for one in differ} == audited.by_run.keys() - audited.verdicts.keys()
+    for kind in ("lost", "duplicates", "out_of_order"):
+        assert sum(verdict[kind] for verdict in audited.verdicts.values()) > 0, kind
+
+
+def test_a_disagreement_is_told(audited: Audited) -> None:
+    verdicts = {run: dict(verdict) for run, verdict in audited.verdicts.items()}
+    verdicts["none-1003"] = {**verdicts.get("none-1003", {}), "lost": -1}
+    (one,) = [one for one in disagreements(audited.folder / "out", verdicts) if one.other == -1]
+    assert (one.run, one.what) == ("none-1003", "lost")
+
+
+def test_spark_and_sql_find_what_was_planted(audited: Audited) -> None:
+    planted, counts = asdict(audited.planted), audited.by_run["synthetic-1"]
+    assert min(planted[name] for name in ("lost", "duplicates", "out_of_order", "unexpected")) == 1
+    del planted["records"]
+    assert {name: counts[name] for name in planted} == planted
+    pytest.importorskip("duckdb", reason="duckdb is not installed")
+    in_sql = audit_in_sql.audit(
+        audited.folder / "log" / "synthetic", audited.folder / "sql", cores=1, memory_mb=500
+    )
+    assert {name: in_sql[name] for name in planted} == planted
+    assert not any(in_sql[name] for name in ("invented", "bad_rows", "missing_rows", "clock_jumps"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("java")
+def test_the_command_compares_many_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With --seeds 0:200 it takes some minutes."""
+    out = tmp_path / "out"
+    assert run(build_app(), ["pipeline", "agree", "--seeds", "0:13", "--out", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["runs"] == 13 * len(PROTOCOLS)
+    assert (result["disagreements"], result["examples"]) == (0, [])
+    assert result["lost"] > 0
+    assert {path.name for path in out.iterdir()} == {"audit", "log"}
 
 
 def test_a_finding_names_its_row_and_circumstances(audited: Audited) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from roamcast.cli import pipeline_audit, pipeline_models, pipeline_report
+from roamcast.cli import pipeline_agree, pipeline_audit, pipeline_models, pipeline_report
 from roamcast.cli.usage import new_group
 
 
@@ -16,5 +16,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="pipeline")
     # One line for each module of commands.
     pipeline_audit.register(group)
+    pipeline_agree.register(group)
     pipeline_models.register(group)
     pipeline_report.register(group)

@@ -98,7 +98,7 @@ def audit_rows(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: 
         handoffs = _write(_handoffs(evidence.moved, findings), made / "handoffs.parquet")
         bad_rows = unreadable.get["rows"] + _rows_with(evidence.changes, names)
     clients = _write(_sums(streams, *CLIENT), made / "clients.parquet")
-    _write(_sums(streams, "run", "publisher"), made / "publishers.parquet")
+    pq.write_table(_publishers(streams, names), made / "publishers.parquet")
     broken = _write(_breaks(spark, rows, health), made / "breaks.parquet")
     figures = {
         **_totals(clients),
@@ -199,6 +199,17 @@ def _streams(spark: SparkSession, sums: DataFrame, findings: DataFrame, names: N
 
 def _sums(streams: DataFrame, *key: str) -> DataFrame:
     return streams.groupBy(*key).agg(*(fn.sum(name).alias(name) for name in COUNTS)).orderBy(*key)
+
+
+def _publishers(streams: DataFrame, names: Names) -> pa.Table:
+    """What each publisher published, also if nobody wanted it, and what became of that."""
+    key = ["run", "publisher"]
+    published = names.publishers.group_by(key).aggregate([("published", "sum")])
+    sums = _sums(streams, *key).toArrow()
+    both = published.rename_columns([*key, "published"]).join(sums, key, join_type="full outer")
+    counts = {name: pc.fill_null(both.column(name), 0) for name in ("published", *COUNTS)}
+    table = pa.table({**{name: both.column(name) for name in key}, **counts})
+    return table.sort_by([(name, "ascending") for name in key])
 
 
 def _handoffs(moved: DataFrame, findings: DataFrame) -> DataFrame:

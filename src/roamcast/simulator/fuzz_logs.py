@@ -1,0 +1,25 @@
+"""Logs of fuzzed stories with the checkers' verdicts on them, for whoever wants to judge them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from roamcast.records.parquet import LogWriter
+from roamcast.simulator.fuzz import draw_story
+
+Verdict = dict[str, int]
+COUNTED = (
+    *("published", "expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected"),
+    "handoffs",
+)
+"""What a verdict says."""
+
+
+def write_fuzzed(folder: Path, stories: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Verdict]]:
+    """Run stories (protocol and seed), the log of each in a folder of its own; each run with its verdict."""
+    for protocol, seed in stories:
+        run = f"{protocol}-{seed}"
+        with LogWriter(folder / protocol.replace(":", "_") / str(seed), run) as log:
+            result = draw_story(protocol, seed).run(log.write).result
+        yield run, {name: getattr(result, name) for name in COUNTED}
