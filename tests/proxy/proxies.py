@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from roamcast.bench.foreign_brokers import ForeignNetwork
-from roamcast.bench.processes import HOST, Process, free_port, roamcast_command
+from roamcast.bench.processes import HOST, Process, free_port, roamcast_command, wait_until
 from roamcast.config.writing import toml_value
 
 SECRET = "what the proxies of these tests share"
@@ -21,6 +21,7 @@ class Proxies:
         self.mqtt_ports = {site: free_port() for site in network.ports}
         self.addresses = {site: f"{HOST}:{port}" for site, port in self.ports.items()}
         self.processes: dict[str, Process] = {}
+        self.has_mqtt = network.kind == "mosquitto"
         for site in self.ports:
             file = folder / f"{site}.toml"
             file.write_text(self._config(network, folder, site, settings))
@@ -35,7 +36,7 @@ class Proxies:
         lines += [f"{key} = {toml_value(value)}" for key, value in settings.items()]
         lines += ["[broker]", f'kind = "{network.kind}"', f'url = "{network.url(site)}"']
         lines += ["[listener]", f"port = {self.ports[site]}", "[peers]", f'secret = "{SECRET}"']
-        lines += ["[mqtt]", f"enabled = {toml_value(network.kind == 'mosquitto')}"]
+        lines += ["[mqtt]", f"enabled = {toml_value(self.has_mqtt)}"]
         lines += [f"port = {self.mqtt_ports[site]}"]
         for other, address in self.addresses.items():
             if other != site:
@@ -45,6 +46,12 @@ class Proxies:
     def start(self, site: str) -> None:
         self.processes[site].start()
         self.processes[site].wait_listening()
+        if self.has_mqtt:
+            log = self.processes[site].log
+            assert wait_until(lambda: log.read_text().count("MQTT clients connect") == self.starts(log), 60)
+
+    def starts(self, log: Path) -> int:
+        return log.read_text().count("proxy listens on")
 
 
 @contextmanager

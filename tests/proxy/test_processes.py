@@ -10,7 +10,7 @@ import pytest
 from tests.proxy.proxies import proxies_of
 
 from roamcast.bench.foreign_brokers import foreign_network, missing
-from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.adapter import Adapter, ForeignMessage
 from roamcast.proxy.client import Options, RoamingClient
 
 SITES = ["hub", "left"]
@@ -26,6 +26,18 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not is_so():
             await asyncio.sleep(0.01)
+
+
+async def heard(client: RoamingClient, publisher: Adapter, topic: str) -> None:
+    """Wait until the subscription is known where the publisher is."""
+    tries = 0
+    while client._queue.empty():
+        tries += 1
+        await publisher.publish(ForeignMessage(topic, b"try", {}, f"t/{tries}"))
+        await asyncio.sleep(0.1)
+    await publisher.publish(ForeignMessage(topic, b"last try", {}, "t/last"))
+    while (await take(client, 1)) != ["last try"]:
+        pass
 
 
 async def take(client: RoamingClient, count: int) -> list[str]:
@@ -54,6 +66,7 @@ def test_a_proxy_killed_between_move_out_and_move_in_loses_nothing(kind: str, tm
             client = RoamingClient("car", proxies.addresses, Options(again_s=0.2))
             await client.subscribe(topic)
             await client.move_in("hub")
+            await heard(client, publisher, topic)
             await publish(0, 5)
             assert await take(client, 5) == [f"{number}" for number in range(5)]
             await client.move_out()

@@ -169,7 +169,7 @@ class World:
         delay_s = self.random.choice((0.001, 0.05))
         there, back = (_Writer(Channel(self.random, delay_s), reader) for reader in readers)
         self.pipes.setdefault(site, []).extend((there, back))
-        server._spawn(server.serve(readers[0], back))  # type: ignore[arg-type]
+        server.spawn(server.serve(readers[0], back))  # type: ignore[arg-type]
         pipe = Pipe(readers[1], there)  # type: ignore[arg-type]
         await pipe.exchange_prefaces(is_dialer=True)
         return pipe

@@ -57,6 +57,8 @@ class Adopted(_Entry, frozen=True):
     """The handler at the client's last site had this: it comes before what came here."""
 
     id: int
+    number: int
+    """The number of the last of them at that site: none is taken over twice."""
     messages: tuple[ForeignMessage, ...]
 
 
@@ -115,6 +117,8 @@ class Handler:
         self.dropped = 0
         self.is_frozen = False
         self.source: tuple[str, str] | None = None
+        self.adopted = 0
+        """The last number that came from there."""
         self.seen: dict[str, None] = {}
 
     @property
@@ -158,7 +162,8 @@ class Handler:
         (self.ready if self.source is None else self.later).append(message)
         self.bytes += size_of(message)
 
-    def adopt(self, messages: Iterable[ForeignMessage]) -> None:
+    def adopt(self, number: int, messages: Iterable[ForeignMessage]) -> None:
+        self.adopted = number
         for message in messages:
             self._remember(message)
             self.ready.append(message)
@@ -180,6 +185,7 @@ class Handler:
                 else:
                     self.ready.append(message)
             self.later.clear()
+            self.adopted = 0
         self.source = entry.source
 
     def _remember(self, message: ForeignMessage) -> None:
@@ -201,6 +207,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     dropped: int
     is_frozen: bool
     source: tuple[str, str] | None
+    adopted: int
     seen: list[str]
 
 
@@ -244,8 +251,8 @@ class Buffers:
         match entry:
             case Kept(message=message):
                 handler.keep(message)
-            case Adopted(messages=messages):
-                handler.adopt(messages)
+            case Adopted(number=number, messages=messages):
+                handler.adopt(number, messages)
             case Dropped(count=count):
                 handler.dropped += count
             case Taken(number=number):
@@ -283,7 +290,7 @@ class Buffers:
         states = [
             _State(
                 one.opened, one.filters, one.expires, one.first, list(one.ready), list(one.later),
-                one.dropped, one.is_frozen, one.source, list(one.seen),
+                one.dropped, one.is_frozen, one.source, one.adopted, list(one.seen),
             )
             for one in self.by_id.values()
         ]  # fmt: skip
@@ -300,6 +307,7 @@ class Buffers:
             handler.ready.extend(state.ready)
             handler.later.extend(state.later)
             handler.dropped, handler.is_frozen, handler.source = state.dropped, state.is_frozen, state.source
+            handler.adopted = state.adopted
             handler.seen = dict.fromkeys(state.seen)
             handler.bytes = sum(map(size_of, (*handler.ready, *handler.later)))
             buffers._open(handler)

@@ -37,6 +37,16 @@ WAITING_BYTES_MAX = 64 << 20
 """A connection that takes nothing while so much waits for it is closed."""
 
 
+def server_context(certificate: str, key: str, name: str) -> ssl.SSLContext | None:
+    """TLS for a listener, if it has a certificate."""
+    if not certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_own(context, certificate, key, name)
+    return context
+
+
 class ProxyServer:
     """One proxy. `start`, then `run` until `stop` is called."""
 
@@ -59,7 +69,7 @@ class ProxyServer:
         )
         self.address = ""
         """Where it listens, once it does."""
-        self.locals: dict[int, Callable[[messages.Message], None]] = {}
+        self.locals: dict[int, Callable[[messages.Message | steps.Local], None]] = {}
         """Connections that are no sockets: those of the MQTT endpoint."""
         self._pipes: dict[int, Pipe] = {}
         self._connections = 0
@@ -78,8 +88,9 @@ class ProxyServer:
         listener = self.config.listener
         try:
             self._server = await asyncio.start_server(
-                self.serve, listener.address, listener.port, ssl=self._server_context()
-            )
+                self.serve, listener.address, listener.port,
+                ssl=server_context(listener.certificate, listener.key, "listener"),
+            )  # fmt: skip
         except OSError as error:
             where = join_endpoint(listener.address, listener.port)
             raise InputError(f"listener {where}: cannot be used ({error.strerror or error})") from None
@@ -90,8 +101,8 @@ class ProxyServer:
     def begin(self) -> None:
         """Everything but listening."""
         self.adapter.on_lost(self._on_lost)
-        self._spawn(self._keep_open())
-        self._spawn(self._tend())
+        self.spawn(self._keep_open())
+        self.spawn(self._tend())
 
     async def run(self) -> None:
         """Until `stop`; JournalFailed if nothing can be promised any more."""
@@ -121,16 +132,7 @@ class ProxyServer:
         self._verifier.close()
         self.store.close()
 
-    def _server_context(self) -> ssl.SSLContext | None:
-        listener = self.config.listener
-        if not listener.certificate:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        load_own(context, listener.certificate, listener.key, "listener")
-        return context
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -189,21 +191,21 @@ class ProxyServer:
                 if pipe is not None:
                     pipe.close()
             case steps.Dial(connection=connection, site=site):
-                self._spawn(self._dial(connection, site))
-            case steps.Listen(name=name, filters=filters):
-                self._begin(name, lambda: self._listen(name, filters))
-            case steps.Unlisten(name=name, filters=filters):
-                self._begin(name, lambda: self._unlisten(name, filters))
+                self.spawn(self._dial(connection, site))
+            case steps.Listen():
+                self._begin(effect.name, lambda: self._listen(effect))
+            case steps.Unlisten():
+                self._begin(effect.name, lambda: self._unlisten(effect))
             case steps.Publish(message=message):
-                self._spawn(self._publish(message))
+                self.spawn(self._publish(message))
 
-    def _send(self, connection: int, message: messages.Message) -> None:
+    def _send(self, connection: int, message: messages.Message | steps.Local) -> None:
         local = self.locals.get(connection)
         if local is not None:
             local(message)
             return
         pipe = self._pipes.get(connection)
-        if pipe is None:
+        if pipe is None or isinstance(message, steps.Local):
             return
         if pipe.waiting_bytes > WAITING_BYTES_MAX:
             log.warning("%s takes nothing: its connection is closed", pipe.host)
@@ -246,26 +248,29 @@ class ProxyServer:
                 del self._operations[name]
             self.step([answer])
 
-        task = self._operations[name] = self._spawn(run())
+        task = self._operations[name] = self.spawn(run())
 
-    async def _listen(self, name: str, filters: tuple[str, ...]) -> steps.Input:
+    async def _listen(self, listen: steps.Listen) -> steps.Input:
+        name = listen.name
+
         def receive(message: ForeignMessage) -> None:
             self.step([steps.Received(name, message)])
 
         try:
-            for filter in filters:
+            for filter in listen.filters:
                 await self.adapter.subscribe(name, filter, receive)
         except AdapterError as error:
-            return steps.ForeignFailed(name, "listen", str(error))
-        return steps.Listening(name)
+            return steps.ForeignFailed(name, "listen", str(error), listen.token)
+        return steps.Listening(name, listen.token)
 
-    async def _unlisten(self, name: str, filters: tuple[str, ...]) -> steps.Input:
+    async def _unlisten(self, unlisten: steps.Unlisten) -> steps.Input:
+        name = unlisten.name
         try:
-            for filter in filters:
+            for filter in unlisten.filters:
                 await self.adapter.unsubscribe(name, filter)
         except AdapterError as error:
             return steps.ForeignFailed(name, "unlisten", str(error))
-        return steps.Unlistened(name)
+        return steps.Unlistened(name, unlisten.is_end)
 
     async def _publish(self, message: ForeignMessage) -> None:
         try:
@@ -307,10 +312,9 @@ class ProxyServer:
         broker = self.config.broker
         welcome = Welcome(self.config.site, broker.kind, broker.client_url or broker.url)
         if hello.role == "client":
-            if self.config.access.users:
-                outcome = await self._verifier.verify(hello.user, hello.password.encode(), pipe.host)
-                if outcome is not Outcome.ACCEPTED:
-                    raise self._turned_away(pipe, Refused(0, "identity", outcome.value))
+            outcome = await self.verify(hello.user, hello.password.encode(), pipe.host)
+            if outcome is not Outcome.ACCEPTED:
+                raise self._turned_away(pipe, Refused(0, "identity", outcome.value))
             pipe.write(welcome)
             pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
             return steps.Joined(connection, "client", hello.user if self.config.access.users else "")
@@ -325,6 +329,12 @@ class ProxyServer:
         pipe.write(Welcome(self.config.site, proof=messages.proof(secret, "listener", hello, challenge)))
         pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
         return steps.Joined(connection, "proxy", hello.id)
+
+    async def verify(self, user: str, password: bytes, host: str) -> Outcome:
+        """Whether somebody may come in under this name; without a users file everybody may."""
+        if not self.config.access.users:
+            return Outcome.ACCEPTED
+        return await self._verifier.verify(user, password, host)
 
     def _turned_away(self, pipe: Pipe, refused: Refused) -> ProxyError:
         pipe.write(refused)

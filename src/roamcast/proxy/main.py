@@ -14,6 +14,7 @@ from roamcast.daemon.journal import JournalFailed
 from roamcast.errors import InputError
 from roamcast.proxy.config import Config
 from roamcast.proxy.driver import ProxyServer
+from roamcast.proxy.endpoint import MqttEndpoint
 
 log = logging.getLogger("roamcast.proxy")
 
@@ -27,14 +28,19 @@ def serve(config: Config, warnings: Iterable[str] = ()) -> None:
 
 async def _serve(config: Config) -> None:
     server = ProxyServer(config)
+    endpoint = MqttEndpoint(server) if config.mqtt.enabled else None
     loop = asyncio.get_running_loop()
     try:
         await server.start()
+        if endpoint is not None:
+            await endpoint.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.end)
         await server.run()
     except JournalFailed as error:
         raise InputError(f"nothing can be promised any more: {error}") from None
     finally:
+        if endpoint is not None:
+            await endpoint.stop()
         await server.stop()
     log.info("site %s: stopped", config.site)

@@ -164,11 +164,12 @@ class Fetch(_Message, frozen=True):
 
 
 class Locate(_Message, frozen=True):
-    """Do you hold the session of this client of your MQTT endpoint?"""
+    """Do you hold the session of this client of your MQTT endpoint? If so, and it is clean, end it."""
 
     request: Number
     client: Name
     user: Annotated[str, Meta(max_length=256)] = ""
+    is_clean: bool = False
 
 
 class Located(_Message, frozen=True):
@@ -176,6 +177,8 @@ class Located(_Message, frozen=True):
     ticket: Annotated[str, Meta(max_length=64)] = ""
     """Empty: no."""
     filters: dict[str, str] = {}
+    source: str = ""
+    """The site from which the session is still being adopted."""
 
 
 Message = (

@@ -28,7 +28,6 @@ class Relays:
         self._service = service
         self._by_link: dict[int, Relay] = {}
         self._by_request: dict[tuple[int, int], Relay] = {}
-        self._links = 0
 
     def begin(self, client: Joined, download: Download) -> None:
         service, settings = self._service, self._service.settings
@@ -42,8 +41,7 @@ class Relays:
         elif (connection, request) in self._by_request:
             service.refuse(connection, request, "busy", "this request is under way")
         else:
-            self._links -= 1
-            relay = Relay(self._links, client, download)
+            relay = Relay(service.new_link(), client, download)
             self._by_link[relay.link] = self._by_request[connection, request] = relay
             service.do(Dial(relay.link, download.site))
 
@@ -54,10 +52,11 @@ class Relays:
             fetch = Fetch(download.request, download.client, download.ticket, relay.client.who)
             self._service.send(joined.connection, fetch)
 
-    def on_answer(self, joined: Joined, message: Message) -> None:
+    def on_answer(self, joined: Joined, message: Message) -> bool:
+        """Whether it belongs to a relayed download."""
         relay = self._by_link.get(joined.connection)
         if relay is None:
-            return
+            return False
         match message:
             case Batch():
                 self._service.send(relay.client.connection, message)
@@ -67,6 +66,7 @@ class Relays:
             case _:
                 self._end(relay)
                 self._refuse(relay, f"it said {type(message).__name__}")
+        return True
 
     def on_taken(self, connection: int, taken: Taken) -> bool:
         """Whether it belongs to a relayed download."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import msgspec
 
@@ -36,6 +37,7 @@ from roamcast.proxy.buffers import (
 )
 from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, Code, Message, Refused, ping_key
 from roamcast.proxy.relays import Relays
+from roamcast.proxy.residents import Residents
 from roamcast.proxy.steps import (
     Close,
     Effect,
@@ -49,6 +51,7 @@ from roamcast.proxy.steps import (
     Left,
     Listen,
     Listening,
+    Local,
     Publish,
     Received,
     Send,
@@ -98,9 +101,11 @@ class Service:
         self._listening: dict[int, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
+        self._links = 0
         self._relays = Relays(self)
+        self._residents = Residents(self)
         for handler in self.buffers.by_id.values():
-            self._watch_lease(handler)
+            self.watch_lease(handler)
 
     def step(self, now: float, inputs: Iterable[Input]) -> list[Effect]:
         self.now = now
@@ -123,11 +128,12 @@ class Service:
             case Joined():
                 self.joined[input.connection] = input
                 self._relays.on_joined(input)
+                self._residents.on_joined(input)
             case Left(connection=connection, why=why):
                 self._on_left(connection, why)
-            case Listening(name=name):
-                self._on_listening(name)
-            case Unlistened(name=name):
+            case Listening(name=name, token=token):
+                self._on_listening(name, token)
+            case Unlistened(name=name, is_end=True):
                 self._on_unlistened(name)
             case ForeignFailed():
                 self._on_foreign_failed(input)
@@ -136,9 +142,10 @@ class Service:
                 self._listening.clear()
             case ForeignBack():
                 self.down = ""
+                self._residents.on_back()
                 for handler in self.buffers.by_id.values():
                     if not handler.is_frozen:
-                        self._listen(handler)
+                        self.listen(handler)
 
     # --- what happens, as effects ---
 
@@ -149,12 +156,20 @@ class Service:
     def do(self, effect: Effect) -> None:
         self._effects.append(effect)
 
-    def send(self, connection: int, message: Message) -> None:
+    def send(self, connection: int, message: Message | Local) -> None:
         if connection in self.joined:
             self._effects.append(Send(connection, message))
 
     def refuse(self, connection: int, request: int, code: Code, text: str) -> None:
         self.send(connection, Refused(request, code, text[:500]))
+
+    def new_stream(self, connection: int, request: int, handler: Handler) -> Fetching:
+        return Fetching(connection, request, handler.first - 1)
+
+    def new_link(self) -> int:
+        """A number for a connection to be dialed."""
+        self._links -= 1
+        return self._links
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         self._timer_count += 1
@@ -162,10 +177,14 @@ class Service:
 
     # --- connections ---
 
-    def _on_message(self, joined: Joined, message: Message) -> None:
+    def _on_message(self, joined: Joined, message: Message | Local) -> None:
         connection = joined.connection
-        if joined.role == "dialed":
-            self._relays.on_answer(joined, message)
+        if joined.role == "dialed" and not isinstance(message, Local):
+            if not self._relays.on_answer(joined, message):
+                self._residents.on_answer(joined, message)
+            return
+        if joined.role == "endpoint":
+            self._residents.on_message(joined, message)
             return
         match message:
             case messages.Echo():
@@ -183,6 +202,8 @@ class Service:
                 joined.role == "proxy"
             ):
                 self._on_fetch(connection, request, client, ticket, user)
+            case messages.Locate() if joined.role == "proxy":
+                self._residents.on_locate(connection, message)
             case messages.Taken(request=request, number=number):
                 if not self._relays.on_taken(connection, message):
                     self._on_taken(connection, request, number)
@@ -192,11 +213,12 @@ class Service:
 
     def _on_left(self, connection: int, why: str) -> None:
         self._relays.on_left(connection, why)
+        self._residents.on_left(connection, why)
         self.joined.pop(connection, None)
         for id, fetching in list(self._fetching.items()):
             if fetching.connection == connection:
                 del self._fetching[id]
-                self._renew(self.buffers.by_id[id])
+                self.renew(self.buffers.by_id[id])
 
     # --- move-out ---
 
@@ -215,7 +237,7 @@ class Service:
         if handler.id in self._listening:
             self._synchronise(handler)
         elif not was_moving:
-            self._listen(handler)
+            self.listen(handler)
 
     def _obstacle(
         self, user: str, request: messages.MoveOut, handler: Handler | None
@@ -247,25 +269,31 @@ class Service:
         )  # fmt: skip
         self.keep(opened)
         handler = self.buffers.by_id[opened.id]
-        self._watch_lease(handler)
+        self.watch_lease(handler)
         return handler
 
-    def _listen(self, handler: Handler) -> None:
+    def listen(self, handler: Handler) -> None:
         self.do(Listen(handler.name, self._foreign_filters(handler)))
 
     def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
         """The client's own, then those for pings: what a ping proves it proves of all before it."""
         key = ping_key(handler.opened.ticket)
-        return (*handler.filters, self._ping_topic(key, "in-request"), self._ping_topic(key, "out-response"))
+        topics = [self.ping_topic(key, "in-request")]
+        if handler.source is not None:
+            topics.append(self.ping_topic(ping_key(handler.source[1]), "in-response"))
+        if not handler.opened.is_resident:
+            topics.append(self.ping_topic(key, "out-response"))
+        return (*handler.filters, *topics)
 
-    def _ping_topic(self, key: str, kind: str) -> str:
+    def ping_topic(self, key: str, kind: str) -> str:
         return self._topic_of((*PING_LEVELS, key, kind))
 
-    def _on_listening(self, name: str) -> None:
+    def _on_listening(self, name: str, token: int) -> None:
         handler = self.buffers.by_name.get(name)
         if handler is None or self.down:
             return
         self._listening[handler.id] = None
+        self._residents.on_listening(handler, token)
         if handler.id in self._moving:
             self._synchronise(handler)
 
@@ -287,7 +315,7 @@ class Service:
         if self.now >= moving.pings_until:
             self._give_up(handler, "ping", "no ping came back through the broker: stay attached")
             return
-        topic = self._ping_topic(ping_key(handler.opened.ticket), "out-request")
+        topic = self.ping_topic(ping_key(handler.opened.ticket), "out-request")
         self.do(Publish(ForeignMessage(topic, moving.nonce)))
         self.after(self.settings.ping_interval_s, lambda: self._ping(handler, moving))
 
@@ -325,6 +353,8 @@ class Service:
         self.keep(Kept(handler.id, message))
         if handler.id in self._fetching:
             self._send_batches(handler)
+        else:
+            self._residents.stream(handler)
 
     def _has_room(self, handler: Handler, size: int) -> bool:
         fits = handler.bytes + size <= handler.opened.bytes_max
@@ -333,11 +363,15 @@ class Service:
     def _on_ping(self, handler: Handler, message: ForeignMessage) -> None:
         key = ping_key(handler.opened.ticket)
         moving = self._moving.get(handler.id)
-        if message.topic == self._ping_topic(key, "in-request") and len(message.body) <= PING_BODY_MAX:
-            answer = self._ping_topic(key, "in-response")
+        if message.topic == self.ping_topic(key, "in-request") and len(message.body) <= PING_BODY_MAX:
+            if handler.source is not None:
+                return  # It is not whole yet: whoever asks for it asks again.
+            answer = self.ping_topic(key, "in-response")
             self.do(Publish(ForeignMessage(answer, message.body)))
-        elif message.topic == self._ping_topic(key, "out-response") and moving is not None:
+        elif message.topic == self.ping_topic(key, "out-response") and moving is not None:
             self._on_pong(handler, moving, message.body)
+        else:
+            self._residents.on_pong(handler, message)
 
     def _on_pong(self, handler: Handler, moving: Moving, body: bytes) -> None:
         if moving.pings_until and body == moving.nonce:
@@ -352,6 +386,8 @@ class Service:
             if fetching is not None:
                 fetching.failed = failed.why
                 self._send_batches(handler)
+        elif failed.token:
+            self._residents.on_listen_failed(failed.token, failed.why)
         elif handler.id in self._moving:
             self._give_up(handler, "broker", f"the broker of site {self.settings.site}: {failed.why}")
         elif not self.down:
@@ -360,7 +396,7 @@ class Service:
     def _listen_again(self, id: int) -> None:
         handler = self.buffers.by_id.get(id)
         if handler is not None and not handler.is_frozen and id not in self._listening and not self.down:
-            self._listen(handler)
+            self.listen(handler)
 
     # --- download ---
 
@@ -376,7 +412,8 @@ class Service:
         if earlier is not None:
             self.refuse(earlier.connection, earlier.request, "busy", "another download of this client began")
         self._moving.pop(handler.id, None)
-        fetching = Fetching(connection, request, handler.first - 1)
+        self._residents.on_fetched(handler)
+        fetching = self.new_stream(connection, request, handler)
         self._fetching[handler.id] = fetching
         if self.down and not self.settings.can_suspend and not handler.is_frozen:
             # Nothing was kept for it there, so nothing more can come.
@@ -409,13 +446,8 @@ class Service:
             self._send_batches(handler)
 
     def _send_batches(self, handler: Handler) -> None:
-        fetching, settings = self._fetching[handler.id], self.settings
-        window = max(1, settings.window_bytes // settings.batch_bytes) * settings.batch_messages
-        while fetching.sent < handler.last and fetching.sent - handler.first < window:
-            chosen = handler.slice(fetching.sent + 1, settings.batch_bytes, settings.batch_messages)
-            batch = messages.Batch(fetching.request, fetching.sent + 1, tuple(chosen))
-            fetching.sent += len(chosen)
-            self.send(fetching.connection, batch)
+        fetching = self._fetching[handler.id]
+        self.fill_window(handler, fetching)
         if handler.ready:
             return
         if handler.is_frozen:
@@ -426,10 +458,20 @@ class Service:
         elif fetching.failed or self.down:
             self._break_off(handler, fetching, fetching.failed or self.down)
 
+    def fill_window(self, handler: Handler, fetching: Fetching) -> None:
+        """Send what there is, as far ahead of the acknowledgements as is allowed."""
+        settings = self.settings
+        window = max(1, settings.window_bytes // settings.batch_bytes) * settings.batch_messages
+        while fetching.sent < handler.last and fetching.sent - handler.first < window:
+            chosen = handler.slice(fetching.sent + 1, settings.batch_bytes, settings.batch_messages)
+            batch = messages.Batch(fetching.request, fetching.sent + 1, tuple(chosen))
+            fetching.sent += len(chosen)
+            self.send(fetching.connection, batch)
+
     def _break_off(self, handler: Handler, fetching: Fetching, why: str) -> None:
         """The foreign broker may hold more for the handler: what is here was given, the rest comes later."""
         del self._fetching[handler.id]
-        self._renew(handler)
+        self.renew(handler)
         text = f"the broker of site {self.settings.site} is down ({why}): ask again later"
         self.send(fetching.connection, messages.Downloaded(fetching.request, 0, text[:500]))
 
@@ -444,11 +486,11 @@ class Service:
 
     # --- leases ---
 
-    def _renew(self, handler: Handler) -> None:
+    def renew(self, handler: Handler) -> None:
         expires = self.now + handler.opened.lease_s
         self.keep(Changed(handler.id, handler.filters, expires, handler.source))
 
-    def _watch_lease(self, handler: Handler) -> None:
+    def watch_lease(self, handler: Handler) -> None:
         if handler.expires:
             self.after(handler.expires - self.now, lambda: self._check_lease(handler.id))
 
@@ -461,10 +503,10 @@ class Service:
             return
         self.end(handler, "expired")
 
-    def end(self, handler: Handler, why: str) -> None:
+    def end(self, handler: Handler, why: Literal["expired", "refused", "ended"]) -> None:
         """Give a handler up, with what it has."""
         self._moving.pop(handler.id, None)
         self._listening.pop(handler.id, None)
         if not handler.is_frozen:
             self.do(Unlisten(handler.name, self._foreign_filters(handler)))
-        self.keep(Closed(handler.id, why))  # type: ignore[arg-type]
+        self.keep(Closed(handler.id, why))

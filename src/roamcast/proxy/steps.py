@@ -40,6 +40,51 @@ class Settings(msgspec.Struct, frozen=True):
     """What is sent of a download before the first of it is acknowledged, about."""
 
 
+# --- what the MQTT endpoint says, in the same process: see residents.py ---
+
+
+class Attach(msgspec.Struct, frozen=True):
+    """A client of the endpoint is here; its session is found, wherever it is, or begun."""
+
+    request: int
+    client: str
+    user: str
+    ticket: str
+    """For a session that begins here."""
+    is_clean: bool
+    """Whether a session that there is ends now."""
+    lease_s: float
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """Batches follow under this request, and are answered with Taken."""
+
+    request: int
+    is_present: bool
+    filters: dict[str, str]
+
+
+class Subscribe(msgspec.Struct, frozen=True):
+    """Filters with the endpoint's notes; answered with Done or Refused."""
+
+    request: int
+    add: dict[str, str]
+    remove: tuple[str, ...] = ()
+
+
+class Done(msgspec.Struct, frozen=True):
+    request: int
+
+
+class Detach(msgspec.Struct, frozen=True):
+    """The client is away; 0 seconds: for good."""
+
+    lease_s: float
+
+
+Local = Attach | Attached | Subscribe | Done | Detach
+
+
 # --- inputs ---
 
 
@@ -53,7 +98,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 class Got(msgspec.Struct, frozen=True):
     connection: int
-    message: Message
+    message: Message | Local
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -74,10 +119,12 @@ class Listening(msgspec.Struct, frozen=True):
     """The foreign broker has all filters of a Listen."""
 
     name: str
+    token: int = 0
 
 
 class Unlistened(msgspec.Struct, frozen=True):
     name: str
+    is_end: bool = True
 
 
 class ForeignFailed(msgspec.Struct, frozen=True):
@@ -86,6 +133,7 @@ class ForeignFailed(msgspec.Struct, frozen=True):
     name: str
     what: Literal["listen", "unlisten"]
     why: str
+    token: int = 0
 
 
 class ForeignLost(msgspec.Struct, frozen=True):
@@ -110,7 +158,7 @@ class Keep(msgspec.Struct, frozen=True):
 
 class Send(msgspec.Struct, frozen=True):
     connection: int
-    message: Message
+    message: Message | Local
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -129,11 +177,15 @@ class Listen(msgspec.Struct, frozen=True):
 
     name: str
     filters: tuple[str, ...]
+    token: int = 0
+    """Comes back with the answer."""
 
 
 class Unlisten(msgspec.Struct, frozen=True):
     name: str
     filters: tuple[str, ...]
+    is_end: bool = True
+    """Whether the handler listens no more at all."""
 
 
 class Publish(msgspec.Struct, frozen=True):

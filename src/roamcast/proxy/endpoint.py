@@ -1,0 +1,195 @@
+"""The MQTT endpoint of a proxy: unmodified clients of MQTT 3.1.1 and 5 in front of a Mosquitto.
+
+A client connects here instead of at the broker. Its session is a resident handler of the proxy
+(residents.py), so it follows the client to the endpoint of any other site, also when the client went
+away without a word. Publishes are passed on to the broker as they are.
+
+What is different from the broker itself: QoS 2 subscriptions are granted as QoS 1; no shared
+subscriptions, no `no local`, no topic aliases; what is delivered carries user properties but no other
+ones, and never the retain flag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+from roamcast.client import Client, ClientError, connect
+from roamcast.daemon.addresses import join_endpoint
+from roamcast.errors import InputError
+from roamcast.mqtt.errors import PacketError
+from roamcast.mqtt.packets import Connack, Connect, Publish, Will
+from roamcast.mqtt.reading import CONNECT, cut, parse, parse_connect
+from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.writing import refusal, write
+from roamcast.proxy.adapter import IDENTITY_HEADER
+from roamcast.proxy.base import parse_url
+from roamcast.proxy.driver import ProxyServer, server_context
+from roamcast.proxy.mqtt_session import Session
+
+log = logging.getLogger("roamcast.proxy")
+
+PACKET_MAX = 1 << 20
+CONNECT_TIMEOUT_S = 10.0
+KEEP_ALIVE_GRACE = 1.5
+READ_BYTES = 65_536
+
+
+class MqttEndpoint:
+    """Where MQTT clients connect."""
+
+    def __init__(self, server: ProxyServer) -> None:
+        self.server = server
+        self.settings = server.config.mqtt
+        self.address = ""
+        self._listener: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._publisher: Client | None = None
+        self._opening = asyncio.Lock()
+        self._incarnation = secrets.token_hex(4)
+        self._published = 0
+
+    async def start(self) -> None:
+        settings = self.settings
+        try:
+            self._listener = await asyncio.start_server(
+                self._serve, settings.address, settings.port,
+                ssl=server_context(settings.certificate, settings.key, "mqtt"),
+            )  # fmt: skip
+        except OSError as error:
+            where = join_endpoint(settings.address, settings.port)
+            raise InputError(f"mqtt {where}: cannot be used ({error.strerror or error})") from None
+        self.address = join_endpoint(*self._listener.sockets[0].getsockname()[:2])
+        log.info("site %s: MQTT clients connect to %s", self.server.config.site, self.address)
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._publisher is not None:
+            await self._publisher.close()
+
+    async def publish(self, client: str, message: Publish | Will) -> None:
+        """Pass on what a client publishes; ClientError if the broker does not take it."""
+        publisher = await self._open_publisher()
+        self._published += 1
+        found = message.properties
+        user = found.user_properties if found is not None else ()
+        if not any(name == IDENTITY_HEADER for name, _ in user):
+            user = (*user, (IDENTITY_HEADER, f"{client}/{self._incarnation}/{self._published}"))
+        await publisher.publish(
+            message.topic, message.payload, qos=message.qos, retain=message.retain, properties=user,
+            content_type=found.content_type if found is not None else None,
+            message_expiry=found.message_expiry if found is not None else None,
+            response_topic=found.response_topic if found is not None else None,
+            correlation_data=found.correlation_data if found is not None else None,
+        )  # fmt: skip
+
+    async def _open_publisher(self) -> Client:
+        """One connection for all, which comes back by itself after a loss."""
+        async with self._opening:
+            if self._publisher is None:
+                place = parse_url(self.server.config.broker.own_url, "mqtt", 1883)
+                publisher = connect(str(place), clean=True, username=place.user, password=place.password)
+                await publisher.__aenter__()
+                self._publisher = publisher
+        return self._publisher
+
+    # --- connections ---
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if len(self._connections) <= self.server.config.listener.connections_max:
+                await self._converse(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, ClientError):
+            pass  # The client went away, or was too slow, or the broker is gone: its session stays.
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        packets = _Packets(reader)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                first, body = await packets.next()
+                if first >> 4 != CONNECT:
+                    return
+                connect = parse_connect(body)
+        except PacketError as error:
+            writer.write(refusal(error))
+            return
+        host = str((writer.get_extra_info("peername") or ("",))[0])
+        outcome = await self.server.verify(connect.username or "", connect.password or b"", host)
+        if outcome.name != "ACCEPTED":
+            writer.write(write(Connack(reason=Reason.BAD_USER_NAME_OR_PASSWORD), connect.version))
+            return
+        session = Session(self, connect, writer)
+        try:
+            async with asyncio.timeout(self.settings.locate_timeout_s):
+                refused = await session.begin()
+        except TimeoutError:
+            refused = Reason.SERVER_UNAVAILABLE
+        if refused is not None:
+            session.end()
+            writer.write(write(Connack(reason=refused), connect.version))
+            return
+        await self._read(packets, session, connect)
+
+    async def _read(self, packets: _Packets, session: Session, connect: Connect) -> None:
+        limit_s = connect.keep_alive * KEEP_ALIVE_GRACE or None
+        is_clean = False
+        try:
+            while not is_clean and not session.is_over:
+                async with asyncio.timeout(limit_s):
+                    first, body = await packets.next(session.over)
+                is_clean = await session.take(parse(first, body, connect.version))
+        except PacketError as error:
+            session.disconnect(error.reason)
+        finally:
+            session.end()
+            if not is_clean and connect.will is not None and not session.is_moved:
+                self.server.spawn(self._publish_will(session.client, connect.will))
+
+    async def _publish_will(self, client: str, will: Will) -> None:
+        await asyncio.sleep(will.delay)
+        try:
+            await self.publish(client, will)
+        except ClientError as error:
+            log.warning("the will of %s was not published: %s", client, error)
+
+
+class _Packets:
+    """Whole frames of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._data = b""
+
+    async def next(self, over: asyncio.Future[None] | None = None) -> tuple[int, bytes]:
+        """The next frame; IncompleteReadError at the end of the connection, or when it is over."""
+        while True:
+            found = cut(self._data, 0, PACKET_MAX)
+            if found is not None:
+                first, start, end = found
+                body, self._data = self._data[start:end], self._data[end:]
+                return first, body
+            reading = asyncio.ensure_future(self._reader.read(READ_BYTES))
+            awaited: list[asyncio.Future[Any]] = [reading] if over is None else [reading, over]
+            try:
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not reading.done():
+                    reading.cancel()
+            if over is not None and over.done():
+                raise asyncio.IncompleteReadError(b"", None)
+            more = reading.result()
+            if not more:
+                raise asyncio.IncompleteReadError(self._data, None)
+            self._data += more
