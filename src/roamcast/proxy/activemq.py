@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import cast
 
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
 from roamcast.proxy.base import ForeignAdapter, Place, parse_url, with_identity, without_identity
@@ -244,8 +245,8 @@ class _Connection(asyncio.Protocol):
     # --- what asyncio calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asked for by isinstance: uvloop's transports are of no class of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         messages: list[Frame] = []
