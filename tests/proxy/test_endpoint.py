@@ -53,6 +53,14 @@ async def take(client: aiomqtt.Client, count: int) -> list[str]:
         return [bytes((await anext(messages)).payload).decode() for _ in range(count)]
 
 
+async def take_up_to(client: aiomqtt.Client, last: str) -> list[str]:
+    """What comes up to this one, copies left out: who publishes without an identity gets QoS 1, no more."""
+    came: dict[str, None] = {}
+    while last not in came:
+        came |= dict.fromkeys(await take(client, 1))
+    return list(came)
+
+
 async def publish(port: int, topic: str, numbers: range, qos: int = 1) -> None:
     async with aiomqtt.Client(HOST, port) as client:
         for number in numbers:
@@ -84,10 +92,11 @@ def test_a_client_that_reconnects_at_another_site_keeps_its_session(
         await publish(ports["left"], f"{topic}/3", range(20, 30))
         async with at(ports["left"], id, version=version) as client:
             await publish(network.ports["hub"], f"{topic}/4", range(30, 35))
-            assert await take(client, 25) == names(range(10, 35))
+            assert await take_up_to(client, "34") == names(range(10, 35))
         await publish(network.ports["hub"], f"{topic}/5", range(35, 40))
         async with at(ports["hub"], id, version=version) as client:
-            assert await take(client, 5) == names(range(35, 40))
+            came = await take_up_to(client, "39")
+            assert came[-5:] == names(range(35, 40))
 
     story(work)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from roamcast.client import ClientError, PublishError
@@ -262,7 +263,10 @@ class Session:
                 return reason is not Reason.DISCONNECT_WITH_WILL_MESSAGE
             case _:
                 raise protocol_error(f"a {type(packet).__name__} is not expected")
-        await self._writer.drain()
+        if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            # A client that is gone may have sent acknowledgements first: those that are here count.
+            with suppress(OSError):
+                await self._writer.drain()
         return False
 
     async def _on_publish(self, packet: Publish) -> None:
