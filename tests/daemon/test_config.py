@@ -146,13 +146,15 @@ def test_variables_win_over_the_file_and_flags_over_variables(tmp_path: Path) ->
 def test_every_plain_key_can_be_set_by_its_variable_and_by_set(tmp_path: Path) -> None:
     entries = {"listener": "[[listener]]", "peer": '[[peer]]\nid = "b"\naddress = "127.0.0.1:1"'}
     entries["access.rule"] = '[[access.rule]]\nverdict = "allow"'
+    entries["location.state"] = '[[location.state]]\nname = "budget"'
     path = write(tmp_path, "\n".join(entries.values()))
     for key in keys_of(Config):
         if key.field.is_a("path") or key.name in ("link.secret", "link.secret_variable"):
             continue
         value = key.field.default
         if key.field.required:
-            value = {"id": "b", "address": "127.0.0.1:1", "verdict": "allow"}[key.path[-1]]
+            given = {"id": "b", "address": "127.0.0.1:1", "verdict": "allow", "name": "budget"}
+            value = given[key.path[-1]]
         text = "none" if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
         wanted = load(path, {}, {})
         variable = key.variable("ROAMCAST").replace("_N_", "_0_")
@@ -388,6 +390,23 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
             "events.pseudonym_key and events.pseudonym_key_file are given; keep one",
         ),
         ("[location]\nmovement_graph = 'absent'", "location.movement_graph = absent: cannot be read"),
+        (
+            "[[location.state]]\nname = 'x'\ngraph = 'absent'",
+            "location.state.0.graph = absent: cannot be read",
+        ),
+        (
+            "[[location.state]]\nname = 'my x'",
+            "location.state.0.name = \"my x\": valid is a name of small letters",
+        ),
+        (
+            "[[location.state]]\nname = 'x'\n[[location.state]]\nname = 'x'",
+            "location.state.1.name = x: there is one of that name already",
+        ),
+        (
+            "[[location.state]]\nname = 'x'\nlowest = 5\nhighest = 1",
+            "location.state.0: lowest = 5 is above highest = 1",
+        ),
+        ("[location]\nstay_s = -1", "location.stay_s = -1: valid is a number from 0"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(tmp_path: Path, text: str, line: str) -> None:

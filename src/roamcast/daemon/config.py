@@ -31,6 +31,7 @@ from roamcast.daemon.sections import (
     Mqtt,
     Peer,
     Quotas,
+    State,
 )
 from roamcast.errors import InputError, did_you_mean
 from roamcast.mqtt.access import Rule
@@ -56,6 +57,7 @@ SECRETS = {key.name: key for key in keys_of(Config) if key.field.is_a("secret")}
 EXAMPLES: dict[str, msgspec.Struct] = {
     "peer": Peer(id="b", address="127.0.0.1:7001"),
     "access.rule": Rule(verdict="allow", topic="cars/%c/#", user="user:*"),
+    "location.state": State(name="budget", fall=10.0, lowest=0.0, highest=100.0),
 }
 
 

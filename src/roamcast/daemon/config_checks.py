@@ -14,7 +14,7 @@ import msgspec
 
 from roamcast.daemon.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.daemon.private_files import check_readable
-from roamcast.daemon.sections import Config, Link, Listener
+from roamcast.daemon.sections import Config, Link, Listener, Location
 from roamcast.daemon.tls import link_contexts, listener_context
 from roamcast.daemon.users import read_users
 from roamcast.errors import InputError, did_you_mean
@@ -39,8 +39,22 @@ def check(config: Config, warn: Warn) -> None:
     check_events(config, warn)
     if config.metrics.enabled and not is_loopback(config.metrics.address):
         warn(f"metrics.address = {config.metrics.address}: whoever reaches it can read the figures")
-    if config.location.movement_graph:
-        check_readable(config.location.movement_graph, "location.movement_graph")
+    check_location(config.location)
+
+
+def check_location(location: Location) -> None:
+    if location.movement_graph:
+        check_readable(location.movement_graph, "location.movement_graph")
+    names: dict[str, None] = {"location": None} if location.movement_graph else {}
+    for number, state in enumerate(location.states):
+        key = f"location.state.{number}"
+        if state.name in names:
+            raise InputError(f"{key}.name = {state.name}: there is one of that name already; choose another")
+        names[state.name] = None
+        if state.graph:
+            check_readable(state.graph, f"{key}.graph")
+        elif state.lowest > state.highest:
+            raise InputError(f"{key}: lowest = {state.lowest:g} is above highest = {state.highest:g}")
 
 
 def check_addresses(config: Config) -> None:

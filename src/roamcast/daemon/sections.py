@@ -27,6 +27,12 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1024)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+Stay = Annotated[float, Meta(ge=0, le=31_536_000)]
+Change = Annotated[float, Meta(ge=0, le=1e12)]
+Bound = Annotated[float, Meta(ge=-1e12, le=1e12)]
+VariableName = Annotated[
+    str, Meta(pattern=r"^[a-z_][a-z0-9_]{0,63}$", description="a name of small letters, digits and '_'")
+]
 ListenerKind = Literal["tcp", "tls", "ws", "wss"]
 
 
@@ -289,11 +295,34 @@ class Events(Section, frozen=True):
     """Files older than this are deleted; "none" keeps them."""
 
 
+class State(Section, frozen=True):
+    """What else clients say of themselves, for filters on my.NAME; write one [[location.state]] for each."""
+
+    name: VariableName
+    """NAME, which filters write as my.NAME."""
+    graph: PathText = ""
+    """Its values and the steps between them, in a file like the movement graph; empty: it is a number."""
+    fall: Change = 0.0
+    """By how much a number falls in one step, at most."""
+    rise: Change = 0.0
+    """By how much it rises in one step, at most."""
+    lowest: Bound = -1e12
+    """The lowest value it can have."""
+    highest: Bound = 1e12
+    """The highest value it can have."""
+
+
 class Location(Section, frozen=True):
-    """Logical mobility: filters that depend on where the client is."""
+    """Logical mobility: filters that depend on where the client is; the same at every broker."""
 
     movement_graph: PathText = ""
-    """The file of the movement graph; empty allows no location-dependent filters."""
+    """The file of the movement graph; empty allows no filters on myloc."""
+    stay_s: Stay | None = None
+    """How long clients stay at a location at least; "none" learns it from the moves of each."""
+    stay_first_s: Stay = 1.0
+    """What to assume until a client has moved twice."""
+    states: tuple[State, ...] = field(name="state", default=())
+    """Anything else that clients say of themselves."""
 
 
 class Config(Section, frozen=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from roamcast.core.queues import QueueLimits
-from roamcast.daemon.sections import Config
+from roamcast.daemon.sections import Config, State
 from roamcast.location.movement_graph import parse_movement_graph
 from roamcast.mqtt.endpoint import EndpointSettings
 from roamcast.node.broker import BrokerSettings
-from roamcast.site.settings import SiteSettings
+from roamcast.site.settings import SiteSettings, StateSettings
 
 
 def site_settings(config: Config) -> SiteSettings:
@@ -49,9 +49,17 @@ def site_settings(config: Config) -> SiteSettings:
             serves_unreachable=mobility.unreachable == "serve",
         ),
         movement_graph=_read_graph(config.location.movement_graph),
+        states=tuple(_read_state(state) for state in config.location.states),
+        stay_s=config.location.stay_s,
+        stay_first_s=config.location.stay_first_s,
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,
     )
+
+
+def _read_state(state: State) -> StateSettings:
+    graph = _read_graph(state.graph)
+    return StateSettings(state.name, graph, state.fall, state.rise, state.lowest, state.highest)
 
 
 def _read_graph(path: str) -> str:

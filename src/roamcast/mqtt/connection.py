@@ -6,7 +6,10 @@ request with many bodies, and runs of acknowledgements one acknowledgement.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from roamcast.core.effects import Input, Submitted
 from roamcast.core.messages import Acknowledge, Publish
@@ -16,7 +19,7 @@ from roamcast.mqtt.bursts import acknowledged, cut_bursts, written_acknowledgeme
 from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.marks import PLAIN, RETAIN
 from roamcast.mqtt.packet_ids import consecutive, following
-from roamcast.mqtt.packets import Connect, Packet, Puback, Pubrec
+from roamcast.mqtt.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.properties import split_publish
 from roamcast.mqtt.publishing import Described, resolve
 from roamcast.mqtt.reading import PINGREQ, cut, needed, parse
@@ -30,6 +33,22 @@ QOS_0, QOS_1 = 0x30, 0x32
 """First bytes of a PUBLISH that is neither retained nor sent again."""
 LARGEST_PACKET = 1 << 28
 TOPICS_KEPT_MAX = 2048
+EXPLANATION_LENGTH_MAX = 1000
+
+Answer = TypeVar("Answer", bound=Puback | Pubrec | Suback)
+
+
+class Refusal(NamedTuple):
+    """Why a PUBLISH was not taken."""
+
+    reason: Reason
+    text: str = ""
+
+
+Refusals = Sequence[Refusal | None]
+"""One for each of several PUBLISH packets, None where it was taken; empty if all were."""
+
+DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
 
 class Reader(Protocol):
@@ -46,8 +65,8 @@ class Reader(Protocol):
     def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
         """The attributes of what is published under this topic; None if the client may not do that."""
 
-    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> bool:
-        """Something for the broker itself; False if it is not, or not understood."""
+    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> Refusals:
+        """Something for the broker itself, or nothing that the client may publish."""
 
     def described(self, block: bytes) -> Described:
         """The properties of a PUBLISH, checked."""
@@ -276,8 +295,8 @@ class Connection:
         if first == QOS_1 and not block and topic and self.qos_max:
             # Nearly all of those that are promised.
             self.is_durable = True
-            allowed = self._submit(endpoint, topic, payloads, PLAIN[1], 1)
-            self._answer(PUBACK, packet_id, len(payloads), allowed)
+            refusals = self._submit(endpoint, topic, payloads, PLAIN[1], 1)
+            self._answer(PUBACK, packet_id, len(payloads), refusals)
             return
         qos = first >> 1 & 3
         flags = qos | RETAIN if first & 1 else qos
@@ -299,9 +318,9 @@ class Connection:
         if qos == 2:
             self._take_twice(endpoint, topic, marks, packet_id, payloads)
             return
-        allowed = self._submit(endpoint, topic, payloads, marks, qos)
+        refusals = self._submit(endpoint, topic, payloads, marks, qos)
         if qos:
-            self._answer(PUBACK, packet_id, len(payloads), allowed)
+            self._answer(PUBACK, packet_id, len(payloads), refusals)
 
     def _take_twice(
         self, endpoint: Reader, topic: bytes, marks: bytes, packet_id: int, payloads: list[bytes]
@@ -314,18 +333,33 @@ class Connection:
         # MQTT 3.1.1 has no receive maximum: there the packet ids are the bound.
         if len(received) + len(fresh) > endpoint.received_max and self.version == 5:
             raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more QoS 2 publishes than were agreed")
-        allowed = not fresh or self._submit(endpoint, topic, [payload for _, payload in fresh], marks, 2)
-        if allowed or self.version == 4:
-            received.update(dict.fromkeys(one for one, _ in fresh))
-        self._answer(PUBREC, packet_id, len(payloads), allowed)
+        refusals = self._submit(endpoint, topic, [payload for _, payload in fresh], marks, 2) if fresh else ()
+        refused = {
+            one: refusal
+            for (one, _), refusal in zip(fresh, refusals, strict=bool(refusals))
+            if refusal is not None
+        }
+        received.update((one, None) for one, _ in fresh if one not in refused or self.version == 4)
+        answers = [refused.get(one) for one in ids] if refused else ()
+        self._answer(PUBREC, packet_id, len(payloads), answers)
 
-    def _answer(self, first: int, packet_id: int, count: int, allowed: bool) -> None:
-        """PUBACK or PUBREC; only MQTT 5 can say that it was not allowed."""
-        if allowed or self.version == 4:
+    def _answer(self, first: int, packet_id: int, count: int, refusals: Refusals) -> None:
+        """PUBACK or PUBREC; only MQTT 5 can say that something was refused, and why."""
+        if not refusals or self.version == 4:
             self.out.append(written_acknowledgements(first, packet_id, count))
             return
         kind = Puback if first == PUBACK else Pubrec
-        self.out += [write(kind(one, Reason.NOT_AUTHORIZED), 5) for one in consecutive(packet_id, count)]
+        for one, refusal in zip(consecutive(packet_id, count), refusals, strict=True):
+            reason, text = refusal or TAKEN
+            self.out.append(write(self.explained(kind(one, reason), text), 5))
+
+    def explained(self, answer: Answer, text: str) -> Answer:
+        """With a text where the client understands and wants one, and has room for it."""
+        if not text or self.version == 4 or not self.connect.request_problem_information:
+            return answer
+        told = AcknowledgementProperties(reason_string=text[:EXPLANATION_LENGTH_MAX])
+        longer, size_max = replace(answer, properties=told), self.connect.maximum_packet_size
+        return longer if size_max is None or len(write(longer, 5)) <= size_max else answer
 
     def _attributes(self, endpoint: Reader, topic: bytes) -> bytes | None:
         """Of what is published under this topic; None if the client may not do that."""
@@ -341,15 +375,16 @@ class Connection:
 
     def _submit(
         self, endpoint: Reader, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
-    ) -> bool:
-        """Hand notifications to the core; whether the client may publish them."""
+    ) -> Refusals:
+        """Hand notifications to the core, if the client may publish them."""
         attributes = self.topics.get(topic) or self._attributes(endpoint, topic)
         if attributes is None:
             return endpoint.on_control(self, topic, payloads)
         if self.guarded and topic in self.guarded:
+            count = len(payloads)
             payloads = endpoint.permitted(self, topic, payloads, marks)
             if not payloads:
-                return False
+                return [DENIED] * count
         endpoint.traffic.received[qos] += len(payloads)
         request = 0
         if qos:
@@ -361,7 +396,7 @@ class Connection:
         if marks[0] & RETAIN:
             self.is_durable = True
             endpoint.on_retain(self, topic, marks, payloads[-1])
-        return True
+        return ()
 
     # --- PUBACK ---
 

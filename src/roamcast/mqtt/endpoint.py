@@ -19,20 +19,20 @@ from roamcast.core.messages import (
     Hello,
     Leave,
     Move,
-    RequestRefused,
     SubscriptionSettled,
     Welcome,
 )
 from roamcast.core.notification import Burst, encode_attributes
-from roamcast.filters.filter import Attributes
+from roamcast.errors import InputError
+from roamcast.filters.filter import Attributes, Filter, Value
 from roamcast.mqtt import packets
 from roamcast.mqtt.access import Access, AccessRules, Identity
 from roamcast.mqtt.attributes import contents_of
-from roamcast.mqtt.connection import Connection
+from roamcast.mqtt.connection import DENIED, Connection, Refusal, Refusals
 from roamcast.mqtt.delivering import PUBREL, deliver
 from roamcast.mqtt.errors import PacketError, protocol_error
 from roamcast.mqtt.marks import QOS, RETAIN, TOPIC
-from roamcast.mqtt.moves import MOVE_TOPIC, read_move
+from roamcast.mqtt.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.outgoing import Encoder
 from roamcast.mqtt.packets import Packet
 from roamcast.mqtt.publishing import Described, PropertyReader, described
@@ -102,6 +102,12 @@ class Keeper(Protocol):
         """A client takes part in a shared subscription; or comes here with it, or connects, or goes away."""
 
     def leave(self, client: str, subscription: Subscription) -> None: ...
+
+    def refusal_of_filter(self, filter: Filter, client: str) -> str:
+        """Why the client cannot subscribe to a filter on its own state; "" if it can."""
+
+    def refusal_of_move(self, values: dict[str, Value]) -> str:
+        """Why a client cannot be there; "" if it can."""
 
 
 class Endpoint:
@@ -318,22 +324,31 @@ class Endpoint:
                 self._attributes.clear()
             known = self._attributes[topic] = (name, encode_attributes({TOPIC: name}))
         name, attributes = known
+        if topic.startswith(CONTROL):
+            return None
         decision = connection.access.publish(name)
         if decision.needs_content:
             connection.guarded[topic] = None
             return attributes
         return attributes if decision.allowed else None
 
-    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> bool:
+    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> Refusals:
+        if topic != MOVE_TOPIC:
+            return [DENIED] * len(payloads)
+        return [self._move(connection, payload) for payload in payloads]
+
+    def _move(self, connection: Connection, payload: bytes) -> Refusal | None:
         """A client says where it is, or what else of its own state has changed."""
-        moves = [read_move(payload) for payload in payloads] if topic == MOVE_TOPIC else []
-        for values in moves:
-            if values:
-                connection.is_durable = True
-                connection.request += 1
-                move = Move(connection.request, values)
-                self.inputs.append(Submitted(connection.client, connection.id, move))
-        return bool(moves) and all(moves)
+        try:
+            values = read_move(payload)
+        except InputError as error:
+            return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
+        # Also one that will be refused: the core writes down that it was.
+        connection.is_durable = True
+        connection.request += 1
+        self.inputs.append(Submitted(connection.client, connection.id, Move(connection.request, values)))
+        refusal = self.keeper.refusal_of_move(values)
+        return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
 
     def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
         """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
@@ -553,8 +568,6 @@ class Endpoint:
                     welcomed.append(connection)
             elif type(message) is SubscriptionSettled:
                 self._subscribing.on_settled(id, message.request)
-            elif type(message) is RequestRefused:
-                self._subscribing.on_refused(id, message.request)
         for _, id, why in effects.closes:
             connection = self.connections.get(id)
             if connection is not None:

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import msgspec
 
+from roamcast.errors import InputError
 from roamcast.filters.expression import Value
 
-MOVE_TOPIC = b"$roamcast/move"
+CONTROL = b"$roamcast/"
+"""Topics that no access rule opens: what is published there is for the broker itself."""
+MOVE_TOPIC = CONTROL + b"move"
 LOCATION = "location"
 
 _decode = msgspec.json.Decoder(dict[str, str | bool | int | float]).decode
 
 
 def read_move(payload: bytes) -> dict[str, Value]:
-    """What a client says of itself; empty if it cannot be understood."""
+    """What a client says of itself; InputError if it cannot be understood."""
     try:
         text = payload.decode()
-    except UnicodeDecodeError:
-        return {}
-    if not text.startswith("{"):
-        return {LOCATION: text} if text else {}
-    try:
-        return _decode(payload)
-    except msgspec.MsgspecError:
-        return {}
+        values: dict[str, Value] = {LOCATION: text} if text else {}
+        if text.startswith("{"):
+            values = _decode(payload)
+    except (UnicodeDecodeError, msgspec.MsgspecError):
+        values = {}
+    if not values:
+        raise InputError('a move: valid is the name of a location, or a JSON object as {"location": "lobby"}')
+    return values
 
 
 def write_move(values: dict[str, Value]) -> bytes:

@@ -15,6 +15,7 @@ from roamcast.core.notification import decode_attributes
 from roamcast.errors import InputError
 from roamcast.filters.expression import names_of
 from roamcast.filters.filter import Attributes, Filter
+from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.in_flight import InFlight, PackedInFlight
@@ -222,5 +223,5 @@ def _asks_more(filter: Filter) -> bool:
 
 
 def _may_want(filter: Filter, attributes: Attributes) -> bool:
-    """Where the client is, the core knows; a filter on that has been looked at there."""
-    return bool(filter.own) or filter.matches(attributes)
+    """Where the client is, the core knows; a condition on that has been looked at there."""
+    return (widest(filter) if filter.own else filter).matches(attributes)

@@ -38,8 +38,6 @@ class Pending(msgspec.Struct):
     open: int = 0
     """Requests that have not settled."""
     recall: list[Subscription] = []
-    places: dict[int, int] = {}
-    """Which entry of the SUBSCRIBE a request is for."""
 
 
 class Subscribing:
@@ -54,23 +52,22 @@ class Subscribing:
         asked = dict(packet.user_properties)
         requests: list[int] = []
         reasons: list[Reason] = []
+        refusals: list[str] = []
         recall: list[Subscription] = []
-        places: dict[int, int] = {}
         for entry in packet.entries:
             try:
                 subscription = self._read(connection, session, entry, packet.subscription_identifier, asked)
             except PacketError as error:
                 reasons.append(error.reason)
+                refusals.append(error.text)
                 continue
             is_new = entry.filter not in session.subscriptions
-            entered = self._enter(connection, session, subscription)
-            places.update(dict.fromkeys(entered[:1], len(reasons)))
-            requests += entered
+            requests += self._enter(connection, session, subscription)
             reasons.append(GRANTED[subscription.qos])
             if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
                 recall.append(subscription)
-        answer = packets.Suback(packet.packet_id, tuple(reasons))
-        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall, places))
+        answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
+        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
 
     def _read(
         self,
@@ -98,6 +95,11 @@ class Subscribing:
         is_full = len(session.subscriptions) >= endpoint.settings.subscriptions_max
         if is_full and entry.filter not in session.subscriptions:
             raise PacketError(Reason.QUOTA_EXCEEDED, "a client may not have more subscriptions")
+        refusal = endpoint.keeper.refusal_of_filter(filter, connection.client)
+        if group and filter.own:
+            refusal = "a shared subscription cannot depend on where one client is"
+        if refusal:
+            raise PacketError(Reason.TOPIC_FILTER_INVALID, refusal)
         if not connection.access.may_subscribe(filter):
             raise PacketError(Reason.NOT_AUTHORIZED, f"{entry.filter} may not be subscribed to")
         return subscription
@@ -158,18 +160,6 @@ class Subscribing:
             pending.open -= 1
             if not pending.open:
                 self._answer(pending)
-
-    def on_refused(self, connection: int, request: int) -> None:
-        """The core cannot do what was asked: a filter on a state of the client that nobody knows."""
-        pending = self._pending.get((connection, request))
-        if pending is None or not isinstance(pending.answer, packets.Suback):
-            return
-        place = pending.places.get(request)
-        if place is not None:
-            reasons = list(pending.answer.reasons)
-            reasons[place] = Reason.TOPIC_FILTER_INVALID
-            pending.answer = msgspec.structs.replace(pending.answer, reasons=tuple(reasons))
-        self.on_settled(connection, request)
 
     def give_up(self, connection: int, request: int) -> None:
         """It took too long: answer all the same."""

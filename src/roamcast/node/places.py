@@ -12,6 +12,7 @@ handoff: where it is does not change while its subscriptions are on the move.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -88,9 +89,9 @@ class Places:
             return f"with the client's name in it, the {error}"
         return ""
 
-    def refusal_of_move(self, values: str) -> str:
+    def refusal_of_move(self, values: Mapping[str, Value]) -> str:
         """Why the client cannot be there; "" if it can."""
-        for name, value in _decoded(values).items():
+        for name, value in values.items():
             variable = self._settings.variables.get(name)
             if variable is None:
                 return self._unknown(name)
@@ -108,7 +109,7 @@ class Places:
 
     def move(self, session: Session, request: int, values: str, is_late: bool) -> None:
         """The client has moved; if that had to wait, more may have happened than one step."""
-        steps = {name: one for name, one in _decoded(values).items() if _value(session, name) != one}
+        steps = {name: one for name, one in decoded_values(values).items() if _value(session, name) != one}
         if steps and (is_late or not self._are_steps(session, steps)):
             self._announce(session, Waiting(session.places_number + 1, request, values))
             return
@@ -149,7 +150,7 @@ class Places:
 
     def _announce(self, session: Session, waiting: Waiting) -> None:
         """Say that the client will be elsewhere; it is when everyone knows."""
-        for name, value in _decoded(waiting.values).items():
+        for name, value in decoded_values(waiting.values).items():
             old = session.places.get(name, Place(stay_s=self._settings.stay_s or self._settings.stay_first_s))
             session.places[name] = msgspec.structs.replace(old, coming=value)
         session.places_number = waiting.number
@@ -167,7 +168,7 @@ class Places:
             return
         del self.waiting[client]
         if waiting.values:
-            self._take(broker.sessions[client], _decoded(waiting.values), is_late=True)
+            self._take(broker.sessions[client], decoded_values(waiting.values), is_late=True)
             broker.tell(client, SubscriptionSettled(waiting.request))
         broker.requests.carry_on(client)
 
@@ -258,10 +259,10 @@ def encoded_values(values: dict[str, Value]) -> str:
 
 def merged_values(earlier: str, later: str) -> str:
     """Both moves as one."""
-    return encoded_values({**_decoded(earlier), **_decoded(later)})
+    return encoded_values({**decoded_values(earlier), **decoded_values(later)})
 
 
-def _decoded(values: str) -> dict[str, Value]:
+def decoded_values(values: str) -> dict[str, Value]:
     return msgspec.json.decode(values, type=dict[str, str | bool | int | float])
 
 

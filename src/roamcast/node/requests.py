@@ -14,7 +14,7 @@ from roamcast.core.notification import decode_attributes
 from roamcast.core.routing import Token
 from roamcast.core.session import Session
 from roamcast.filters.selector import parse
-from roamcast.node.places import encoded_values, merged_values
+from roamcast.node.places import decoded_values, encoded_values, merged_values
 
 if TYPE_CHECKING:
     from roamcast.node.broker import Broker
@@ -173,7 +173,7 @@ class Requests:
         """Say so where filters on the client's own state, or its moves, cannot be."""
         places = self._broker.places
         if kind == "Move":
-            reason = places.refusal_of_move(text)
+            reason = places.refusal_of_move(decoded_values(text))
             if reason:
                 places.refuse_move(client, request, reason)
         else:

@@ -53,6 +53,10 @@ class SubscribingHost:
             self.places.know(self.sessions[client])
         return bind(filter, client)
 
+    def as_it_is(self, filter: Filter, client: str) -> Filter:
+        """What a filter that a client of this broker is subscribed to matches at present."""
+        return self.router.dependents.local(bind(filter, client))
+
     def _filters(self, subscriptions: Iterable[str], client: str) -> list[Filter]:
         return [self._bound(parse(text), client) for text in subscriptions]
 

@@ -45,7 +45,8 @@ class Announcements:
         return _burst(topic, payload, now, PLAIN[0])
 
     def on_recall(self, sender: str, message: RecallAnnounced) -> None:
-        filter, broker = parse(message.filter), self._broker
+        broker = self._broker
+        filter = broker.as_it_is(parse(message.filter), message.client)
         named = identified(message.identifier) if message.identifier is not None else b""
         for topic, payload in self._last.items():
             burst = _burst(topic, payload, broker.now, PLAIN[RETAINED] + named)

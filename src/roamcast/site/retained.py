@@ -139,7 +139,8 @@ class RetainedMessages:
             self._broker.send(message.peer, one)
 
     def on_recall(self, sender: str, message: Recall) -> None:
-        broker, filter = self._broker, parse(message.filter)
+        broker = self._broker
+        filter = broker.as_it_is(parse(message.filter), message.client)
         named = identified(message.identifier) if message.identifier is not None else b""
         for one in self._kept.values():
             if one.body is None:

@@ -4,8 +4,28 @@ from __future__ import annotations
 
 import msgspec
 
+from roamcast.location.movement_graph import parse_movement_graph
+from roamcast.location.settings import LocationSettings
+from roamcast.location.variables import NumberSteps, Variable
 from roamcast.mqtt.endpoint import EndpointSettings
 from roamcast.node.broker import BrokerSettings
+
+
+class StateSettings(msgspec.Struct, frozen=True):
+    """Something that clients say of themselves: how it may change in one step."""
+
+    name: str
+    graph: str = ""
+    """The text of a graph of its values; "": it is a number."""
+    fall: float = 0.0
+    rise: float = 0.0
+    lowest: float = -1e12
+    highest: float = 1e12
+
+    def variable(self) -> Variable:
+        if self.graph:
+            return parse_movement_graph(self.graph)
+        return NumberSteps(self.fall, self.rise, self.lowest, self.highest)
 
 
 class SiteSettings(msgspec.Struct, frozen=True):
@@ -15,5 +35,15 @@ class SiteSettings(msgspec.Struct, frozen=True):
     endpoint: EndpointSettings = EndpointSettings()
     movement_graph: str = ""
     """The text of the movement graph, for filters that depend on where the client is; "" allows none."""
+    states: tuple[StateSettings, ...] = ()
+    stay_s: float | None = None
+    """How long clients keep a location, or another state, at least; None: learnt from the changes of each."""
+    stay_first_s: float = 1.0
     retained_messages_max: int = 100_000
     retained_bytes_max: int = 256 << 20
+
+    def location(self) -> LocationSettings:
+        states = {state.name: state.variable() for state in self.states}
+        if self.movement_graph:
+            states["location"] = parse_movement_graph(self.movement_graph)
+        return LocationSettings(states, self.stay_s, self.stay_first_s)

@@ -16,8 +16,7 @@ import msgspec
 from roamcast.core.codec import Codec
 from roamcast.core.effects import Configured, Deadline, Pressed, Told
 from roamcast.errors import InputError
-from roamcast.location.movement_graph import parse_movement_graph
-from roamcast.location.settings import LocationSettings
+from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
 from roamcast.mqtt.endpoint import Endpoint
 from roamcast.mqtt.sessions import Subscription
@@ -267,10 +266,15 @@ class Site:
         takes = Takes(subscription.group, subscription.filter, client, joins=False)
         self.endpoint.inputs.append(Told(takes))
 
+    def refusal_of_filter(self, filter: Filter, client: str) -> str:
+        return self.broker.places.refusal_of_filter(filter, client)
+
+    def refusal_of_move(self, values: dict[str, Value]) -> str:
+        return self.broker.places.refusal_of_move(values)
+
 
 def _broker_settings(settings: SiteSettings) -> BrokerSettings:
     """The broker's own, with the movement graph made of its text."""
-    if not settings.movement_graph:
+    if not (settings.movement_graph or settings.states):
         return settings.broker
-    location = LocationSettings(variables={"location": parse_movement_graph(settings.movement_graph)})
-    return msgspec.structs.replace(settings.broker, location=location)
+    return msgspec.structs.replace(settings.broker, location=settings.location())
