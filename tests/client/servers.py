@@ -128,12 +128,12 @@ class Mosquitto(Server):
         return [MOSQUITTO, "-c", "mosquitto.conf", "-v"]
 
 
-def line_of_brokers(folder: Path, count: int) -> list[Broker]:
+def line_of_brokers(folder: Path, count: int, *more: str) -> list[Broker]:
     """Brokers b0, b1, … each linked to the one before, and all links up."""
     brokers: list[Broker] = []
     for number in range(count):
         peers = {brokers[-1].id: brokers[-1].link_port} if brokers else {}
-        brokers.append(Broker(folder, f"b{number}", peers))
+        brokers.append(Broker(folder, f"b{number}", peers, *more))
         brokers[-1].start()
     end = time.monotonic() + DEADLINE_S
     for broker in brokers[1:]:
@@ -144,8 +144,8 @@ def line_of_brokers(folder: Path, count: int) -> list[Broker]:
 
 
 @contextmanager
-def running_line(folder: Path, count: int) -> Iterator[list[Broker]]:
-    brokers = line_of_brokers(folder, count)
+def running_line(folder: Path, count: int, *more: str) -> Iterator[list[Broker]]:
+    brokers = line_of_brokers(folder, count, *more)
     try:
         yield brokers
     finally:
