@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.mqtt.strategies import publishes
 
 from roamcast.errors import InputError
 from roamcast.mqtt import bursts
@@ -14,6 +15,7 @@ from roamcast.mqtt.bursts import (
     FrameWriter,
     acknowledged,
     cut_bursts,
+    last_frame,
     puback,
     publish_frames,
     written_acknowledgements,
@@ -236,3 +238,31 @@ def test_ids_go_round() -> None:
     assert following(1, 65_535) == 1
     assert list(consecutive(65_534, 4)) == [65_534, 65_535, 1, 2]
     assert list(consecutive(65_534, 2)) == [65_534, 65_535]
+
+
+# --- frames that come one by one ---
+
+
+@given(st.data(), st.sampled_from([4, 5]))
+def test_the_last_frame_is_what_bursts_say(drawn: st.DataObject, version: int) -> None:
+    packet = drawn.draw(publishes(version, from_client=True))
+    data = b"\x40\x02\x00\x07" + write(packet, version)
+    found = last_frame(data, 4, 1 << 20, version)
+    if found is not None:
+        assert cut_bursts(data, 4, 1 << 20, version) == ([found], len(data))
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_last_frame_is_taken_where_it_is_plain(version: int) -> None:
+    data = write(Publish("a/b", b"body", 1, packet_id=7), version)
+    assert last_frame(data, 0, 1 << 20, version) == (0x32, b"a/b", b"", 7, [b"body"])
+    assert last_frame(data[:-1], 0, 1 << 20, version) is None
+    assert last_frame(data + data, 0, 1 << 20, version) is None
+    assert last_frame(data, 0, len(data) - 1, version) is None
+
+
+@given(st.binary(max_size=140), st.sampled_from([4, 5]))
+def test_any_bytes_may_be_the_last(data: bytes, version: int) -> None:
+    data = b"\x32" + data
+    found = last_frame(data, 0, 1 << 20, version)
+    assert found is None or cut_bursts(data, 0, 1 << 20, version) == ([found], len(data))

@@ -111,6 +111,35 @@ def cut_bursts(data: bytes, start: int, packet_max: int, version: int) -> tuple[
     return bursts, at
 
 
+def last_frame(data: bytes, start: int, packet_max: int, version: int) -> Frames | None:
+    """The PUBLISH frame at `start`, if it is short, plain and the last thing in these data.
+
+    That is how messages come that come one by one; None sends everything else to `cut_bursts`.
+    """
+    size = len(data)
+    if not 6 <= size - start <= 129 or data[start + 1] != size - start - 2 or size - start > packet_max:
+        return None
+    first = data[start]
+    payload = topic_end = start + 4 + (data[start + 2] << 8 | data[start + 3])
+    packet_id = 0
+    if first == 0x32:
+        payload += 2
+        if payload > size:
+            return None
+        packet_id = data[topic_end] << 8 | data[topic_end + 1]
+        if not packet_id:
+            return None
+    elif first != 0x30:
+        return None
+    if version == 5:
+        if payload >= size or data[payload]:
+            return None
+        payload += 1
+    if payload > size:
+        return None
+    return first, data[start + 4 : topic_end], b"", packet_id, [data[payload:]]
+
+
 def _take_apart(
     data: bytes, at: int, end: int, id_at: int, payload_at: int, together: int, payloads: list[bytes]
 ) -> int:

@@ -15,7 +15,7 @@ from roamcast.core.effects import Input, Submitted
 from roamcast.core.messages import Acknowledge, Publish
 from roamcast.mqtt.access import ClientAccess, Identity
 from roamcast.mqtt.bursts import Frames as Burst
-from roamcast.mqtt.bursts import acknowledged, cut_bursts, written_acknowledgements
+from roamcast.mqtt.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
 from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.marks import PLAIN, RETAIN
 from roamcast.mqtt.packet_ids import consecutive, following
@@ -204,12 +204,13 @@ class Connection:
         while position < size and self.is_open:
             kind = data[position] >> 4
             if kind == 3:
+                single = last_frame(data, position, packet_max, version)
+                if single is not None:
+                    self._publish(endpoint, *single)
+                    return size
                 bursts, end = cut_bursts(data, position, packet_max, version)
                 if bursts:
-                    if len(bursts) == 1:
-                        self._publish(endpoint, *bursts[0])
-                    else:
-                        self._publish_bursts(endpoint, bursts)
+                    self._publish_bursts(endpoint, bursts)
                     position = end
                     continue
             elif kind == 4:
@@ -292,12 +293,16 @@ class Connection:
         self, endpoint: Reader, first: int, topic: bytes, block: bytes, packet_id: int, payloads: list[bytes]
     ) -> None:
         """PUBLISH packets of one kind, with consecutive packet ids."""
-        if first == QOS_1 and not block and topic and self.qos_max:
-            # Nearly all of those that are promised.
-            self.is_durable = True
-            refusals = self._submit(endpoint, topic, payloads, PLAIN[1], 1)
-            self._answer(PUBACK, packet_id, len(payloads), refusals)
-            return
+        if not block and topic:
+            # Nearly all of them.
+            if first == QOS_0:
+                self._submit(endpoint, topic, payloads, PLAIN[0], 0)
+                return
+            if first == QOS_1 and self.qos_max:
+                self.is_durable = True
+                refusals = self._submit(endpoint, topic, payloads, PLAIN[1], 1)
+                self._answer(PUBACK, packet_id, len(payloads), refusals)
+                return
         qos = first >> 1 & 3
         flags = qos | RETAIN if first & 1 else qos
         marks = PLAIN[flags]

@@ -44,6 +44,15 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
     elif connection.is_slow:
         return burst.count
     own = burst.publisher == connection.client
+    if sequence and not burst.varied:
+        # Nearly all that is promised goes out like the last one of its kind.
+        plan = session.plans.get((burst.attributes, burst.marks, own))
+        if plan is not None and plan[0] > 0:
+            packet_id = session.in_flight.send_together(burst, sequence, plan[0])
+            if packet_id:
+                endpoint.traffic.sent[plan[0]] += burst.count
+                connection.out.append(endpoint.encoder.write(burst, plan[2], packet_id))
+                return 0
     if burst.varied:
         return _deliver_varied(endpoint, connection, session, burst, sequence, own)
     return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
@@ -137,10 +146,6 @@ def _send(
     if qos >= 0:
         endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if qos > 0 and sequence:
-        packet_id = session.in_flight.send_together(burst, sequence, qos)
-        if packet_id:
-            connection.out.append(endpoint.encoder.write(burst, writer, packet_id))
-            return
         for packet_id, part in runs_of(burst, session.in_flight.send(burst, sequence, qos)):
             connection.out.append(endpoint.encoder.write(part, writer, packet_id))
         return

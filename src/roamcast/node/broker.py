@@ -67,6 +67,9 @@ from roamcast.node.sessions import Attachment, SessionsHost
 from roamcast.node.subscribing import Ended, SubscribingHost
 from roamcast.node.ways import Ways
 
+new_row = tuple.__new__
+"""Makes a Row of all its fields, in a third of the time that the class takes itself."""
+
 
 class BrokerSettings(msgspec.Struct, frozen=True):
     """What can be set for a broker."""
@@ -394,14 +397,18 @@ class Broker(SubscribingHost, SessionsHost):
         self._on_burst("", burst)
 
     def _record_published(self, burst: Burst) -> None:
-        has_attributes = self.settings.records_attributes
+        id, now, has_attributes = self.id, self.now, self.settings.records_attributes
         for part in burst.uniform() if burst.varied and has_attributes else (burst,):
             self._sequence += 1
+            publisher = part.publisher
             self._out.records.append(
-                Row(
-                    self._sequence, self.now, self.id, "published", part.publisher, self.id, None,
-                    part.publisher, part.incarnation, part.number, part.count, None, None, None, part.size,
-                    None, part.attributes if has_attributes else None, None, self.now,
+                new_row(
+                    Row,
+                    (
+                        self._sequence, now, id, "published", publisher, id, None, publisher,
+                        part.incarnation, part.number, part.count, None, None, None, part.size,
+                        None, part.attributes if has_attributes else None, None, now,
+                    ),
                 )
             )  # fmt: skip
 

@@ -92,9 +92,12 @@ class Requests:
                 bodies = bodies[skip:]
             if request.varied:
                 self._publish_varied(session, request, bodies)
-            else:
+            elif self._broker.router.uses_advertisements:
                 self._publish(session, request.attributes, bodies, request.marks)
-        self._tell_accepted(session)
+            else:
+                self._broker.publish(session, request.attributes, bodies, request.marks)
+        if self._broker.front is None:
+            self._tell_accepted(session)
 
     def _tell_accepted(self, session: Session) -> None:
         if self._broker.front is None:
