@@ -8,7 +8,8 @@ from roamcast.mqtt import packets
 from roamcast.mqtt.access import Identity
 from roamcast.mqtt.reading import cut, parse
 from roamcast.mqtt.reasons import Reason
-from roamcast.site.inputs import Announced, Asked, Connected, Drained, Forgotten
+from roamcast.mqtt.writing import write
+from roamcast.site.inputs import Announced, Asked, Connected, Drained, Forgotten, Frames
 from roamcast.site.seeking import IsHere
 
 
@@ -126,3 +127,19 @@ def test_announcements_stay_here_and_wait_for_whoever_subscribes() -> None:
     world.settle()
     received = {name: [one[0] for one in client.received] for name, client in world.clients.items()}
     assert received == {"here": ["1 seconds"], "there": [], "late": ["1 seconds"]}
+
+
+def test_messages_of_several_topics_are_counted_one_by_one() -> None:
+    world = World(1, 1, [])
+    for name in ("c", "p"):
+        world.attach(name, "b0")
+    world.settle()
+    world.subscribe("c", "t/#", 1)
+    world.settle()
+    site = world.sites["b0"]
+    for _ in range(2):  # The first time each topic is looked at by itself.
+        frames = [write(packets.Publish(f"t/{number % 3}", b"x"), 5) for number in range(9)]
+        world.step("b0", [Frames(world.clients["p"].connection, b"".join(frames))])
+        world.settle()
+    assert site.endpoint.traffic.received == [18, 0, 0]
+    assert site.endpoint.traffic.sent == [18, 0, 0]

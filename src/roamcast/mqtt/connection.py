@@ -272,6 +272,7 @@ class Connection:
             self.is_durable = True
             request = self.request + 1
             self.request += len(bodies)
+        endpoint.traffic.received[qos] += len(bodies)
         self.published += len(bodies)
         publish = Publish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
         endpoint.inputs.append(Submitted(self.client, self.id, publish))

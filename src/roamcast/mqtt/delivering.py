@@ -89,6 +89,7 @@ def _deliver_varied(
         qos = plan[0]
         writers.append(plan[2])
     bodies, out = burst.bodies, connection.out
+    endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if not qos or not sequence:
         out += [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
         _pass_over(endpoint, connection, session, burst, sequence)
