@@ -12,7 +12,8 @@
   throughout a document, so that documents can show the usual ports and nobody else's server is met.
 - `make`: running the suite or the demo from within the suite would not end, or install things, so a
   make command is only asked for its plan (`make -n`), which fails when there is no such target.
-- Only the programs in PROGRAMS may be used; anything else would need a machine we do not have.
+- Only the programs in PROGRAMS may be used; anything else would need a machine we do not have. A document
+  that runs one of SERVERS is skipped where that is not installed.
 - `<!-- not run: reason -->` on the line right above a block leaves it out. There may be few of these.
 - `<!-- slow -->` right above a block leaves it to `make test-all`, together with whatever later
   block needs what it made, which must be marked too.
@@ -21,6 +22,7 @@
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -34,7 +36,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSOLE = {"console", "sh", "bash", "shell"}
-PROGRAMS = {"roamcast", "make", "python", "cat", "head", "ls", "mkdir"}
+SERVERS = {"mosquitto", "nats-server"}
+PROGRAMS = {"roamcast", "make", "python", "cat", "head", "ls", "mkdir", *SERVERS}
+READY = re.compile(r"listens|mosquitto version \S+ running|Server is ready")
 NOT_RUN_MAX = 6
 TIMEOUT_S = {False: 120, True: 1800}
 
@@ -191,10 +195,10 @@ class Story:
             )
         self.servers.append(server)
         end = time.monotonic() + TIMEOUT_S[False]
-        while "listens" not in log.read_text() and server.poll() is None and time.monotonic() < end:
+        while not READY.search(log.read_text()) and server.poll() is None and time.monotonic() < end:
             time.sleep(0.02)
         # A server that has ended, or is still silent, has failed.
-        is_ready = "listens" in log.read_text() and server.poll() is None
+        is_ready = READY.search(log.read_text()) and server.poll() is None
         return subprocess.CompletedProcess(words, 0 if is_ready else 1, log.read_text(), "")
 
     def stop(self) -> None:
@@ -211,7 +215,8 @@ class Story:
 def environment() -> dict[str, str]:
     # A surrounding make would hand its flags on to the one that is being asked here.
     found = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
+    # Debian keeps servers where not every user looks.
+    found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", ""), "/usr/sbin"])
     found["MPLBACKEND"] = "Agg"
     return found
 
@@ -276,6 +281,10 @@ def test_a_document_runs(
         folder = tmp_path_factory.mktemp("document")
         (folder / "examples").symlink_to(ROOT / "examples")
         stories[document] = Story(steps, folder)
+    programs = {program_of(one.text) for one in stories[document].steps if one.kind == "shell"}
+    for program in sorted(programs & SERVERS):
+        if shutil.which(program, path=environment()["PATH"]) is None:
+            pytest.skip(f"{program} is not installed")
     result = stories[document].run(index)
     step = stories[document].steps[index]
     assert result.returncode == 0, (

@@ -5,25 +5,43 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from roamcast.cli.broker import parse_setting
+from roamcast.cli.broker import parse_endpoint, parse_setting
 from roamcast.cli.usage import show_examples
+from roamcast.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
     examples = show_examples(
         "roamcast proxy --print-config",
         "roamcast proxy --config site.toml --check",
-        "roamcast proxy --set site=a --set broker.url=mqtt://127.0.0.1:1883 --set listener.port=7110",
+        "roamcast proxy --site a --broker mosquitto=mqtt://127.0.0.1:1883 --listen 127.0.0.1:7110",
     )
     app.command(epilog=examples)(proxy)
 
 
 def proxy(
     config: Annotated[Path | None, typer.Option(help="The configuration, a TOML file.")] = None,
+    site: Annotated[str | None, typer.Option(help="The id of this site.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(metavar="KIND=URL", help="The broker of this site, and which kind it is.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where clients and other proxies connect.")
+    ] = None,
+    mqtt_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where standard MQTT clients connect.")
+    ] = None,
+    proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy", metavar="SITE=HOST:PORT", help="The proxy of another site; replaces configured ones."
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The folder for what must survive a restart.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key: broker.kind=nats. Repeatable."),
@@ -45,8 +63,11 @@ def proxy(
     if print_config:
         sys.stdout.write(default_config())
         return
+    flags: dict[str, Any] = dict(map(parse_setting, set_ or []))
+    flags |= {key: value for key, value in {"site": site, "data": data}.items() if value is not None}
+    flags |= read_flags(broker, listen, mqtt_listen, proxies or [])
     warnings: list[str] = []
-    settings = load(config, os.environ, dict(map(parse_setting, set_ or [])), warnings.append)
+    settings = load(config, os.environ, flags, warnings.append)
     if check:
         for line in warnings:
             print(f"roamcast: warning: {line}", file=sys.stderr)
@@ -55,3 +76,30 @@ def proxy(
     from roamcast.proxy.main import serve
 
     serve(settings, warnings)
+
+
+def read_flags(
+    broker: str | None, listen: str | None, mqtt_listen: str | None, proxies: list[str]
+) -> dict[str, Any]:
+    """Flags that stand for several keys."""
+    flags: dict[str, Any] = {}
+    if broker is not None:
+        kind, url = split_pair("--broker", broker, "KIND=URL", "mosquitto=mqtt://127.0.0.1:1883")
+        flags |= {"broker.kind": kind, "broker.url": url}
+    if listen is not None:
+        host, port = parse_endpoint("--listen", listen)
+        flags |= {"listener.address": host, "listener.port": str(port)}
+    if mqtt_listen is not None:
+        host, port = parse_endpoint("--mqtt-listen", mqtt_listen)
+        flags |= {"mqtt.enabled": "true", "mqtt.address": host, "mqtt.port": str(port)}
+    if proxies:
+        pairs = [split_pair("--proxy", text, "SITE=HOST:PORT", "b=127.0.0.1:7111") for text in proxies]
+        flags["proxy"] = [{"site": site, "address": address} for site, address in pairs]
+    return flags
+
+
+def split_pair(option: str, text: str, form: str, example: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise InputError(f"{option} {text}: valid is {form}, as in {example}")
+    return name, value
