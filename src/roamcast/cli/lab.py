@@ -70,6 +70,11 @@ def run(
     log: Annotated[
         bool, typer.Option("--log", help="Write the event log of every run, too (logs/); they are large.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Your own trace for an experiment that takes one (learned-neighbours)."),
+    ] = None,
+    overlay: Annotated[Path | None, typer.Option(help="File with an overlay of the trace's brokers.")] = None,
     workers: Workers = None,
     master: OnSpark = None,
     as_json: AsJson = False,
@@ -84,10 +89,11 @@ def run(
     from roamcast.lab.report import write_findings
 
     (experiment,) = select(experiments(), [id])
+    given = given_trace(experiment, trace, overlay, quick)
     prepare_new_folder(out)
     with new_sweep(workers, master, out.absolute() / "logs" if log else None) as sweep:
         started = time.perf_counter()
-        findings = watch(experiment, quick, sweep)
+        findings = watch(experiment, quick, sweep, given)
     wall_s = round(time.perf_counter() - started, 3)
     failures = [str(failure) for failure in sweep.failures]
     about = {"quick": quick, "wall_s": wall_s, "failed_runs": failures}
@@ -144,13 +150,30 @@ def new_sweep(workers: int | None, master: str | None, logs: Path | None = None)
         yield Sweep(workers, logs=logs, spread=partial(spread, spark))
 
 
-def watch(experiment: Experiment, quick: bool, sweep: Sweep) -> Findings:
+def given_trace(
+    experiment: Experiment, trace: Path | None, overlay: Path | None, quick: bool
+) -> tuple[Path, Path] | None:
+    """The user's own trace, if there is one, with everything that it needs."""
+    if trace is None and overlay is None:
+        return None
+    if experiment.run_on_trace is None:
+        raise InputError(f"--trace: experiment {experiment.id} takes none; learned-neighbours does")
+    if trace is None or overlay is None:
+        raise InputError("--trace and --overlay: give both; `roamcast trace import` writes both")
+    if quick:
+        raise InputError("--quick: a trace is replayed as it is; leave one of them out")
+    return trace, overlay
+
+
+def watch(
+    experiment: Experiment, quick: bool, sweep: Sweep, trace: tuple[Path, Path] | None = None
+) -> Findings:
     """Run an experiment behind a progress bar."""
     from roamcast.lab.experiment import conduct
 
     with progress(experiment.id) as report:
         sweep.report = report
-        return conduct(experiment, quick, sweep)
+        return conduct(experiment, quick, sweep, trace)
 
 
 def prepare_new_folder(out: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from roamcast.errors import InputError
@@ -77,6 +78,8 @@ class Experiment:
     claims: tuple[Claim, ...]
     run: Callable[[bool, Sweep], Findings]
     """Called with whether it has to be quick."""
+    run_on_trace: Callable[[Sweep, Path, Path], Findings] | None = None
+    """The same on a trace that a user has: called with its file and that of an overlay of its brokers."""
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -122,9 +125,16 @@ def _means(name: str, experiment: Experiment) -> bool:
     return name.lower() in (known.lower() for known in names_of(experiment))
 
 
-def conduct(experiment: Experiment, quick: bool, sweep: Sweep) -> Findings:
+def conduct(
+    experiment: Experiment, quick: bool, sweep: Sweep, trace: tuple[Path, Path] | None = None
+) -> Findings:
     """Run an experiment, and see to it that it says something about each of its claims, once."""
-    findings = experiment.run(quick, sweep)
+    if trace is None:
+        findings = experiment.run(quick, sweep)
+    elif experiment.run_on_trace is not None:
+        findings = experiment.run_on_trace(sweep, *trace)
+    else:
+        raise InputError(f"experiment {experiment.id}: takes no trace")
     said = sorted(outcome.claim for outcome in findings.outcomes)
     if said != sorted(claim.id for claim in experiment.claims):
         raise RuntimeError(f"experiment {experiment.id} is about other claims than it names: {said}")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
@@ -27,6 +28,7 @@ from roamcast.models.next_broker import bounded_graph, count_moves, graph_docume
 from roamcast.simulator.movement import from_file
 from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.scenario import Scenario
+from roamcast.simulator.topology import parse_topology
 from roamcast.simulator.trace_generator import TraceSettings, generate_trace, write_trace
 
 N1 = Claim(
@@ -42,11 +44,49 @@ GRAPHS = {
     LEARNED: ("learned before", ARRIVED, "o"),
 }
 DEGREES = (1, 2, 3, 4)
+DEGREES_OF_GIVEN = (1, 2, 4, 8)
 MASSES = (0.4, 0.5, 0.6, 0.75, 0.9)
 """Of the learned graph, besides its degrees."""
 PART_S = 21_600.0
 SAME = 0.005
 """Hit rates that differ by less are the same."""
+LEARN_SHARE = 0.7
+"""Of the time of a given trace: what the graph is learned from."""
+CLIENTS_MAX = 100_000
+PUBLISHES = 2_000
+"""In the replay of a given trace, by all of its clients: enough to see that nothing is lost."""
+
+
+@dataclass(frozen=True)
+class GivenTrace:
+    """A trace from a file instead of one that is made up, and an overlay of its brokers."""
+
+    file: str
+    overlay: str
+    end_s: float
+    clients: int
+
+    @property
+    def cut_s(self) -> float:
+        return LEARN_SHARE * self.end_s
+
+    def scenario(self) -> Scenario:
+        replayed_s = self.end_s - self.cut_s
+        return Scenario(
+            topology=f"file:{self.overlay}",
+            clients=CLIENTS_MAX,
+            movement=f"trace:{self.file}",
+            trace_from_s=self.cut_s,
+            duration_s=replayed_s,
+            selectivity=0.005,
+            publish_every_s=self.clients * replayed_s / PUBLISHES,
+        )
+
+
+def given_trace(file: Path, overlay: Path) -> GivenTrace:
+    visits = from_file(file, parse_topology(f"file:{overlay}", Random(0)))
+    ends = [one.leave_s or one.attach_s for of_client in visits.values() for one in of_client]
+    return GivenTrace(str(file.absolute()), str(overlay.absolute()), max(ends), len(visits))
 
 
 @dataclass(frozen=True)
@@ -56,6 +96,7 @@ class GraphJob:
     seed: int
     quick: bool
     mass: float = 1.0
+    given: GivenTrace | None = None
 
     @property
     def name(self) -> str:
@@ -75,22 +116,31 @@ class GraphJob:
     def part_s(self) -> float:
         return PART_S / 2 if self.quick else PART_S
 
+    @property
+    def cut_s(self) -> float:
+        """When learning ends and the replay begins."""
+        return self.given.cut_s if self.given is not None else self.part_s
+
+    def made_up(self, file: Path) -> Scenario:
+        """A scenario with a trace that is made up and written to the file."""
+        write_trace(file, generate_trace(self.trace()))
+        return Scenario(
+            topology=f"grid:{self.trace().side}",
+            clients=self.trace().clients,
+            movement=f"trace:{file}",
+            trace_from_s=self.part_s,
+            duration_s=self.part_s,
+            publish_every_s=600.0,
+        )
+
 
 def replay(job: GraphJob) -> Row:
     """The later part of a trace under `proactive` with one of the graphs."""
     with TemporaryDirectory(prefix="roamcast-trace-") as folder:
-        trace = Path(folder) / "trace.csv"
-        write_trace(trace, generate_trace(job.trace()))
-        scenario = Scenario(
-            topology=f"grid:{job.trace().side}",
-            clients=job.trace().clients,
-            movement=f"trace:{trace}",
-            trace_from_s=job.part_s,
-            duration_s=job.part_s,
-            publish_every_s=600.0,
-            network=NetworkSettings(protocol="proactive", mobility=settings(job, trace), seed=job.seed),
-        )
-        run = scenario.run()
+        scenario = job.given.scenario() if job.given else job.made_up(Path(folder) / "trace.csv")
+        mobility = settings(job, Path(scenario.movement.removeprefix("trace:")))
+        network = NetworkSettings(protocol="proactive", mobility=mobility, seed=job.seed)
+        run = replace(scenario, network=network).run()
     found = neighbour_figures(run.network)
     moves = found["hit"] + found["hit_activating"] + found["miss"]
     return {
@@ -106,10 +156,10 @@ def settings(job: GraphJob, trace: Path) -> Settings:
     if job.graph != LEARNED:
         return Settings(neighbours_max=job.degree, neighbours_directed=job.graph == DIRECTED)
     earlier = (
-        [(visit.broker, visit.attach_s) for visit in visits if visit.attach_s < job.part_s]
+        [(visit.broker, visit.attach_s) for visit in visits if visit.attach_s < job.cut_s]
         for visits in from_file(trace).values()
     )
-    graph = bounded_graph(count_moves(earlier), job.part_s, job.degree, job.mass)
+    graph = bounded_graph(count_moves(earlier), job.cut_s, job.degree, job.mass)
     return Settings(
         neighbour_graph=json.dumps(graph_document(graph)),
         neighbours_max=job.degree,
@@ -118,24 +168,32 @@ def settings(job: GraphJob, trace: Path) -> Settings:
     )
 
 
-def jobs(quick: bool) -> list[GraphJob]:
-    seeds = range(1, 2 if quick else 4)
-    bounds = [(graph, degree, 1.0) for graph in GRAPHS for degree in DEGREES]
-    bounds += [(LEARNED, DEGREES[-1], mass) for mass in MASSES]
-    return [GraphJob(graph, degree, seed, quick, mass) for graph, degree, mass in bounds for seed in seeds]
+def jobs(quick: bool, given: GivenTrace | None = None) -> list[GraphJob]:
+    # Of a given trace there is but one; chance decides only who publishes what.
+    seeds = range(1, 2 if quick or given else 4)
+    degrees = DEGREES_OF_GIVEN if given else DEGREES
+    bounds = [(graph, degree, 1.0) for graph in GRAPHS for degree in degrees]
+    bounds += [(LEARNED, degrees[-1], mass) for mass in MASSES]
+    return [
+        GraphJob(graph, degree, seed, quick, mass, given) for graph, degree, mass in bounds for seed in seeds
+    ]
 
 
 FIGURES = ("hit_rate", "copies_per_move", "activated_per_move", "overhead_hops_per_handoff")
 
 
-def experiment(quick: bool, sweep: Sweep) -> Findings:
-    rows = sweep.run(replay, jobs(quick))
+def experiment(quick: bool, sweep: Sweep, given: GivenTrace | None = None) -> Findings:
+    rows = sweep.run(replay, jobs(quick, given))
     means = mean_rows(rows)
     return Findings(
         [judge(means)],
         {"runs": rows, "means": means},
         {"learned_neighbours": lambda figure: draw(figure, means)},
     )
+
+
+def experiment_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
+    return experiment(False, sweep, given_trace(trace, overlay))
 
 
 def mean_rows(rows: Sequence[Row]) -> list[Row]:
@@ -192,7 +250,7 @@ def draw(figure: Figure, means: Sequence[Row]) -> None:
             [row["copies_per_move"] for row in rows], [100 * row["hit_rate"] for row in rows],
             color=colour, marker=marker, label=label,
         )  # fmt: skip
-    hits.set_xticks(DEGREES)
+    hits.set_xticks(sorted({row["degree"] for row in means}))
     hits.set_xlabel("neighbours of a broker, at most")
     copies.set_xlabel("copies of contexts made per move")
     for axes in (hits, copies):
@@ -206,4 +264,4 @@ def draw(figure: Figure, means: Sequence[Row]) -> None:
     figure.tight_layout()
 
 
-register(Experiment("learned-neighbours", "A learned neighbour graph in proactive", (N1,), experiment))
+register(Experiment("learned-neighbours", "A learned neighbour graph in proactive", (N1,), experiment, experiment_on))
