@@ -40,7 +40,7 @@ SEES: dict[str, set[str]] = {
     "site": BELOW_NODE | {"node", "mqtt"},
     "records": {"core.records"},
     "client": {"filters", "core.records", "mqtt", "records"},
-    "pipeline": {"filters", "core.records", "models", "lab.figures", "lab.words"},
+    "pipeline": {"filters", "core.records", "models", "client", "lab.figures", "lab.words"},
     "simulator": BELOW_DRIVERS | {"records"},
     "daemon": BELOW_DRIVERS | {"records", "config"},
     "link": set(),

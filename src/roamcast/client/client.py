@@ -252,18 +252,36 @@ class Client:
 
     async def __anext__(self) -> Notification:
         """The next notification; it is acknowledged by being taken. Ends when the client is closed."""
-        session = self._session
-        while not len(session.incoming):
+        if not await self._has_arrived():
+            raise StopAsyncIteration
+        return self._take()
+
+    async def peek(self, limit: int = 1024) -> list[Notification]:
+        """What waits, at least one and at most so many, in order; none if the client was closed.
+
+        It goes on waiting, and the broker keeps it, until it is taken or `acknowledge` says that it was.
+        """
+        await self._has_arrived()
+        return [notification_of(publish) for publish in self._session.incoming.first(limit)]
+
+    def acknowledge(self, count: int) -> None:
+        """Take so many of those that wait, without looking at them again."""
+        for _ in range(min(count, self.waiting)):
+            self._take()
+
+    async def _has_arrived(self) -> bool:
+        """Wait until a notification waits; False if the client was closed instead."""
+        while not len(self._session.incoming):
             attachment = self._attachment
             if attachment is None:
                 raise ClientClosed("the client is not connected: use it within `async with`")
             if isinstance(attachment.failure, ClientClosed):
-                raise StopAsyncIteration
+                return False
             if attachment.failure is not None:
                 raise attachment.failure
             self._arrival.clear()
             await self._arrival.wait()
-        return self._take()
+        return True
 
     def _take(self) -> Notification:
         notification = notification_of(self._session.take())

@@ -264,4 +264,5 @@ def draw(figure: Figure, means: Sequence[Row]) -> None:
     figure.tight_layout()
 
 
-register(Experiment("learned-neighbours", "A learned neighbour graph in proactive", (N1,), experiment, experiment_on))
+TITLE = "A learned neighbour graph in proactive"
+register(Experiment("learned-neighbours", TITLE, (N1,), experiment, experiment_on))

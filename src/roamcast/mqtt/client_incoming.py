@@ -8,6 +8,7 @@ takes only the first few, loses nothing. The receive maximum bounds it. A broker
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 from roamcast.mqtt.packet_ids import ENCODED
 from roamcast.mqtt.packets import Pubcomp, Publish
@@ -33,6 +34,10 @@ class Incoming:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def first(self, limit: int) -> list[Publish]:
+        """Those that wait longest, which go on waiting."""
+        return [publish for publish, _ in islice(self._waiting, limit)]
 
     def cut(self) -> None:
         """The connection is gone: what waits will be sent again on the next one, and only then may it be

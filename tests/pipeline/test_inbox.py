@@ -1,0 +1,88 @@
+"""The inbox: what is in it survives, once and in order; what was committed goes."""
+
+from pathlib import Path
+
+import pytest
+
+from roamcast.errors import InputError
+from roamcast.pipeline import inbox as module
+from roamcast.pipeline.inbox import Inbox, Received, decode
+
+
+def one(number: int, publisher: str | None = "garage") -> Received:
+    incarnation, counted = (None, None) if publisher is None else (1, number)
+    body = str(number).encode()
+    return Received("road", body, 1, False, [], None, publisher, incarnation, counted, 0.0)
+
+
+def payloads(inbox: Inbox, start: int, end: int) -> list[int]:
+    return [int(decode(body).payload) for body in inbox.read(start, end)]
+
+
+def test_positions_stay_the_same_over_a_restart(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    assert inbox.append([one(number) for number in range(5)]) == 5
+    assert (inbox.first, inbox.committed, inbox.end) == (0, 0, 5)
+    inbox.commit(3)
+    inbox.close()
+    again = Inbox(tmp_path)
+    assert again.id == inbox.id
+    assert (again.committed, again.end, again.uncommitted) == (3, 5, 2)
+    assert payloads(again, 3, 5) == [3, 4]
+    again.append([one(5)])
+    assert payloads(again, 2, 6) == [2, 3, 4, 5], "Spark may repeat the batch that it committed last"
+    again.close()
+
+
+def test_what_comes_again_is_told_by_its_identity(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.append([one(1), one(2), one(1, None)])
+    inbox.close()
+    again = Inbox(tmp_path)
+    assert again.append([one(2), one(3), one(2, "depot"), one(1, None)]) == 3
+    assert payloads(again, 0, again.end) == [1, 2, 1, 3, 2, 1]
+    again.close()
+
+
+def test_a_write_that_was_cut_short_is_as_if_it_never_was(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.append([one(1), one(2)])
+    inbox.close()
+    (segment,) = tmp_path.glob("*.inbox")
+    segment.write_bytes(segment.read_bytes()[:-3])
+    again = Inbox(tmp_path)
+    assert again.end == 1
+    assert again.append([one(2)]) == 1, "it was not acknowledged, and comes again"
+    assert payloads(again, 0, 2) == [1, 2]
+    again.close()
+
+
+def test_what_was_committed_goes_and_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(module, "REMEMBERED", 4)
+    inbox = Inbox(tmp_path)
+    for number in range(40):
+        inbox.append([one(number)])
+    before = len(list(tmp_path.glob("*.inbox")))
+    inbox.commit(20)
+    assert 1 < len(list(tmp_path.glob("*.inbox"))) < before
+    assert 0 < inbox.first <= 20
+    assert payloads(inbox, 20, 40) == list(range(20, 40))
+    with pytest.raises(InputError, match="not the one of this checkpoint"):
+        inbox.read(0, 20)
+    inbox.close()
+    first = min(tmp_path.glob("*.inbox"))
+    first.write_bytes(first.read_bytes()[:-1])
+    with pytest.raises(InputError, match="is damaged"):
+        Inbox(tmp_path)
+
+
+def test_one_process_has_it_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_WITHIN_S", 0.0)
+    inbox = Inbox(tmp_path)
+    with pytest.raises(InputError, match="another query reads into it"):
+        Inbox(tmp_path)
+    inbox.close()
+    Inbox(tmp_path).close()
+    with pytest.raises(InputError, match=r"inbox .*: cannot be used"):
+        Inbox(tmp_path / "lock" / "below")
