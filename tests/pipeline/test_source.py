@@ -55,7 +55,7 @@ def read_now(spark: SparkSession, folder: Path, options: dict[str, str]) -> list
 def test_what_one_query_writes_another_reads_once(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    options = {**MINE, "brokers": f"127.0.0.1:{broker.port}", "maxPerBatch": "20", "quiet": "0.3"}
+    options = {**MINE, "brokers": f"127.0.0.1:{broker.port}", "maxPerBatch": "20", "quiet": "2"}
     waiting = spark.read.format("roamcast").options(**options).load()
     assert waiting.isEmpty()
     numbers = spark.range(30).select(

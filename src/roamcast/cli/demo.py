@@ -9,6 +9,7 @@ import typer
 
 from roamcast.cli.output import emit_json, prepare_out_folder, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
+from roamcast.cli.spark import Where, need_spark, run_on_spark
 from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
@@ -25,6 +26,8 @@ COLUMNS = {
     "delay p95 s": "handoff_delay_p95_s",
 }
 """What the table shows, and where it is in the figures of a run."""
+AUDIT_MB = 1_024
+"""The logs of a demo are small."""
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +45,9 @@ def demo(
     brokers: Annotated[
         bool, typer.Option(help="Start real broker processes, too, and let a client roam between them.")
     ] = True,
+    audited: Annotated[
+        bool, typer.Option("--audit/--no-audit", help="Let Spark audit the logs at the end.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what roaming clients get, and what they miss, under each mobility protocol."""
@@ -53,10 +59,17 @@ def demo(
     settings = DemoSettings(clients=clients, duration_s=duration, seed=seed, brokers=brokers)
     result = play(out, settings, progress)
     violations = violations_in(result)
-    if as_json:
-        emit_json(result)
-    else:
+    if not as_json:
         show(result, violations)
+    if audited:
+        result["audit"] = audit_demo(out)
+    report = write_report(out)
+    if as_json:
+        emit_json({**result, "report": report})
+    else:
+        show_audit_of_demo(result.get("audit"))
+        print(f"Logs, figures and pictures are in {out}")
+        print(f"The report of it all: {report}")
     if violations:
         raise typer.Exit(EXIT_VIOLATIONS)
 
@@ -97,4 +110,48 @@ def show(result: dict[str, Any], violations: list[str]) -> None:
         if isinstance(figures, dict):
             print(f"  {name}: {figures['lost']} of {figures['published']} notifications lost")
     print(f"The picture of it: {Path(folder) / trip['pictures'][0]}")
-    print(f"Logs, figures and pictures are in {folder}")
+
+
+# --- the audit and the report ---
+
+AUDITED = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected")
+
+
+def audit_demo(out: Path) -> dict[str, Any]:
+    """What Spark says of the demo's logs, or why it says nothing: a demo needs neither Spark nor Java."""
+    try:
+        need_spark()
+        from roamcast.pipeline.audit import audit
+        from roamcast.pipeline.java import find_java
+
+        find_java()
+        where = Where(memory_mb=AUDIT_MB)
+        return run_on_spark(
+            "Auditing the logs with Spark", where, out / "log", out / "audit",
+            lambda spark: audit(spark, out / "log", out / "audit"),
+        )  # fmt: skip
+    except InputError as error:
+        return {"left_out": str(error)}
+
+
+def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
+    if figures is None:
+        return
+    print()
+    if "left_out" in figures:
+        print(f"The Spark audit is left out: {figures['left_out']}")
+        return
+    table_in_parts(
+        ["run", *(name.replace("_", " ") for name in AUDITED)],
+        [[name, *(one[key] for key in AUDITED)] for name, one in figures["protocols"].items()],
+        title=f"Spark's audit of {figures['records']:,} rows, by its own evaluation of every filter",
+    )
+    print(f"Audited in {figures['wall_s']:.1f} s, after {figures['spark_start_s']:.1f} s for Spark to start")
+
+
+def write_report(out: Path) -> Path:
+    from roamcast.pipeline.report import collect, page, write_page
+
+    report = out / "report.html"
+    write_page(report, page("Roamcast demo", [collect(out)]))
+    return report

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from roamcast.cli import pipeline_agree, pipeline_audit, pipeline_models, pipeline_report
+from roamcast.cli import (
+    pipeline_agree,
+    pipeline_audit,
+    pipeline_models,
+    pipeline_report,
+    pipeline_stream,
+)
 from roamcast.cli.usage import new_group
 
 
@@ -19,3 +25,4 @@ def register(app: typer.Typer) -> None:
     pipeline_agree.register(group)
     pipeline_models.register(group)
     pipeline_report.register(group)
+    pipeline_stream.register(group)

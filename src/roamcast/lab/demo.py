@@ -86,11 +86,11 @@ def demo_protocols() -> list[str]:
 
 
 def play_brokers(settings: DemoSettings, folder: Path, progress: Progress) -> dict[str, Any]:
-    from roamcast.lab.demo_brokers import draw, travel, violations_of
+    from roamcast.lab.demo_brokers import RUN, draw, travel, violations_of
     from roamcast.lab.figures import save
 
     with tempfile.TemporaryDirectory(prefix="roamcast-demo-") as data:
-        trip = asyncio.run(travel(Path(data), progress))
+        trip = asyncio.run(travel(Path(data), folder / "log" / RUN, progress))
     figures = trip.figures()
     pictures = save(draw(trip), folder / "roaming_brokers")
     progress(1.0)
@@ -207,10 +207,11 @@ def clear(folder: Path) -> None:
     """Mark the folder as a demo's, and remove what a former demo left, but nothing that a user added."""
     (folder / MARK).write_text("Made by `roamcast demo`, which replaces its own files here.\n")
     pictures = [*folder.glob("departure_arrival.*"), *folder.glob("roaming_brokers.*")]
-    for file in (folder / "summary.json", *pictures):
+    for file in (folder / "summary.json", folder / "report.html", *pictures):
         file.unlink(missing_ok=True)
-    if (folder / "log").exists():
-        shutil.rmtree(folder / "log")
+    for name in ("log", "audit"):
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
 
 
 @contextmanager

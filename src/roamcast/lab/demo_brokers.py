@@ -22,7 +22,12 @@ from roamcast.lab.figures import ARRIVED, AWAY, LOST, STYLE
 
 EDGES = ((0, 1), (2, 1))
 """Three brokers in a line; the publisher is at the middle one."""
-SETTINGS = ("journal.sync=process", "link.reconnect_max_s=0.5", "link.heartbeat_s=0.5", "link.timeout_s=3")
+SETTINGS = (
+    "journal.sync=process", "link.reconnect_max_s=0.5", "link.heartbeat_s=0.5", "link.timeout_s=3",
+    "events.level=full", "events.attributes=true",
+)  # fmt: skip
+RUN = "brokers"
+"""What the run is called in event logs."""
 TOPIC = "road/parking"
 PUBLISH_EVERY_S = 0.02
 STAY_S = 0.7
@@ -66,14 +71,19 @@ class Trip:
         }
 
 
-async def travel(folder: Path, progress: Callable[[float], None]) -> Trip:
-    """A car roams between the ends of a line of brokers while a garage publishes with QoS 2."""
-    network = BrokerNetwork(folder, EDGES, SETTINGS)
+async def travel(folder: Path, log: Path, progress: Callable[[float], None]) -> Trip:
+    """A car roams between the ends of a line of brokers while a garage publishes with QoS 2.
+
+    Brokers and car write their event logs, each its own.
+    """
+    network = BrokerNetwork(folder, EDGES, (*SETTINGS, f"network={RUN}", f"events.folder={log.absolute()}"))
     await network.start()
     addresses = [f"b{number}={HOST}:{broker.port}" for number, broker in enumerate(network.brokers)]
     try:
         async with (
-            connect(addresses[:1], client_id="car", clean=False, session_expiry=600) as car,
+            connect(
+                addresses[:1], client_id="car", clean=False, session_expiry=600, records=log / "car", run=RUN
+            ) as car,
             connect(addresses[1:2], client_id="garage", clean=False, session_expiry=600) as garage,
         ):
             await car.subscribe(TOPIC, qos=2)
@@ -111,6 +121,8 @@ async def travel(folder: Path, progress: Callable[[float], None]) -> Trip:
             await asyncio.wait_for(publishing, DRAIN_S)
             await _wait_for(lambda: len({n for n, _ in trip.arrived}) >= len(trip.published))
             receiving.cancel()
+        for broker in network.brokers:
+            await asyncio.to_thread(broker.stop)  # It closes its log.
     finally:
         await network.stop()
     return trip

@@ -1,0 +1,267 @@
+"""What was owed, came, came again and never came, and how long handoffs took, by the minute.
+
+The rows of a network that runs come in pieces, and not in order. They wait until the watermark has passed
+their minute (no row that is `late` behind the newest is expected any more), and are then judged once: a
+subscriber's balance of each notification is opened when what was published is judged, and settled when it is
+delivered. What is delivered after its minute was closed corrects that minute: a subscriber may be away for
+hours, and what it gets then was not lost.
+
+Only clients that keep records of their own are judged: of others nobody knows what reached them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as fn
+
+from roamcast.pipeline.matching import filter_table, matching_pairs, problem_of_filter, with_values
+from roamcast.pipeline.rows import usable, without_repetitions
+from roamcast.pipeline.schema import spark_schema
+from roamcast.pipeline.subscriptions import MUST, standing, subscriptions
+from roamcast.pipeline.visits import LEFT
+
+MINUTE_S = 60
+KINDS = (
+    "published", "delivered", "moved", "attached", "subscribed", "unsubscribed",
+    "handoff_started", "handoff_finished",
+)  # fmt: skip
+"""What the minutes follow from."""
+CHANGES = ("subscribed", "unsubscribed")
+STEPS = ("moved", "attached", "handoff_started", "handoff_finished")
+
+CLIENT = ["run", "client"]
+NOTIFICATION = [*CLIENT, "publisher", "incarnation", "number"]
+COUNTS = ("expected", "delivered", "served", "duplicates", "unexpected")
+DELAYS = ("handoff_delay", "transfer")
+
+BALANCES = (
+    "run string, client string, publisher string, incarnation bigint, number bigint, minute bigint,"
+    " standing int, deliveries bigint"
+)
+MINUTES = "run string, minute bigint, " + ", ".join(f"{name} bigint" for name in COUNTS)
+SAMPLES = "run string, minute bigint, measure string, value double"
+FIGURES = {"count": "bigint", "mean_s": "double", "p95_s": "double", "max_s": "double"}
+SHOWN = (
+    "run string, minute timestamp, expected bigint, delivered bigint, lost bigint, duplicates bigint,"
+    " unexpected bigint, "
+    + ", ".join(f"{name}_{figure} {kind}" for name in DELAYS for figure, kind in FIGURES.items())
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """What one batch leaves to the next."""
+
+    open: DataFrame
+    """Rows of minutes that are not closed."""
+    changes: DataFrame
+    """Rows that say who subscribes to what, and who tells of itself."""
+    steps: DataFrame
+    """The last step of each client and of each handoff, which the next one may end."""
+    balances: DataFrame
+    """Every notification that a client may or must get, and how often it did."""
+    minutes: DataFrame
+    samples: DataFrame
+    """How long each handoff took."""
+    frozen: DataFrame
+    """Minutes so old that nothing corrects them any more, as they are shown."""
+
+
+NAMES = tuple(field.name for field in fields(State))
+
+
+def empty_state(spark: SparkSession) -> State:
+    schemas = [spark_schema()] * 3 + [BALANCES, MINUTES, SAMPLES, SHOWN]
+    return State(*(spark.createDataFrame([], schema) for schema in schemas))  # type: ignore[arg-type]
+
+
+def minute_of(time: Column) -> Column:
+    return (fn.floor(time / MINUTE_S) * MINUTE_S).cast("long")
+
+
+def close(
+    spark: SparkSession, state: State, rows: DataFrame, until_s: int, *, forget_s: float, clock_error_s: float
+) -> State:
+    """Judge all rows of before `until_s` that were not judged yet, and keep the others."""
+    rows = without_repetitions(state.open.unionByName(usable(rows, *KINDS)))
+    ripe = rows.where(fn.col("time") < until_s)
+    changes = without_repetitions(state.changes.unionByName(_kept_changes(ripe)))
+    told = changes.where("node = client").select(*CLIENT).distinct()
+    owed = _owed(spark, ripe, changes, clock_error_s).join(told, CLIENT, "leftsemi")
+    came = _came(ripe)
+    judged = _judged(state.balances, owed, came)
+    steps = without_repetitions(state.steps.unionByName(ripe.where(fn.col("kind").isin(*STEPS, "delivered"))))
+    oldest_s = int(until_s - forget_s) // MINUTE_S * MINUTE_S
+    is_kept = fn.col("minute") >= oldest_s
+    return State(
+        open=rows.where(fn.col("time") >= until_s),
+        changes=changes,
+        steps=_last_steps(steps),
+        balances=_balances(judged).where(is_kept),
+        minutes=_summed(state.minutes, judged).where(is_kept),
+        samples=state.samples.unionByName(_delays(steps)).where(is_kept),
+        frozen=shown(state).where(fn.col("minute") < fn.timestamp_seconds(fn.lit(oldest_s))),
+    )
+
+
+# --- what is owed and what came ---
+
+
+def _kept_changes(ripe: DataFrame) -> DataFrame:
+    """Subscriptions, and one row of each client that tells of itself."""
+    changes = ripe.where(fn.col("kind").isin(*CHANGES))
+    first = Window.partitionBy("run", "client").orderBy("time", "sequence")
+    own = ripe.where("node = client and kind in ('moved', 'attached', 'delivered')")
+    told = own.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place")
+    return changes.unionByName(told)
+
+
+def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_s: float) -> DataFrame:
+    """Each notification that a client must or may get, once."""
+    held = subscriptions(changes.where(fn.col("kind").isin(*CHANGES)))
+    texts = [row.filter for row in held.select("filter").distinct().collect()]
+    table = filter_table(text for text in texts if not problem_of_filter(text))
+    # Nothing that was not numbered was promised.
+    published = ripe.where("kind = 'published' and number > 0").select(
+        "run", "node", "sequence", "time", "publisher", "incarnation", "number", "notifications", "attributes"
+    )
+    valued = with_values(published, table.names).drop("attributes").where("readable")
+    pairs = matching_pairs(spark, valued, held, table).withColumn("standing", standing(clock_error_s))
+    each = _one_by_one(pairs.where("standing is not null"))
+    minute = fn.min(minute_of(fn.col("time"))).alias("minute")
+    return each.groupBy(*NOTIFICATION).agg(minute, fn.max("standing").alias("standing"))
+
+
+def _came(ripe: DataFrame) -> DataFrame:
+    """How often each notification reached a client, by its own word."""
+    delivered = ripe.where("kind = 'delivered' and node = client and number > 0")
+    minute = fn.min(minute_of(fn.col("time"))).alias("came_in")
+    return _one_by_one(delivered).groupBy(*NOTIFICATION).agg(fn.count("*").alias("came"), minute)
+
+
+def _one_by_one(bursts: DataFrame) -> DataFrame:
+    last = fn.col("number") + fn.col("notifications") - 1
+    return bursts.withColumn("number", fn.explode(fn.sequence(fn.col("number"), last)))
+
+
+def _judged(balances: DataFrame, owed: DataFrame, came: DataFrame) -> DataFrame:
+    """Old and new balances beside what came; what came without a balance has no standing."""
+    opened = owed.select(*NOTIFICATION, "minute", "standing", fn.lit(0).cast("long").alias("deliveries"))
+    # The same rows may be published twice: in a file that came late, after its minute was judged.
+    is_new = fn.lit(True).alias("is_new")
+    known = balances.select("*", (~is_new).alias("is_new")).unionByName(opened.select("*", is_new))
+    first = Window.partitionBy(*NOTIFICATION).orderBy("is_new")
+    once = known.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place")
+    return once.join(came, NOTIFICATION, "full").na.fill(0, ["came", "deliveries"])
+
+
+def _balances(judged: DataFrame) -> DataFrame:
+    settled = judged.where("standing is not null")
+    return settled.select(
+        *NOTIFICATION, "minute", "standing", (fn.col("deliveries") + fn.col("came")).alias("deliveries")
+    )
+
+
+def _summed(minutes: DataFrame, judged: DataFrame) -> DataFrame:
+    """The minutes with what is new: what is owed counts for the minute in which it was published."""
+    is_owed, is_must = fn.col("standing").isNotNull(), fn.col("standing") == MUST
+    had, got = fn.col("deliveries"), fn.col("came")
+    again = fn.greatest(had + got - 1, fn.lit(0)) - fn.greatest(had - 1, fn.lit(0))
+    new = judged.select(
+        "run",
+        fn.coalesce("minute", "came_in").alias("minute"),
+        fn.when(is_must & fn.col("is_new"), 1).otherwise(0).alias("expected"),
+        got.alias("delivered"),
+        fn.when(is_must & (had == 0) & (got > 0), 1).otherwise(0).alias("served"),
+        fn.when(is_owed, again).otherwise(0).alias("duplicates"),
+        fn.when(is_owed, 0).otherwise(got).alias("unexpected"),
+    ).where(" or ".join(f"{name} > 0" for name in COUNTS))
+    sums = [fn.sum(name).alias(name) for name in COUNTS]
+    return minutes.unionByName(new).groupBy("run", "minute").agg(*sums)
+
+
+# --- how long handoffs took ---
+
+
+def _handoff_steps(steps: DataFrame) -> DataFrame:
+    """What a client says of itself: where it went, and what it got then."""
+    return steps.where("node = client and kind in ('moved', 'delivered')")
+
+
+def _transfer_steps(steps: DataFrame) -> DataFrame:
+    """What a broker says of a session that comes to it."""
+    return steps.where("kind in ('handoff_started', 'handoff_finished')")
+
+
+def _is_handoff() -> Column:
+    reason = fn.col("reason")
+    return (fn.col("kind") == "moved") & (reason != LEFT) & (reason != fn.col("broker"))
+
+
+def _delays(steps: DataFrame) -> DataFrame:
+    """`handoff_delay`: from attaching elsewhere to the first notification that waited; `transfer`: what the
+    new broker took to fetch the session."""
+    of_client = Window.partitionBy("run", "node").orderBy("sequence")
+    told = _handoff_steps(steps).select(
+        "*", fn.lag(fn.when(_is_handoff(), fn.col("time"))).over(of_client).alias("begun_at")
+    )
+    waited = told.where("kind = 'delivered' and coalesce(published_at, begun_at) <= begun_at")
+    of_broker = Window.partitionBy("run", "node", "client").orderBy("sequence")
+    begins = fn.when(fn.col("kind") == "handoff_started", fn.col("time"))
+    moved = _transfer_steps(steps).select("*", fn.lag(begins).over(of_broker).alias("begun_at"))
+    fetched = moved.where("kind = 'handoff_finished' and begun_at is not null")
+    parts = [
+        part.select(
+            "run",
+            minute_of(fn.col("begun_at")).alias("minute"),
+            fn.lit(name).alias("measure"),
+            (fn.col("time") - fn.col("begun_at")).alias("value"),
+        )
+        for name, part in zip(DELAYS, (waited, fetched), strict=True)
+    ]
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _last_steps(steps: DataFrame) -> DataFrame:
+    """Where the next batch goes on: a handoff that has begun and not ended."""
+    of_client = Window.partitionBy("run", "node").orderBy(fn.desc("sequence"))
+    of_broker = Window.partitionBy("run", "node", "client").orderBy(fn.desc("sequence"))
+    last = [
+        part.withColumn("place", fn.row_number().over(order)).where("place = 1").drop("place")
+        for part, order in ((_handoff_steps(steps), of_client), (_transfer_steps(steps), of_broker))
+    ]
+    return reduce(DataFrame.unionByName, last).where("kind in ('moved', 'handoff_started')")
+
+
+# --- what is shown ---
+
+
+def shown(state: State) -> DataFrame:
+    """The minutes as a person reads them: in order, with losses and delays."""
+    columns = [fn.when(fn.col("measure") == name, fn.col("value")).alias(name) for name in DELAYS]
+    delays = (
+        state.samples.select("run", "minute", *columns)
+        .groupBy("run", "minute")
+        .agg(
+            *(fn.count(name).alias(f"{name}_count") for name in DELAYS),
+            *(fn.avg(name).alias(f"{name}_mean_s") for name in DELAYS),
+            *(fn.percentile(name, 0.95).alias(f"{name}_p95_s") for name in DELAYS),
+            *(fn.max(name).alias(f"{name}_max_s") for name in DELAYS),
+        )
+    )
+    both = state.minutes.join(delays, ["run", "minute"], "full")
+    both = both.na.fill(0, [*COUNTS, *(f"{name}_count" for name in DELAYS)])
+    known = both.select(
+        "run",
+        fn.timestamp_seconds("minute").alias("minute"),
+        "expected",
+        "delivered",
+        (fn.col("expected") - fn.col("served")).alias("lost"),
+        "duplicates",
+        "unexpected",
+        *(f"{name}_{figure}" for name in DELAYS for figure in FIGURES),
+    )
+    return state.frozen.unionByName(known)
