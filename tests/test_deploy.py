@@ -9,8 +9,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
+import yaml
 
 from roamcast.cli import build_app, run
 
@@ -53,3 +56,99 @@ def test_the_container_runs_commands_that_exist(capsys: pytest.CaptureFixture[st
         assert run(build_app(), [*arguments, "--help"]) == 0
         assert "Usage: roamcast broker" in capsys.readouterr().out
     assert len(found) == 2
+
+
+# --- Kubernetes: the manifest is checked, not run ---
+
+
+@pytest.fixture
+def manifest() -> dict[str, dict[str, Any]]:
+    """The objects of deploy/pipeline.yaml, by their kind."""
+    objects = list(yaml.safe_load_all((DEPLOY / "pipeline.yaml").read_text()))
+    assert len({one["kind"] for one in objects}) == len(objects)
+    return {one["kind"]: one for one in objects}
+
+
+def settings_of(arguments: list[str]) -> dict[str, str]:
+    """Spark's own settings among the arguments."""
+    pairs = [one.removeprefix("--conf=").split("=", 1) for one in arguments if one.startswith("--conf=")]
+    settings = dict(pairs)
+    assert len(settings) == len(pairs), "none is given twice"
+    return settings
+
+
+def test_the_job_runs_a_command_that_exists_with_settings_that_belong_together(
+    manifest: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = {kind: one["apiVersion"] for kind, one in manifest.items()}
+    access = "rbac.authorization.k8s.io/v1"
+    assert versions == {
+        "ServiceAccount": "v1", "Role": access, "RoleBinding": access, "PersistentVolumeClaim": "v1",
+        "Job": "batch/v1",
+    }  # fmt: skip
+    pod = manifest["Job"]["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] in ("Never", "OnFailure")
+    (driver,) = pod["containers"]
+    program, *arguments = driver["args"]
+    assert program == "roamcast"
+    plain = [one for one in arguments if not one.startswith("--conf=")]
+    assert run(build_app(), [*plain, "--help"]) == 0
+    assert "Usage: roamcast pipeline audit" in capsys.readouterr().out
+    options = dict(one.split("=", 1) for one in plain if "=" in one)
+    assert options["--master"].startswith("k8s://https://")
+    settings = settings_of(arguments)
+    assert settings["spark.kubernetes.container.image"] == driver["image"] == "roamcast-pipeline:latest"
+    account = manifest["ServiceAccount"]["metadata"]["name"]
+    assert pod["serviceAccountName"] == settings["spark.kubernetes.authenticate.serviceAccountName"] == account
+    assert manifest["RoleBinding"]["subjects"][0]["name"] == account
+    assert manifest["RoleBinding"]["roleRef"]["name"] == manifest["Role"]["metadata"]["name"]
+    assert "create" in manifest["Role"]["rules"][0]["verbs"]
+    ports = {one["name"]: str(one["containerPort"]) for one in driver["ports"]}
+    assert ports["driver"] == settings["spark.driver.port"]
+    assert ports["blocks"] == settings["spark.driver.blockManager.port"]
+    known = {f"$({one['name']})" for one in driver["env"]}
+    used = set(re.findall(r"\$\(\w+\)", " ".join(arguments)))
+    assert used == known, "every variable is given, and used"
+
+
+def test_driver_and_executors_see_the_same_folder(manifest: dict[str, dict[str, Any]]) -> None:
+    pod = manifest["Job"]["spec"]["template"]["spec"]
+    (driver,), (volume,) = pod["containers"], pod["volumes"]
+    (mount,) = driver["volumeMounts"]
+    claim = manifest["PersistentVolumeClaim"]["metadata"]["name"]
+    assert manifest["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert (mount["name"], volume["persistentVolumeClaim"]["claimName"]) == (volume["name"], claim)
+    settings = settings_of(driver["args"])
+    prefix = "spark.kubernetes.executor.volumes.persistentVolumeClaim.data"
+    assert settings[f"{prefix}.mount.path"] == mount["mountPath"]
+    assert settings[f"{prefix}.options.claimName"] == claim
+    for option in ("--log", "--out"):
+        (given,) = [one for one in driver["args"] if one.startswith(f"{option}=")]
+        assert given.removeprefix(f"{option}=").startswith(f"{mount['mountPath']}/")
+
+
+def test_the_image_of_the_pipeline_starts_what_spark_asks_for(tmp_path: Path) -> None:
+    text = (DEPLOY / "Containerfile.pipeline").read_text()
+    assert "'/source[pipeline]'" in text
+    assert "COPY deploy/spark-entrypoint.sh /opt/spark-entrypoint.sh" in text
+    java = tmp_path / "java"
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    java.chmod(0o755)
+    given = {
+        "SPARK_EXECUTOR_MEMORY": "3g", "SPARK_DRIVER_URL": "spark://d", "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "2", "SPARK_APPLICATION_ID": "app", "SPARK_EXECUTOR_POD_IP": "10.0.0.9",
+        "SPARK_RESOURCE_PROFILE_ID": "0", "SPARK_EXECUTOR_POD_NAME": "pod", "SPARK_HOME": "/opt/spark",
+        "SPARK_JAVA_OPT_0": "-Da=b c", "SPARK_JAVA_OPT_1": "-Dd", "PATH": f"{tmp_path}:/usr/bin:/bin",
+    }  # fmt: skip
+    script = ["sh", str(DEPLOY / "spark-entrypoint.sh")]
+    said = subprocess.run([*script, "executor"], env=given, capture_output=True, text=True, check=True).stdout
+    lines = said.splitlines()
+    assert lines[:4] == ["-Da=b c", "-Dd", "-Xms3g", "-Xmx3g"]
+    assert lines[lines.index("--driver-url") + 1] == "spark://d"
+    other = subprocess.run([*script, "echo", "hello"], env=given, capture_output=True, text=True, check=True)
+    assert other.stdout == "hello\n"
+    pyspark = pytest.importorskip("pyspark", reason="the pipeline's extra is not installed")
+    (jar,) = (Path(pyspark.__path__[0]) / "jars").glob("spark-kubernetes_*.jar")
+    (main_class,) = [line for line in lines if line.startswith("org.apache.spark.")]
+    with ZipFile(jar) as classes:
+        assert f"{main_class.replace('.', '/')}.class" in classes.namelist()

@@ -2,9 +2,12 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from roamcast.cli import build_app, run
@@ -69,6 +72,49 @@ def test_runs_are_set_side_by_side(tmp_path: Path) -> None:
         (tmp_path / name / "summary.json").write_text(json.dumps({"protocol": name, "lost": lost}))
     text = page("t", [collect(tmp_path / "none"), collect(tmp_path / "reactive")])
     assert '<tr><td>lost</td><td class="number">17</td><td class="number">0</td></tr>' in text
+
+
+def results_of_spark(folder: Path) -> Path:
+    """What audit, metrics and stream leave in their folders, in small."""
+    (folder / "findings").mkdir(parents=True)
+    (folder / "log").mkdir()
+    names = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected")
+    protocols = {"none": dict.fromkeys(names, 5), "reactive": dict.fromkeys(names, 0)}
+    audit = {"records": 9, **dict.fromkeys(names, 5), "protocols": protocols}
+    (folder / "audit.json").write_text(json.dumps(audit))
+    shares = dict.fromkeys(("mean", "low", "high", "p05", "p95"), 0.25)
+    measure = {"unit": "s", "what": "how long", **shares}
+    groups = {"none": {"latency": measure, "handoff_delay": measure}}
+    (folder / "metrics.json").write_text(json.dumps({"runs": 2, "groups": groups}))
+    clients = pa.table({"client": ["bus", "car"], "lost": [0, 4_321]})
+    pq.write_table(clients, folder / "clients.parquet")
+    pq.write_table(pa.table({"kind": ["lost"], "client": ["<car>"]}), folder / "findings" / "part-0.parquet")
+    (folder / "log" / "part-00000.parquet").write_text("an event log is not read")
+    minute = {"minute": datetime(2026, 1, 1, tzinfo=UTC), "expected": 4, "lost": 1, "duplicates": 0}
+    delays = {"handoff_delay_p95_s": 0.5, "transfer_p95_s": None}
+    pq.write_table(pa.Table.from_pylist([{"run": "r", **minute, **delays}]), folder / "minutes.parquet")
+    return folder
+
+
+def test_audit_metrics_and_stream_are_drawn_and_their_tables_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = results_of_spark(tmp_path / "run"), tmp_path / "report"
+    assert run(build_app(), ["pipeline", "report", "--log", str(folder), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pictures"] == 3
+    for name in ("audit", "metrics", "minutes"):
+        assert (out / f"{name}.png").read_bytes().startswith(PNG)
+        assert "<svg" in (out / f"{name}.svg").read_text()
+    text = (out / "report.html").read_text()
+    outline = Outline()
+    outline.feed(text)
+    assert outline.tags.index("img") < outline.tags.index("table")
+    assert "<h2>none: measures</h2>" in text
+    assert "<td>&lt;car&gt;</td>" in text
+    assert text.index("4,321") < text.index("<td>bus</td>"), "the worst first"
+    (folder / "clients.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="is no whole Parquet file"):
+        collect(folder)
 
 
 def test_the_command_writes_the_page_and_its_pictures(

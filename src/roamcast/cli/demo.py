@@ -151,7 +151,10 @@ def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
 
 def write_report(out: Path) -> Path:
     from roamcast.pipeline.report import collect, page, write_page
+    from roamcast.pipeline.report_figures import draw_into
 
+    part = collect(out)
+    part.pictures += draw_into(part, out)
     report = out / "report.html"
-    write_page(report, page("Roamcast demo", [collect(out)]))
+    write_page(report, page("Roamcast demo", [part]))
     return report

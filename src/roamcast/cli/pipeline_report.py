@@ -33,19 +33,25 @@ def report(
     Several folders are set side by side. The pictures are also copied, as PNG and SVG.
     """
     from roamcast.pipeline.report import collect, page, write_page
+    from roamcast.pipeline.report_figures import draw_into
 
     parts = [collect(folder) for folder in log]
     prepare_out_folder(out)
+    for number, part in enumerate(parts, start=1):
+        prefix = f"{number}-" if len(parts) > 1 else ""
+        copy_pictures(part.pictures, out, prefix)
+        part.pictures = [*draw_into(part, out, prefix), *part.pictures]
     write_page(out / "report.html", page(title, parts))
     pictures = [picture for part in parts for picture in part.pictures]
-    for number, part in enumerate(parts, start=1):
-        for picture in part.pictures:
-            for file in (picture.with_suffix(".png"), picture.with_suffix(".svg")):
-                if file.exists():
-                    name = file.name if len(parts) == 1 else f"{number}-{file.name}"
-                    shutil.copyfile(file, out / name)
     claims = sum(len(part.claims) for part in parts)
     if as_json:
         emit_json({"report": out / "report.html", "pictures": len(pictures), "claims": claims})
     else:
         print(f"{out / 'report.html'}: {len(pictures)} pictures, {claims} claims")
+
+
+def copy_pictures(pictures: list[Path], out: Path, prefix: str) -> None:
+    for picture in pictures:
+        for file in (picture.with_suffix(".png"), picture.with_suffix(".svg")):
+            if file.exists() and file.parent.resolve() != out.resolve():
+                shutil.copyfile(file, out / f"{prefix}{file.name}")

@@ -32,6 +32,8 @@ from roamcast.simulator.topology import parse_topology
 MARK = ".roamcast-demo"
 """The file that says: a demo made this folder, and the next one may replace what is in it."""
 
+PICTURES = ("departure_arrival", "roaming_brokers", "audit")
+
 Progress = Callable[[float], None]
 """Called with the share of a scene's work that is done, 0 to 1."""
 Watch = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -206,7 +208,7 @@ def is_free(folder: Path) -> bool:
 def clear(folder: Path) -> None:
     """Mark the folder as a demo's, and remove what a former demo left, but nothing that a user added."""
     (folder / MARK).write_text("Made by `roamcast demo`, which replaces its own files here.\n")
-    pictures = [*folder.glob("departure_arrival.*"), *folder.glob("roaming_brokers.*")]
+    pictures = [file for name in PICTURES for file in folder.glob(f"{name}.*")]
     for file in (folder / "summary.json", folder / "report.html", *pictures):
         file.unlink(missing_ok=True)
     for name in ("log", "audit"):

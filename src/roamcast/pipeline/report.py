@@ -1,7 +1,8 @@
 """One page of what came out: pictures first, then claims and tables. It needs no other file.
 
 What is shown is what the other commands left in their folders: `outcomes.json` of a lab experiment,
-`summary.json` of a simulated run, JSON of an audit or a model, pictures, and tables as CSV.
+`summary.json` of a simulated run, JSON of an audit, metrics, a stream or a model, pictures, and tables as CSV
+or Parquet. Pictures of audits, metrics and streams are drawn for the page (report_figures.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+
 from roamcast.errors import InputError
 from roamcast.lab.words import cell, is_number
 
@@ -25,7 +29,10 @@ NAMES_MAX = 8
 FILES_MAX = 500
 BYTES_MAX = 20_000_000
 """Of one file: what is larger is no figure and no table of a report."""
-LOGS = {"logs", "log"}
+NOT_SHOWN = {"logs", "log", "records", "quarantine", "streams", "traces", "state", "checkpoint"}
+"""Folders of rows that are too many for people, or of no use to them."""
+SHOWN_SUFFIXES = (".png", ".svg", ".csv", ".json", ".parquet")
+WORST_FIRST = ("lost", "duplicates", "out_of_order", "unexpected", "invented")
 
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:#22303c;margin:0 auto;max-width:72rem;padding:1.5rem}
@@ -51,6 +58,8 @@ class Part:
     """Name of a JSON file to what it says."""
     tables: dict[str, tuple[list[str], list[list[str]], int]] = field(default_factory=dict)
     """Name to columns, the first rows, and how many there are."""
+    minutes: list[Path] = field(default_factory=list)
+    """What a stream found, by the minute."""
 
     @property
     def is_empty(self) -> bool:
@@ -71,6 +80,11 @@ def collect(folder: Path) -> Part:
             part.pictures.append(file)
         elif file.suffix == ".csv":
             part.tables[name] = _read_table(file)
+        elif file.suffix == ".parquet" and file.parent.name == "findings":
+            part.tables[str(file.parent.relative_to(folder))] = _read_parquet(file.parent)
+        elif file.suffix == ".parquet":
+            part.tables[name] = _read_parquet(file)
+            part.minutes += [file] if file.name == "minutes.parquet" else []
         elif file.suffix == ".json":
             _take_json(part, name, file)
     if part.is_empty:
@@ -85,9 +99,11 @@ def _files(folder: Path) -> Iterator[Path]:
     waiting = [folder]
     while waiting:
         for entry in sorted(waiting.pop().iterdir()):
-            if entry.is_dir() and entry.name not in LOGS and not entry.name.startswith((".", "_")):
+            if entry.is_dir() and entry.name not in NOT_SHOWN and not entry.name.startswith((".", "_")):
                 waiting.append(entry)
-            elif entry.suffix in (".png", ".svg", ".csv", ".json") and entry.stat().st_size <= BYTES_MAX:
+            elif entry.name.startswith("."):
+                continue
+            elif entry.suffix in SHOWN_SUFFIXES and entry.stat().st_size <= BYTES_MAX:
                 found += 1
                 if found > FILES_MAX:
                     raise InputError(f"{folder}: more than {FILES_MAX} files; name the folder of one result")
@@ -105,6 +121,18 @@ def _read_table(file: Path) -> tuple[list[str], list[list[str]], int]:
             if len(rows) < ROWS_MAX:
                 rows.append(row)
     return columns, rows, count
+
+
+def _read_parquet(place: Path) -> tuple[list[str], list[list[str]], int]:
+    """A file, or a folder of files; the worst rows first, if rows can be bad."""
+    try:
+        table = ds.dataset(place, format="parquet").to_table()
+    except (pa.ArrowException, OSError):
+        raise InputError(f"{place}: is no whole Parquet file (truncated or damaged)") from None
+    order = [(name, "descending") for name in WORST_FIRST if name in table.column_names]
+    first = (table.sort_by(order) if order else table).slice(0, ROWS_MAX)
+    rows = [[cell(value) for value in row.values()] for row in first.to_pylist()]
+    return table.column_names, rows, len(table)
 
 
 def _take_json(part: Part, name: str, file: Path) -> None:
@@ -129,14 +157,14 @@ def page(title: str, parts: Iterable[Part]) -> str:
     parts = list(parts)
     body = [f"<h1>{escape(title)}</h1>"]
     body += [_verdicts(parts)] if any(part.claims for part in parts) else []
+    body += [_pictures(part, len(parts) > 1) for part in parts]
+    body += [_comparison(parts)] if len(parts) > 1 else []
     for part in parts:
         if len(parts) > 1:
             body.append(f"<h2>{escape(part.folder.name)}</h2>")
-        body += [_pictures(part), _claims(part)]
+        body.append(_claims(part))
         body += [_facts(name, facts) for name, facts in part.facts.items()]
         body += [_table(name, *table) for name, table in part.tables.items()]
-    if len(parts) > 1:
-        body.insert(1, _comparison(parts))
     content = "\n".join(text for text in body if text)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -145,11 +173,12 @@ def page(title: str, parts: Iterable[Part]) -> str:
     )
 
 
-def _pictures(part: Part) -> str:
+def _pictures(part: Part, with_folder: bool) -> str:
+    above = f"{part.folder.name}: " if with_folder else ""
+    named = [(escape(above + _words(file.stem)), file) for file in part.pictures]
     shown = [
-        f'<figure><img alt="{escape(_words(file.stem))}" src="{_embedded(file)}">'
-        f"<figcaption>{escape(_words(file.stem))}</figcaption></figure>"
-        for file in part.pictures
+        f'<figure><img alt="{name}" src="{_embedded(file)}"><figcaption>{name}</figcaption></figure>'
+        for name, file in named
     ]
     return f'<div class="grid">{"".join(shown)}</div>' if shown else ""
 
@@ -197,7 +226,7 @@ def flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, objec
     """What is nested gets the names above it; what is a table of its own is left out."""
     for name, value in facts.items():
         whole = f"{above}{_words(str(name))}"
-        if isinstance(value, dict) and is_table(value):
+        if isinstance(value, dict) and (is_table(value) or name == "groups"):
             continue
         if isinstance(value, dict):
             yield from flat(value, f"{whole}: ")
@@ -208,18 +237,39 @@ def flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, objec
 
 
 def is_table(value: Mapping[str, Any]) -> bool:
-    """Whether it holds many things of one kind by their names, such as brokers."""
-    return len(value) > NAMES_MAX and all(isinstance(one, dict) for one in value.values())
+    """Whether it holds several things of one kind by their names, such as brokers."""
+    parts = [one for one in value.values() if isinstance(one, dict)]
+    if not parts or len(parts) < len(value):
+        return False
+    return len(value) > NAMES_MAX or (len(value) > 1 and all(one.keys() == parts[0].keys() for one in parts))
 
 
 def _facts(name: str, facts: Mapping[str, Any]) -> str:
-    text = _table(name, ["what", "value"], [[key, cell(value)] for key, value in flat(facts)][:ROWS_MAX], 0)
+    tables = [_table(key, columns, rows[:ROWS_MAX], len(rows)) for key, columns, rows in _tables_in(facts)]
+    rows = [[key, cell(value)] for key, value in flat(facts)][:ROWS_MAX]
+    return "".join(tables) + _table(name, ["what", "value"], rows, 0)
+
+
+def _tables_in(facts: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """What has rows of one kind: their name, columns and rows."""
     for key, value in facts.items():
-        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-            columns = list(dict.fromkeys(column for row in value for column in row))
-            rows = [[cell(row.get(column)) for column in columns] for row in value]
-            text += _table(key, columns, rows[:ROWS_MAX], len(rows))
-    return text
+        if isinstance(value, dict) and key == "groups":
+            # Metrics: a table of measures for each group of runs.
+            for group, measures in value.items():
+                yield from _tables_in({f"{group}/measures": measures})
+        elif isinstance(value, dict) and is_table(value):
+            columns = _columns(value.values())
+            named = [(str(name), *(one.get(column) for column in columns)) for name, one in value.items()]
+            yield key, ["name", *columns], [list(map(cell, row)) for row in named]
+        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            columns = _columns(value)
+            yield key, columns, [[cell(row.get(column)) for column in columns] for row in value]
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of what is in any of the rows; what is itself a table has no place in a cell."""
+    names = dict.fromkeys(name for row in rows for name, one in row.items() if not isinstance(one, dict))
+    return list(names)
 
 
 def _comparison(parts: list[Part]) -> str:
