@@ -99,7 +99,8 @@ def test_the_job_runs_a_command_that_exists_with_settings_that_belong_together(
     settings = settings_of(arguments)
     assert settings["spark.kubernetes.container.image"] == driver["image"] == "roamcast-pipeline:latest"
     account = manifest["ServiceAccount"]["metadata"]["name"]
-    assert pod["serviceAccountName"] == settings["spark.kubernetes.authenticate.serviceAccountName"] == account
+    assert settings["spark.kubernetes.authenticate.serviceAccountName"] == account
+    assert pod["serviceAccountName"] == account
     assert manifest["RoleBinding"]["subjects"][0]["name"] == account
     assert manifest["RoleBinding"]["roleRef"]["name"] == manifest["Role"]["metadata"]["name"]
     assert "create" in manifest["Role"]["rules"][0]["verbs"]

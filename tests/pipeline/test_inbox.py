@@ -15,46 +15,77 @@ def one(number: int, publisher: str | None = "garage") -> Received:
     return Received("road", body, 1, False, [], None, publisher, incarnation, counted, 0.0)
 
 
+def new(*numbers: int) -> list[tuple[Received, bool]]:
+    return [(one(number), False) for number in numbers]
+
+
+def again(*numbers: int) -> list[tuple[Received, bool]]:
+    return [(one(number), True) for number in numbers]
+
+
 def payloads(inbox: Inbox, start: int, end: int) -> list[int]:
     return [int(decode(body).payload) for body in inbox.read(start, end)]
 
 
 def test_positions_stay_the_same_over_a_restart(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
-    assert inbox.append([one(number) for number in range(5)]) == 5
+    assert inbox.append(new(*range(5))) == 5
     assert (inbox.first, inbox.committed, inbox.end) == (0, 0, 5)
     inbox.commit(3)
     inbox.close()
-    again = Inbox(tmp_path)
-    assert again.id == inbox.id
-    assert (again.committed, again.end, again.uncommitted) == (3, 5, 2)
-    assert payloads(again, 3, 5) == [3, 4]
-    again.append([one(5)])
-    assert payloads(again, 2, 6) == [2, 3, 4, 5], "Spark may repeat the batch that it committed last"
-    again.close()
+    other = Inbox(tmp_path)
+    assert other.id == inbox.id
+    assert (other.committed, other.end, other.uncommitted) == (3, 5, 2)
+    assert payloads(other, 3, 5) == [3, 4]
+    other.append(new(5))
+    assert payloads(other, 2, 6) == [2, 3, 4, 5], "Spark may repeat the batch that it committed last"
+    other.close()
 
 
-def test_what_comes_again_is_told_by_its_identity(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arrived", "kept"),
+    [
+        (again(2, 3) + new(4), [4]),
+        (again(3) + again(4), [4]),
+        (again(1, 2, 3), []),
+        (again(2) + new(4), [4]),
+        (again(2, 4, 3), [4, 3]),
+        (new(3), [3]),
+        (new(4) + again(3), [4, 3]),
+        (again(3, 3), [3]),
+        ([(one(3, None), True)], [3]),
+        ([(one(3, "depot"), True)], [3]),
+    ],
+)
+def test_only_the_last_ones_come_again_in_order(
+    arrived: list[tuple[Received, bool]], kept: list[int], tmp_path: Path
+) -> None:
+    """What may be another notification is kept: a publisher may begin again to count."""
     inbox = Inbox(tmp_path)
-    inbox.append([one(1), one(2), one(1, None)])
+    inbox.append(new(1, 2, 3))
+    assert inbox.append(again(1)) == 1, "a client tells by itself what comes again while it lives"
     inbox.close()
-    again = Inbox(tmp_path)
-    assert again.append([one(2), one(3), one(2, "depot"), one(1, None)]) == 3
-    assert payloads(again, 0, again.end) == [1, 2, 1, 3, 2, 1]
-    again.close()
+    (segment,) = tmp_path.glob("*.inbox")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[: 3 * len(whole) // 4])
+    restarted = Inbox(tmp_path)
+    assert restarted.end == 3
+    assert restarted.append(arrived) == len(kept)
+    assert payloads(restarted, 3, restarted.end) == kept
+    restarted.close()
 
 
 def test_a_write_that_was_cut_short_is_as_if_it_never_was(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
-    inbox.append([one(1), one(2)])
+    inbox.append(new(1, 2))
     inbox.close()
     (segment,) = tmp_path.glob("*.inbox")
     segment.write_bytes(segment.read_bytes()[:-3])
-    again = Inbox(tmp_path)
-    assert again.end == 1
-    assert again.append([one(2)]) == 1, "it was not acknowledged, and comes again"
-    assert payloads(again, 0, 2) == [1, 2]
-    again.close()
+    other = Inbox(tmp_path)
+    assert other.end == 1
+    assert other.append(again(2)) == 1, "it was not acknowledged, and comes again"
+    assert payloads(other, 0, 2) == [1, 2]
+    other.close()
 
 
 def test_what_was_committed_goes_and_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +93,7 @@ def test_what_was_committed_goes_and_damage_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "REMEMBERED", 4)
     inbox = Inbox(tmp_path)
     for number in range(40):
-        inbox.append([one(number)])
+        inbox.append(new(number))
     before = len(list(tmp_path.glob("*.inbox")))
     inbox.commit(20)
     assert 1 < len(list(tmp_path.glob("*.inbox"))) < before

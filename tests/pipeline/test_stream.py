@@ -39,6 +39,7 @@ at 11.0 garage publish {"service": "parking", "cost": 9}
 at 50.0 car leave
 at 70.0 garage publish 3 {"service": "parking", "cost": 2}
 at 75.0 garage publish {"service": "parking", "cost": 1}
+at 125.0 garage publish {"service": "parking", "cost": 7}
 at 190.0 car attach c
 at 200.0 garage publish {"service": "parking", "cost": 1}
 at 400.0 garage publish {"service": "parking", "cost": 5}

@@ -27,8 +27,8 @@ from roamcast.errors import InputError
 SEGMENT_BYTES = 4_000_000
 BODY_MAX = 300_000_000
 """More than the largest packet of MQTT."""
-REMEMBERED = 2_048
-"""Notifications whose identities are kept, also over a restart: more than a broker has under way."""
+REMEMBERED = 1_024
+"""The last ones, which may come again after a restart: as many as a broker has under way."""
 LOCK_WITHIN_S = 30.0
 """How long the reader of a query that was stopped may take to end."""
 
@@ -51,10 +51,9 @@ class Received(NamedTuple):
     received_at: float
 
     @property
-    def identity(self) -> tuple[str, int, int] | None:
-        if self.publisher is None or self.incarnation is None or self.number is None:
-            return None
-        return self.publisher, self.incarnation, self.number
+    def content(self) -> tuple[object, ...] | None:
+        """All but when it was received; None if it has no identity."""
+        return None if self.publisher is None or not self.number else (self.topic, *self[1:4], *self[5:9])
 
 
 decode = msgspec.msgpack.Decoder(Received).decode
@@ -94,10 +93,10 @@ class Inbox:
         self.id = _read_or_write(self.folder / "id", uuid4().hex)
         self.committed = int(_read_or_write(self.folder / "committed", "0"))
         self._segments = [_Segment(path) for path in sorted(self.folder.glob("*.inbox"))]
-        self._recent: deque[tuple[str, int, int]] = deque(maxlen=REMEMBERED)
+        last: deque[tuple[object, ...]] = deque(maxlen=REMEMBERED)
         for segment in self._segments:
-            self._recover(segment, is_last=segment is self._segments[-1])
-        self._known = set(self._recent)
+            last += self._recover(segment, is_last=segment is self._segments[-1])
+        self._repeated = _Repetition(list(last))
         self._file = self._segments[-1].path.open("ab") if self._segments else None
 
     @property
@@ -125,13 +124,13 @@ class Inbox:
 
     # --- writing ---
 
-    def append(self, arrived: Sequence[Received]) -> int:
+    def append(self, arrived: Sequence[tuple[Received, bool]]) -> int:
         """Keep what has arrived, and return when it is on the disk; how many were new.
 
-        What came before, and came again because its acknowledgement was lost, is told by its identity.
+        Each comes with whether the broker says that it may have sent it before.
         """
         with self._guard:
-            new = [one for one in arrived if self._is_new(one)]
+            new = [one for one, is_again in arrived if not self._repeated.has(one, is_again)]
             try:
                 for one in new:
                     self._write(_encode(one))
@@ -141,18 +140,6 @@ class Inbox:
             except OSError as error:
                 raise _unusable(self.folder, error) from None
             return len(new)
-
-    def _is_new(self, one: Received) -> bool:
-        identity = one.identity
-        if identity is None:
-            return True
-        if identity in self._known:
-            return False
-        if len(self._recent) == self._recent.maxlen:
-            self._known.discard(self._recent[0])
-        self._recent.append(identity)
-        self._known.add(identity)
-        return True
 
     def _write(self, body: bytes) -> None:
         if self._file is None or self._segments[-1].size >= SEGMENT_BYTES:
@@ -214,19 +201,45 @@ class Inbox:
 
     # --- beginning again ---
 
-    def _recover(self, segment: _Segment, is_last: bool) -> None:
+    def _recover(self, segment: _Segment, is_last: bool) -> list[tuple[object, ...]]:
         """Count what is there; the last write may have been cut short, and then is as if it never was."""
         data = segment.path.read_bytes()
+        contents = []
         for body in _bodies(data):
             segment.count += 1
             segment.size += _FRAME.size + len(body)
-            identity = decode(body).identity
-            if identity is not None:
-                self._recent.append(identity)
+            content = decode(body).content
+            contents += [content] if content is not None else []
         if segment.size < len(data):
             if not is_last:
                 raise ValueError(segment.path)
             os.truncate(segment.path, segment.size)
+        return contents
+
+
+class _Repetition:
+    """What comes again after a restart, because its acknowledgement did not reach the broker.
+
+    Acknowledgements go out in order, so these are the last ones that were kept: the broker sends them first,
+    marked as sent before, in the same order and up to the very last. Anything else is new: to keep one twice
+    is better than to lose one.
+    """
+
+    def __init__(self, last: list[tuple[object, ...]]) -> None:
+        self._last = last
+        self._next: int | None = None
+
+    def has(self, one: Received, is_again: bool) -> bool:
+        if not self._last:
+            return False
+        content = one.content if is_again else None
+        if self._next is None and content in self._last:
+            self._next = max(at for at, known in enumerate(self._last) if known == content)
+        is_repeated = content is not None and self._next is not None and self._last[self._next] == content
+        self._next = self._next + 1 if is_repeated and self._next is not None else None
+        if not is_repeated or self._next == len(self._last):
+            self._last = []  # From here on everything is new.
+        return is_repeated
 
 
 def _bodies(data: bytes) -> Iterator[bytes]:

@@ -75,7 +75,7 @@ NAMES = tuple(field.name for field in fields(State))
 
 def empty_state(spark: SparkSession) -> State:
     schemas = [spark_schema()] * 3 + [BALANCES, MINUTES, SAMPLES, SHOWN]
-    return State(*(spark.createDataFrame([], schema) for schema in schemas))  # type: ignore[arg-type]
+    return State(*(spark.createDataFrame([], schema) for schema in schemas))
 
 
 def minute_of(time: Column) -> Column:

@@ -70,7 +70,7 @@ class Receiver:
                 while self._inbox.uncommitted >= options.inbox_max:
                     # Full: whatever else comes is kept by the broker.
                     await asyncio.sleep(LOOK_EVERY_S)
-                self._inbox.append([received(one, time.time()) for one in arrived])
+                self._inbox.append([(received(one, time.time()), one.dup) for one in arrived])
                 # Only what is on the disk is acknowledged.
                 client.acknowledge(len(arrived))
                 self._arrived_at = time.monotonic()
