@@ -49,6 +49,8 @@ SHOWN = (
     " unexpected bigint, "
     + ", ".join(f"{name}_{figure} {kind}" for name in DELAYS for figure, kind in FIGURES.items())
 )
+SEEN = "run string, node string, block bigint, bits bigint"
+BLOCK = ["run", "node", "block"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,15 @@ class State:
     """How long each handoff took."""
     frozen: DataFrame
     """Minutes so old that nothing corrects them any more, as they are shown."""
+    seen: DataFrame
+    """Which rows were here already: for each 64 rows of a node, one bit each."""
 
 
 NAMES = tuple(field.name for field in fields(State))
 
 
 def empty_state(spark: SparkSession) -> State:
-    schemas = [spark_schema()] * 3 + [BALANCES, MINUTES, SAMPLES, SHOWN]
+    schemas = [spark_schema()] * 3 + [BALANCES, MINUTES, SAMPLES, SHOWN, SEEN]
     return State(*(spark.createDataFrame([], schema) for schema in schemas))
 
 
@@ -84,19 +88,23 @@ def minute_of(time: Column) -> Column:
 
 def close(
     spark: SparkSession, state: State, rows: DataFrame, until_s: int, *, forget_s: float, clock_error_s: float
-) -> State:
-    """Judge all rows of before `until_s` that were not judged yet, and keep the others."""
-    rows = without_repetitions(state.open.unionByName(usable(rows, *KINDS)))
+) -> tuple[State, list[DataFrame]]:
+    """Judge all rows of before `until_s` that were not judged yet, and keep the others.
+
+    Beside the new state, what is kept at hand until that is written.
+    """
+    fresh = _fresh(rows, state.seen).persist()
+    rows = state.open.unionByName(fresh)
     ripe = rows.where(fn.col("time") < until_s)
     changes = without_repetitions(state.changes.unionByName(_kept_changes(ripe)))
     told = changes.where("node = client").select(*CLIENT).distinct()
     owed = _owed(spark, ripe, changes, clock_error_s).join(told, CLIENT, "leftsemi")
     came = _came(ripe)
-    judged = _judged(state.balances, owed, came)
-    steps = without_repetitions(state.steps.unionByName(ripe.where(fn.col("kind").isin(*STEPS, "delivered"))))
+    judged = _judged(state.balances, owed, came).persist()
+    steps = state.steps.unionByName(ripe.where(fn.col("kind").isin(*STEPS, "delivered")))
     oldest_s = int(until_s - forget_s) // MINUTE_S * MINUTE_S
     is_kept = fn.col("minute") >= oldest_s
-    return State(
+    after = State(
         open=rows.where(fn.col("time") >= until_s),
         changes=changes,
         steps=_last_steps(steps),
@@ -104,7 +112,29 @@ def close(
         minutes=_summed(state.minutes, judged).where(is_kept),
         samples=state.samples.unionByName(_delays(steps)).where(is_kept),
         frozen=shown(state).where(fn.col("minute") < fn.timestamp_seconds(fn.lit(oldest_s))),
+        seen=_seen(state.seen, fresh),
     )
+    return after, [fresh, judged]
+
+
+# --- rows that come again ---
+
+
+def _bit() -> Column:
+    return fn.expr("shiftleft(1L, cast(pmod(sequence, 64) as int))")
+
+
+def _fresh(rows: DataFrame, seen: DataFrame) -> DataFrame:
+    """The rows that count, each once, that were not here before."""
+    told_apart = without_repetitions(usable(rows, *KINDS)).withColumn("block", fn.shiftright("sequence", 6))
+    known = told_apart.join(seen, BLOCK, "left")
+    is_new = fn.col("bits").isNull() | (fn.col("bits").bitwiseAND(_bit()) == 0)
+    return known.where(is_new).select(*spark_schema().names)
+
+
+def _seen(seen: DataFrame, fresh: DataFrame) -> DataFrame:
+    new = fresh.select("run", "node", fn.shiftright("sequence", 6).alias("block"), _bit().alias("bits"))
+    return seen.unionByName(new).groupBy(*BLOCK).agg(fn.bit_or("bits").alias("bits"))
 
 
 # --- what is owed and what came ---

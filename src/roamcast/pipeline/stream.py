@@ -121,11 +121,13 @@ class _Keeper:
             newest_s = max(times, default=None)
             until_s = self._closed_until_s(before, newest_s)
             settings = self._settings
-            after = close(
+            after, at_hand = close(
                 spark, state, rows, until_s, forget_s=settings.forget_s, clock_error_s=settings.clock_error_s
             )
             progress = Progress(batch, before.rows + found.rows, newest_s, until_s)
             self._save(after, progress)
+            for table in at_hand:
+                table.unpersist()
         finally:
             rows.unpersist()
         self._show(spark, progress)
