@@ -53,13 +53,7 @@ def draw_fig45(figure: Figure, by_size: Mapping[str, Curve], by_speed: Mapping[s
 
 
 def draw_fig46(figure: Figure, delays: Mapping[str, Curve]) -> None:
-    axes = figure.subplots()
-    draw(axes, delays, PENS)
-    axes.set_yscale("log")
-    _sizes(axes, delays)
-    axes.set_ylabel("published to delivered, mean, s")
-    axes.legend(frameon=False, loc="upper left")
-    _finish(figure, "End-to-end delay at 8 m/s, figure 4.6", delays)
+    _draw_single(figure, delays, "published to delivered, mean, s", "End-to-end delay at 8 m/s, figure 4.6")
 
 
 def draw_fig47(figure: Figure, means: Mapping[str, Curve], maxima: Mapping[str, Curve]) -> None:
@@ -77,13 +71,18 @@ def draw_fig47(figure: Figure, means: Mapping[str, Curve], maxima: Mapping[str, 
 
 
 def draw_fig48(figure: Figure, messages: Mapping[str, Curve]) -> None:
+    _draw_single(figure, messages, "messages sent by a node in a run", "Messages sent at 8 m/s, figure 4.8")
+
+
+def _draw_single(figure: Figure, curves: Mapping[str, Curve], label: str, title: str) -> None:
+    """Over the sizes, on a logarithmic axis as in the thesis."""
     axes = figure.subplots()
-    draw(axes, messages, PENS)
+    draw(axes, curves, PENS)
     axes.set_yscale("log")
-    _sizes(axes, messages)
-    axes.set_ylabel("messages sent by a node in a run")
+    _sizes(axes, curves)
+    axes.set_ylabel(label)
     axes.legend(frameon=False, loc="upper left")
-    _finish(figure, "Messages sent at 8 m/s, figure 4.8", messages)
+    _finish(figure, title, curves)
 
 
 def draw_load(figure: Figure, rows: Sequence[Row]) -> None:

@@ -39,8 +39,9 @@ JITTER_S = 0.010
 """Our choice, the same as AODV's: who heard the same heartbeat does not repeat it at the same time."""
 MISSED_MAX = 2
 """Heartbeats that a client may miss, as many as AODV's ALLOWED_HELLO_LOSS."""
-RELINKS_MAX = 3
-"""A client that a broker cannot reach is asked so often to connect again."""
+RELINKS_AT_ONCE, RELINK_EVERY = 3, 5
+"""A client that a broker cannot reach is asked to connect again: in so many periods, then in every fifth.
+It may be in another part of the network; but if it hears the heartbeats it will not come by itself."""
 
 EVERYTHING = parse("TRUE")
 ATTRIBUTES = encode_attributes({"kind": "event"})
@@ -232,7 +233,7 @@ class MftBroker:
         ]
         self._relinks = {name: self._relinks.get(name, 0) + 1 for name in away}
         for name, count in self._relinks.items():
-            if count <= RELINKS_MAX:
+            if count <= RELINKS_AT_ONCE or count % RELINK_EVERY == 0:
                 self._outbox.send(number_of(name), Relink())
 
 
