@@ -65,7 +65,7 @@ def test_a_subscriber_that_could_not_be_reached_for_long_gets_everything() -> No
     figures = ledger.figures(1)
     assert figures["delivery_rate"] == 1.0
     # Only what was published before it had subscribed is not owed to it.
-    assert figures["delivered"] >= 38
+    assert figures["delivered"] in range(38, 41)
     (broker,) = (program for program in programs if isinstance(program, MftBroker))
     assert broker.station.sent["RELINK"] >= 4
 
