@@ -43,7 +43,7 @@ def _start_roamcast(sync: str) -> Callable[[Kind, Path, frozenset[int]], Process
         port = free_port()
         command = roamcast_command(
             "broker", "--id", "bench", "--listen", f"{HOST}:{port}", "--data", str(folder / "data"),
-            "--set", f"journal.sync={sync}", "--set", "events.level=counters", "--set", "log.level=warning",
+            "--set", f"journal.sync={sync}", "--set", "log.level=warning",
         )  # fmt: skip
         return Process(kind.name, command, port, folder / "log", cores)
 
@@ -107,7 +107,7 @@ def _without_amqtt() -> str | None:
 ROAMCAST = {
     sync: Kind(
         f"roamcast {sync}",
-        f"journal on disk, sync = {sync}, records as counters, uvloop",
+        f"journal on disk, sync = {sync}, records as counters (no event log), uvloop",
         _start_roamcast(sync),
         _is_here,
     )
