@@ -1,7 +1,7 @@
 """Networks of foreign brokers, as their users run them: three real servers on loopback, a hub and two ends.
 
 Each arrangement has no cycles: Mosquittos joined by bridges, a NATS hub with leaf nodes, a network of
-ActiveMQ brokers, RabbitMQs with federated exchanges, and three brokers of Roamcast.
+ActiveMQ brokers, and three brokers of Roamcast. RabbitMQ is there as a single server, for its adapter.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _start_rabbitmq(network: ForeignNetwork, folder: Path) -> None:
                 log.console.level = error
                 """
         config = _settings(folder, site, "rabbitmq.conf", settings)
-        (base / "plugins").write_text("[rabbitmq_federation].\n")
+        (base / "plugins").write_text("[].\n")
         variables = {
             **programs,
             "HOME": str(base),
@@ -267,6 +267,8 @@ def _start_rabbitmq(network: ForeignNetwork, folder: Path) -> None:
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(base / "plugins"),
             "RABBITMQ_DIST_PORT": str(free_port()),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +S 1:1",
+            # Then the script becomes the server instead of starting it, and the server has our process id.
+            "RUNNING_UNDER_SYSTEMD": "1",
         }
         _add(network, site, [str(_rabbitmq())], folder, variables)
 

@@ -21,7 +21,7 @@ from roamcast.lab import caporuscio_figures as pictures
 from roamcast.lab.caporuscio_runs import COPIES, Trip, batches, measure
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.sweep import Failure, Row, Sweep
 from roamcast.link.channel import HEADER_BYTES, PROFILES
 from roamcast.proxy.client import SyncOption
 
@@ -90,7 +90,13 @@ def fits(trip: Trip) -> bool:
 def travel(sweep: Sweep, trips: Sequence[Trip], at_once: int = 24) -> list[Row]:
     """A row for each trip."""
     found = sweep.run(measure, batches([trip for trip in trips if fits(trip)], at_once))
-    return [row for batch in found for row in batch["trips"]]
+    rows = [row for batch in found for row in batch["trips"]]
+    sweep.failures += [Failure(trip_name(row), row["failed"]) for row in rows if row["failed"]]
+    return [row for row in rows if not row["failed"]]
+
+
+def trip_name(row: Row) -> str:
+    return " ".join(f"{name}={row[name]}" for name in ("system", "option", "link", "s", "p", "number"))
 
 
 def table_of(rows: Iterable[Row]) -> list[Row]:

@@ -22,8 +22,8 @@ from roamcast.bench.processes import HOST, free_port
 from roamcast.lab.sweep import Row
 from roamcast.link.channel import find_profile
 from roamcast.link.relay import SlowLink
-from roamcast.proxy.adapter import Adapter, ForeignMessage
-from roamcast.proxy.client import Options, RoamingClient, SyncOption
+from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage
+from roamcast.proxy.client import MoveFailed, Options, RoamingClient, SyncOption
 from roamcast.proxy.config import Broker, Buffers, Config, Listener, Neighbour, Peers, Ping
 from roamcast.proxy.driver import ProxyServer
 
@@ -58,6 +58,12 @@ class Trip:
     def name(self) -> str:
         what = f"{self.system} {self.option} s={self.subscriptions} p={self.per_s:g} {self.link}"
         return f"{what} number={self.number}"
+
+    def row(self) -> Row:
+        return {
+            "system": self.system, "option": self.option, "link": self.link, "s": self.subscriptions,
+            "p": self.per_s, "number": self.number, "unique": self.is_unique,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,20 @@ async def _measure(network: ForeignNetwork, folder: Path, batch: Batch) -> list[
             await proxy.start()
             stack.push_async_callback(proxy.stop)
         turns = asyncio.Semaphore(batch.at_once)
-        trips = [
-            _Traveller(network, publisher, sites, trip, number) for number, trip in enumerate(batch.trips)
-        ]
-        return list(await asyncio.gather(*(trip.travel(turns) for trip in trips)))
+
+        async def travel(place: int, trip: Trip) -> Row:
+            """A trip that fails is tried once more; then its row says why."""
+            for attempt in (0, 1):
+                try:
+                    async with turns:
+                        return await _Traveller(
+                            network, publisher, sites, trip, f"t{place}x{attempt}"
+                        ).travel()
+                except (MoveFailed, AdapterError, TimeoutError) as error:
+                    reason = str(error) or "it took too long"
+            return {**trip.row(), "failed": reason}
+
+        return list(await asyncio.gather(*(travel(place, trip) for place, trip in enumerate(batch.trips))))
 
 
 def proxy_config(network: ForeignNetwork, folder: Path, site: str, sites: dict[str, int]) -> Config:
@@ -137,15 +153,15 @@ class _Traveller:
     publisher: Adapter
     proxies: dict[str, int]
     trip: Trip
-    place: int
+    tag: str
     departures: list[float] = field(default_factory=list)
     arrivals: list[tuple[int, float]] = field(default_factory=list)
 
-    async def travel(self, turns: asyncio.Semaphore) -> Row:
-        async with turns, AsyncExitStack() as stack:
-            self.random = random.Random(f"{self.trip.name}")
+    async def travel(self) -> Row:
+        async with AsyncExitStack() as stack:
+            self.random = random.Random(self.trip.name)
             self.topic, filters, self.headers = filters_of(
-                self.trip.system, f"t{self.place}", self.trip.subscriptions
+                self.trip.system, self.tag, self.trip.subscriptions
             )
             client = await self._client(stack)
             stack.push_async_callback(client.close)
@@ -173,7 +189,7 @@ class _Traveller:
             sync=trip.option, is_unique=trip.is_unique, move_timeout_s=PATIENCE_S, ping_timeout_s=120.0
         )
         return RoamingClient(
-            f"trip-{self.place}", {site: f"{HOST}:{port}" for site, port in proxies.items()}, options,
+            f"trip-{self.tag}", {site: f"{HOST}:{port}" for site, port in proxies.items()}, options,
             adapter=lambda welcome: network.adapter(welcome.site, brokers[welcome.site]),
         )  # fmt: skip
 
@@ -260,10 +276,8 @@ class _Traveller:
         lost = [number for number in published if not copies[number]]
         extra = [max(copies[number] - self._expected, 0) for number in published]
         order = [number for number, _ in self.arrivals if number >= 0]
-        trip = self.trip
         return {
-            "system": trip.system, "option": trip.option, "link": trip.link, "s": trip.subscriptions,
-            "p": trip.per_s, "number": trip.number, "unique": trip.is_unique,
+            **self.trip.row(), "failed": None,
             "published": len(published), "away": len(away), "lost": len(lost),
             "lost_away": len(set(lost) & set(away)),
             "lost_copies": sum(max(self._expected - copies[number], 0) for number in published),

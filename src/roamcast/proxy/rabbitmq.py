@@ -1,0 +1,172 @@
+"""RabbitMQ: a topic exchange, and a queue for each handler.
+
+A queue gets each message once, however many of its bindings match, and keeps it while nobody listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import aio_pika
+from aio_pika.abc import (
+    AbstractChannel,
+    AbstractConnection,
+    AbstractExchange,
+    AbstractIncomingMessage,
+    AbstractQueue,
+)
+from aio_pika.exceptions import AMQPError
+
+from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
+from roamcast.proxy.base import ForeignAdapter, parse_url, with_identity, without_identity
+
+CONNECT_S = 10.0
+PREFETCH = 1_000
+
+
+class RabbitMqAdapter(ForeignAdapter):
+    can_suspend = True
+    separator = "."
+
+    def __init__(self, url: str, *, exchange: str = "amq.topic", prefix: str = "roamcast-") -> None:
+        """`exchange`: a topic exchange that is there already; `prefix`: of the names of queues."""
+        super().__init__()
+        self._place = parse_url(url, "amqp", 5672)
+        self._exchange_name, self._prefix = exchange, prefix
+        self._connection: AbstractConnection | None = None
+        self._exchange: AbstractExchange | None = None
+        self._handlers: dict[str, _Handler] = {}
+
+    # --- life ---
+
+    async def open(self) -> None:
+        await self.close()
+        place = self._place
+        with adapted(str(place)):
+            connection = await aio_pika.connect(
+                host=place.host, port=place.port, login=place.user or "guest",
+                password=place.password or "guest", timeout=CONNECT_S,
+            )  # fmt: skip
+            channel = await connection.channel()
+            self._exchange = await channel.get_exchange(self._exchange_name)
+        connection.close_callbacks.add(self._on_closed)
+        self._connection = connection
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+        connection, self._connection, self._handlers = self._connection, None, {}
+        if connection is not None:
+            with suppress(AMQPError, OSError):
+                await connection.close()
+
+    def _on_closed(self, *_: object) -> None:
+        self.lose(f"{self._place}: the connection was lost")
+
+    # --- subscribing ---
+
+    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        with adapted(filter):
+            handler = await self._handler_of(name)
+            handler.receivers[filter] = receive
+            await handler.queue.bind(self._exchange_name, filter)
+            await handler.listen()
+
+    async def _handler_of(self, name: str) -> _Handler:
+        self.check_open()
+        assert self._connection is not None
+        if name not in self._handlers:
+            channel = await self._connection.channel()
+            await channel.set_qos(prefetch_count=PREFETCH)
+            queue = await channel.declare_queue(self._prefix + name, durable=True)
+            self._handlers.setdefault(name, _Handler(channel, queue))
+        return self._handlers[name]
+
+    async def unsubscribe(self, name: str, filter: str) -> None:
+        with adapted(filter):
+            is_known = name in self._handlers
+            handler = await self._handler_of(name)
+            await handler.queue.unbind(self._exchange_name, filter)
+            if is_known:
+                await handler.drained()
+            handler.receivers.pop(filter, None)
+            # Of another process's queue the other bindings are not known: it stays, with what it holds.
+            if not handler.receivers and self._handlers.pop(name, None) is not None:
+                await handler.end(is_known)
+
+    async def suspend(self, name: str) -> None:
+        self.check_open()
+        if name in self._handlers:
+            with adapted(name):
+                await self._handlers[name].stop()
+
+    async def resume(self, name: str) -> None:
+        self.check_open()
+        if name in self._handlers:
+            with adapted(name):
+                await self._handlers[name].listen()
+
+    # --- publishing ---
+
+    async def publish(self, message: ForeignMessage) -> None:
+        self.check_open()
+        assert self._exchange is not None
+        with adapted(message.topic):
+            headers = dict(with_identity(message))
+            body = aio_pika.Message(
+                message.body, headers=headers, delivery_mode=aio_pika.DeliveryMode.PERSISTENT
+            )
+            await self._exchange.publish(body, routing_key=message.topic, mandatory=False)
+
+
+class _Handler:
+    """One queue."""
+
+    def __init__(self, channel: AbstractChannel, queue: AbstractQueue) -> None:
+        self.channel, self.queue = channel, queue
+        self.receivers: dict[str, Receive] = {}
+        self._consumer: str | None = None
+
+    async def listen(self) -> None:
+        if self._consumer is None:
+            self._consumer = ""
+            self._consumer = await self.queue.consume(self._on_message)
+
+    async def _on_message(self, message: AbstractIncomingMessage) -> None:
+        # A queue does not say which binding a message came by; all receivers are of one handler.
+        receive = next(reversed(self.receivers.values()), None)
+        if receive is None:
+            await message.reject(requeue=True)
+            return
+        headers = {name: str(value) for name, value in message.headers.items()}
+        own = message.message_id or ""
+        receive(without_identity(message.routing_key or "", message.body, headers, own))
+        await message.ack()
+
+    async def drained(self) -> None:
+        """Wait until everything in the queue was received: unbound, nothing is added to it."""
+        if self._consumer is None:
+            return
+        while (await self.queue.declare()).message_count:
+            pass
+
+    async def stop(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await self.queue.cancel(consumer)
+
+    async def end(self, is_own: bool) -> None:
+        await self.stop()
+        if is_own:
+            await self.queue.delete(if_unused=False, if_empty=False)
+        await self.channel.close()
+
+
+@contextmanager
+def adapted(what: str) -> Iterator[None]:
+    """What RabbitMQ refuses, in the words of adapters."""
+    try:
+        yield
+    except (AMQPError, OSError, TimeoutError) as error:
+        raise AdapterError(f"{what}: {error}") from None
