@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     )(location)
     group.command("pipeline", epilog=show_examples("roamcast bench pipeline --json"))(pipeline)
     group.command("radio", epilog=show_examples("roamcast bench radio --brokers 32 --json"))(radio)
+    group.command("proxy", epilog=show_examples("roamcast bench proxy --against nats --json"))(proxy)
     group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
 
 
@@ -312,6 +313,32 @@ def handoff(
     table(
         ["what", "value"], [(k.replace("_", " "), v) for k, v in result.items() if isinstance(v, float | str)]
     )
+
+
+def proxy(
+    against: Annotated[
+        str, typer.Option(help="Foreign brokers: mosquitto, nats, activemq, roamcast; several with a comma.")
+    ] = "mosquitto,nats,activemq",
+    messages: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many wait for the client at its move-in.")
+    ] = 10_000,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; medians count.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """A client of a foreign broker moves in at another site: how long, against the broker's own delivery."""
+    from roamcast.bench import proxy as benchmark
+
+    kinds = benchmark.parse_kinds(against)
+    with progress("moving in") as report, failing_plainly():
+        result = benchmark.run(kinds, messages=messages, rounds=rounds, progress=report)
+    if as_json:
+        emit_json(result)
+        return
+    columns = ["broker", "messages", "broker_s", "move_in_s", "messages_per_s", "ratio", "holds"]
+    rows = [[row[name] for name in columns] for row in result["cases"]]
+    table([name.replace("_", " ") for name in columns], rows, title="bench proxy")
+    for reason in result["skipped"].values():
+        print(f"left out: {reason}")
 
 
 def chaos(

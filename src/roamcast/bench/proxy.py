@@ -1,0 +1,237 @@
+"""`roamcast bench proxy`: how long a move-in takes, against the foreign broker's own delivery.
+
+Three servers of a foreign broker and two proxy processes on loopback. A client moves out at one site,
+messages are published, and it moves in at the other one: timed is the move-in, until the last message is
+with the application. Beside it a plain subscriber: where the broker keeps messages for those who are
+away, how long it takes from coming back to the last of the same messages; where it does not, from the
+first byte of the same messages, published as fast as the broker takes them, to the last one received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from textwrap import dedent
+from typing import Any
+
+from roamcast.bench.broker import machine
+from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
+from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
+from roamcast.errors import InputError
+from roamcast.proxy.adapter import Adapter, ForeignMessage
+from roamcast.proxy.client import Options, RoamingClient
+
+KINDS = ("mosquitto", "nats", "activemq", "roamcast")
+BOUND = 2.0
+PAYLOAD_BYTES = 64
+WAIT_S = 120.0
+PLAIN, MOVED = ["bench", "plain"], ["bench", "moved"]
+"""Topics of the subscriber that stays, and of the client that moves."""
+AT_ONCE = 200
+"""Publishes that are not yet acknowledged."""
+
+Report = Callable[[int, int], None]
+
+
+def parse_kinds(text: str) -> list[str]:
+    kinds = [part.strip() for part in text.split(",") if part.strip()]
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InputError(f"--against {kind}: valid are {', '.join(KINDS)}, several with a comma")
+    return kinds
+
+
+def run(
+    kinds: Sequence[str], *, messages: int = 10_000, rounds: int = 5,
+    progress: Report = lambda done, total: None,
+) -> dict[str, Any]:  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    skipped: dict[str, str] = {}
+    for number, kind in enumerate(kinds):
+        reason = missing(kind)
+        if reason is not None:
+            skipped[kind] = reason
+            continue
+        with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
+            network = stack.enter_context(foreign_network(kind, Path(name) / "brokers"))
+            proxies = start_proxies(network, Path(name), stack)
+            rows.append(asyncio.run(_measure(network, proxies, messages, rounds)))
+        progress(number + 1, len(kinds))
+    return {
+        "machine": machine(pinned=False),
+        "settings": f"{messages} messages of {PAYLOAD_BYTES} bytes, 3 servers, 2 proxies, loopback, ping",
+        "bound": f"move-in takes at most {BOUND:g} times what the broker itself takes, medians",
+        "cases": rows,
+        "skipped": skipped,
+    }
+
+
+def start_proxies(network: ForeignNetwork, folder: Path, stack: ExitStack) -> dict[str, str]:
+    """A proxy process at each end; their addresses by site."""
+    ports = {site: free_port() for site in ("a", "b")}
+    for site, port in ports.items():
+        other = "b" if site == "a" else "a"
+        settings = dedent(f"""\
+            site = "{site}"
+            data = "{folder / f"proxy-{site}"}"
+            [broker]
+            kind = "{network.kind}"
+            url = "{network.url(site)}"
+            [listener]
+            port = {port}
+            [peers]
+            secret = "only among proxies of a benchmark"
+            [[proxy]]
+            site = "{other}"
+            address = "{HOST}:{ports[other]}"
+            [log]
+            level = "warning"
+            """)
+        path = folder / f"{site}.toml"
+        path.write_text(settings)
+        os.chmod(path, 0o600)
+        process = Process(
+            f"proxy {site}", roamcast_command("proxy", "--config", str(path)), port, folder / f"{site}.log"
+        )
+        process.start()
+        stack.callback(process.stop)
+        process.wait_listening()
+    return {site: f"{HOST}:{port}" for site, port in ports.items()}
+
+
+async def _measure(
+    network: ForeignNetwork, proxies: dict[str, str], messages: int, rounds: int
+) -> dict[str, Any]:
+    publisher = network.adapter("hub")
+    await publisher.open()
+    plain_s: list[float] = []
+    moved_s: list[float] = []
+    client = RoamingClient("bench", proxies, Options(sync="ping"))
+    await client.move_in("a")
+    await client.subscribe(publisher.topic_of(MOVED))
+    for number in range(rounds):
+        numbers = range(number * messages, (number + 1) * messages)
+        plain_s.append(await _plain(network, publisher, numbers))
+        moved_s.append(await _moved(client, publisher, "ba"[number % 2], numbers))
+    await client.close()
+    await publisher.close()
+    ratio = median(moved_s) / median(plain_s)
+    return {
+        "broker": network.kind,
+        "messages": messages,
+        "rounds": rounds,
+        "broker_s": median(plain_s),
+        "move_in_s": median(moved_s),
+        "messages_per_s": messages / median(moved_s),
+        "ratio": ratio,
+        "holds": ratio <= BOUND,
+        "all": {"broker_s": plain_s, "move_in_s": moved_s},
+    }
+
+
+async def _publish(publisher: Adapter, topic: str, numbers: range) -> None:
+    """In order, many at a time."""
+    for first in range(0, len(numbers), AT_ONCE):
+        some = numbers[first : first + AT_ONCE]
+        await asyncio.gather(*(publisher.publish(_message(topic, number)) for number in some))
+
+
+def _message(topic: str, number: int) -> ForeignMessage:
+    return ForeignMessage(topic, b"%0*d" % (PAYLOAD_BYTES, number), {}, f"n{number}")
+
+
+async def _plain(network: ForeignNetwork, publisher: Adapter, numbers: range) -> float:
+    """Seconds that a subscriber of the foreign broker at site b takes to get them all."""
+    topic, got = publisher.topic_of(PLAIN), _Counter(len(numbers))
+    subscriber = network.adapter("b")
+    await subscriber.open()
+    await subscriber.subscribe("plain", topic, got.add)
+    await _until_heard(publisher, topic, got)
+    if subscriber.can_suspend:
+        await subscriber.suspend("plain")
+        await _publish(publisher, topic, numbers)
+        await asyncio.sleep(1.0)  # What is still on its way between the servers gets there.
+        began_s = time.perf_counter()
+        await subscriber.resume("plain")
+    else:
+        data = b"".join(
+            b"PUB %s %d\r\n%0*d\r\n" % (topic.encode(), PAYLOAD_BYTES, PAYLOAD_BYTES, number)
+            for number in numbers
+        )
+        began_s = time.perf_counter()
+        await asyncio.to_thread(_send_raw, network.ports["hub"], data)
+    await got.wait()
+    took_s = time.perf_counter() - began_s
+    await subscriber.unsubscribe("plain", topic)
+    await subscriber.close()
+    return took_s
+
+
+def _send_raw(port: int, data: bytes) -> None:
+    """NATS as text, so that no client library is measured with it."""
+    with socket.create_connection((HOST, port)) as connection:
+        connection.sendall(b'CONNECT {"verbose":false}\r\n' + data + b"PING\r\n")
+        said = b""
+        while b"PONG" not in said:
+            part = connection.recv(65_536)
+            if not part:
+                raise BenchFailed("the server closed the connection")
+            said = said[-4:] + part
+
+
+async def _until_heard(publisher: Adapter, topic: str, got: _Counter) -> None:
+    """Until the subscription is known where the publisher is."""
+    while not got.is_warm:
+        await publisher.publish(ForeignMessage(topic, b""))
+        await asyncio.sleep(0.02)
+
+
+async def _moved(client: RoamingClient, publisher: Adapter, site: str, numbers: range) -> float:
+    """Seconds from the call of move-in to the last message."""
+    await client.move_out()
+    await _publish(publisher, publisher.topic_of(MOVED), numbers)
+    await asyncio.sleep(1.0)
+    began_s = time.perf_counter()
+    moved = await client.move_in(site)
+    if moved.missing or moved.lost or moved.dropped:
+        raise BenchFailed(
+            f"a move-in was not whole: {[*moved.missing, *moved.lost]}, {moved.dropped} dropped"
+        )
+    got = _Counter(len(numbers))
+    async with asyncio.timeout(WAIT_S):
+        while not got.is_full:
+            got.add(await anext(client))
+    return time.perf_counter() - began_s
+
+
+class _Counter:
+    """Counts different messages."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._seen: set[bytes] = set()
+        self._full = asyncio.Event()
+        self.is_warm = False
+
+    def add(self, message: ForeignMessage) -> None:
+        if not message.body:
+            self.is_warm = True
+            return
+        self._seen.add(message.body)
+        if self.is_full:
+            self._full.set()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._seen) >= self._wanted
+
+    async def wait(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self._full.wait()

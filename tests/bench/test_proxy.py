@@ -1,0 +1,34 @@
+"""`roamcast bench proxy`: a move-in and a plain delivery for real, small."""
+
+import pytest
+
+from roamcast.bench.foreign_brokers import missing
+from roamcast.bench.proxy import parse_kinds, run
+from roamcast.errors import InputError
+
+
+def test_unknown_brokers_are_refused() -> None:
+    assert parse_kinds("nats, activemq") == ["nats", "activemq"]
+    with pytest.raises(InputError, match="--against kafka: valid are mosquitto, nats, activemq, roamcast"):
+        parse_kinds("kafka")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mosquitto", "nats"])
+def test_everything_comes_with_and_without_a_proxy(kind: str) -> None:
+    reason = missing(kind)
+    if reason is not None:
+        pytest.skip(reason)
+    result = run([kind], messages=300, rounds=2)
+    (row,) = result["cases"]
+    assert row["broker"] == kind
+    assert row["move_in_s"] > 0
+    assert row["ratio"] == pytest.approx(row["move_in_s"] / row["broker_s"])
+    assert len(row["all"]["move_in_s"]) == 2
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roamcast.bench.proxy.missing", lambda kind: f"{kind} is not installed")
+    result = run(["nats"])
+    assert result["cases"] == []
+    assert result["skipped"] == {"nats": "nats is not installed"}
