@@ -231,7 +231,7 @@ def test_jetstream_keeps_what_comes_for_a_suspended_name(network: ForeignNetwork
         plain = await nats.connect(network.url("hub"))
         await plain.jetstream().add_stream(name="kept", subjects=["kept.>"])
         await plain.close()
-        keeper = open_adapter("nats", network.url("hub"), stream="kept")
+        keeper = open_adapter("nats", f"{network.url('hub')}?stream=kept")
         await keeper.open()
         assert keeper.can_suspend
         got: list[ForeignMessage] = []

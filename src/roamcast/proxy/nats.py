@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import parse_qsl, urlsplit
 
 import nats
 from nats.aio.client import Client
@@ -32,11 +33,15 @@ class NatsAdapter(ForeignAdapter):
     separator = "."
 
     def __init__(self, url: str, *, stream: str = "", domain: str = "") -> None:
-        """`stream`: the JetStream stream that holds the subjects, `domain`: where it is, if not here."""
+        """`stream`: the JetStream stream that holds the subjects, `domain`: where it is, if not here.
+
+        Both may be in the URL: nats://127.0.0.1:4222?stream=NAME.
+        """
         super().__init__()
         self._place = parse_url(url, "nats", 4222)
-        self._stream, self._domain = stream, domain
-        self.can_suspend = bool(stream)
+        asked = dict(parse_qsl(urlsplit(url).query))
+        self._stream, self._domain = stream or asked.get("stream", ""), domain or asked.get("domain", "")
+        self.can_suspend = bool(self._stream)
         self._client: Client | None = None
         self._subscriptions: dict[str, dict[str, _Subscribed]] = {}
         self._refusals: list[str] = []

@@ -15,6 +15,7 @@ from aio_pika.abc import (
     AbstractExchange,
     AbstractIncomingMessage,
     AbstractQueue,
+    HeadersType,
 )
 from aio_pika.exceptions import AMQPError
 
@@ -113,7 +114,8 @@ class RabbitMqAdapter(ForeignAdapter):
         self.check_open()
         assert self._exchange is not None
         with adapted(message.topic):
-            headers = dict(with_identity(message))
+            headers: HeadersType = {}
+            headers.update(with_identity(message))
             body = aio_pika.Message(
                 message.body, headers=headers, delivery_mode=aio_pika.DeliveryMode.PERSISTENT
             )
