@@ -59,7 +59,12 @@ class Machine:
         return subprocess.run(
             [self.bin / "sh", "scripts/setup"],
             cwd=self.checkout,
-            env={"PATH": str(self.bin), "JVM_FOLDER": str(self.bin.parent / "jvm")},
+            env={
+                "PATH": str(self.bin),
+                "JVM_FOLDER": str(self.bin.parent / "jvm"),
+                "SERVICES_FOLDER": str(self.bin.parent / "services"),
+                "SERVER_FOLDERS": str(self.bin.parent / "servers"),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -183,6 +188,28 @@ def test_setup_looks_at_the_version_of_java(machine: Machine, version: str, supp
     result = machine.setup()
     assert result.returncode == 0
     assert ("no Java" not in result.stderr) is supported
+
+
+@pytest.mark.parametrize(
+    ("user", "services", "online", "installs"),
+    [(0, False, True, True), (0, True, True, False), (1000, False, True, False), (0, False, False, False)],
+)
+def test_setup_installs_servers_where_that_is_harmless_and_says_what_is_skipped(
+    machine: Machine, user: int, services: bool, online: bool, installs: bool
+) -> None:
+    machine.python()
+    machine.command("java", """echo 'openjdk version "17.0.15" 2025-01-01' >&2""")
+    machine.command("id", f"echo {user}")
+    machine.command("sudo", "exit 1")
+    machine.command("timeout", 'shift; "$@"')
+    machine.command("apt-get", "true" if online else 'case "$*" in *install*) exit 100 ;; esac')
+    if services:
+        (machine.bin.parent / "services").mkdir()
+    result = machine.setup()
+    assert result.returncode == 0, result.stderr
+    assert ("are skipped (Debian: apt-get install" in result.stderr) is not installs
+    lines = [line for line in machine.log.read_text().splitlines() if line.startswith("apt-get")]
+    assert any("nats-server" in line and "--download-only" not in line for line in lines) is installs
 
 
 def test_make_alone_lists_every_target() -> None:
