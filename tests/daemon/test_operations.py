@@ -23,6 +23,9 @@ from tests.daemon.brokers import (
     wait_until,
 )
 
+from roamcast.mqtt import packets
+from roamcast.mqtt.writing import write
+
 FULL = ("events.level=full", "events.file_s=0.3")
 
 
@@ -164,6 +167,35 @@ def test_a_forgotten_broker_is_not_waited_for(pair: tuple[BrokerProcess, BrokerP
     again.connect(b.port)
     assert (again.connected, again.present) == ("Success", True)
     again.leave()
+
+
+def test_a_session_on_its_way_to_a_forgotten_broker_stays(pair: tuple[BrokerProcess, BrokerProcess]) -> None:
+    a, b = pair
+    client, sensor = MqttClient("roaming", a.port), MqttClient("sensor", a.port)
+    client.subscribe("t")
+    client.leave()
+    for number in range(20):
+        sensor.publish("t", b"%d" % number)
+    a.process.send_signal(signal.SIGSTOP)
+    try:
+        before = b.metric('roamcast_link_kept_bytes{peer="a"}')
+        with socket.create_connection(("127.0.0.1", b.port)) as elsewhere:
+            connect = packets.Connect(5, "roaming", clean_start=False, session_expiry=3600)
+            elsewhere.sendall(write(connect, 5))
+            wait_until(lambda: b.metric('roamcast_link_kept_bytes{peer="a"}') > before, lambda: "not asked")
+        b.kill()
+    finally:
+        a.process.send_signal(signal.SIGCONT)
+    # It gives the session to a broker that is not there any more.
+    wait_until(lambda: a.metric('roamcast_link_up{peer="b"}') == 0, lambda: "".join(a.lines))
+    wait_until(lambda: a.metric("roamcast_sessions") == 1, lambda: "the session has not left")
+    assert roamcast(*forget(a, "b")).stdout == "b is forgotten\n"
+    client.connect(a.port)
+    assert (client.connected, client.present) == ("Success", True)
+    client.wait_for_messages(20)
+    assert [payload for _, payload in client.messages] == [b"%d" % number for number in range(20)]
+    client.leave()
+    sensor.leave()
 
 
 def forget(broker: BrokerProcess, which: str) -> list[str]:

@@ -277,7 +277,7 @@ def test_forgetting_a_broker_gives_back_what_it_did_not_take() -> None:
     a.disconnected("b")
     a.send([("b", Accepted(1))])
     turn = a.forget("b")
-    assert turn.inputs == [Configured([], {}), SendFailed("b", [Accepted(1)])]
+    assert turn.inputs == [SendFailed("b", [Accepted(1)]), Configured([], {})]
     assert turn.closes == [("b", "b was forgotten")]
     assert a.receive("b", b.heartbeat("a")) == LinkTurn()
     assert (a.heartbeat("b"), a.take("b")) == (b"", b"")

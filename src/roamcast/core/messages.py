@@ -227,6 +227,25 @@ class GrantReceived(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
+class GrantSought(Message, frozen=True):
+    """Follows a session that was sent to a broker which is gone: `broker` asks where it has stayed.
+
+    Who is at the end of the way answers with `GrantReceived`, whether the session is there or lost.
+    """
+
+    client: str
+    number: int
+    broker: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class TakenBack(Message, frozen=True):
+    """A broker's word to itself: a session has come back, and who waits for it can have it."""
+
+    client: str
+    cause: ClassVar[Cause] = "handoff"
+
+
 class Drain(Message, frozen=True):
     """A broker's word to itself: what is queued for a session that ends can go."""
 

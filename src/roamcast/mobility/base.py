@@ -13,7 +13,7 @@ The base class is reverse-path routing with nothing kept for those who are away.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -158,7 +158,10 @@ class Host(Protocol):
     def unlisten(self, owner: Owner, filter: Filter) -> None: ...
 
     def next_hop(self, broker: str) -> str:
-        """The peer towards another broker."""
+        """The peer towards another broker; this broker's id if that is gone and the way to it ends here."""
+
+    def is_reachable(self, broker: str) -> bool:
+        """Whether it is this broker, or one that is not gone."""
 
     def is_attached(self, client: str) -> bool:
         """Whether the client is connected to this broker and its session is here."""
@@ -174,6 +177,9 @@ class Host(Protocol):
 
     def adopt(self, session: Session) -> None:
         """… and says when it has arrived; this calls `on_attach`."""
+
+    def take_back(self, session: Session) -> None:
+        """As `adopt`, of a session that cannot reach the broker that asked for it."""
 
     def handoff_finished(self, client: str) -> None:
         """The client's subscriptions and undelivered notifications live here now."""
@@ -205,6 +211,8 @@ class MobilityProtocol:
     """Which of `ASSUMPTIONS` its promise rests on."""
     has_heartbeats: ClassVar[bool] = False
     """Whether its brokers watch each other if its settings say so; with faults, the fuzzer draws that."""
+    takes_back: ClassVar[bool] = False
+    """Whether a session that was on its way to a broker which is gone can go on at another one."""
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""
@@ -213,6 +221,8 @@ class MobilityProtocol:
         self.host = host
         self.settings = settings
         self.queues: dict[str, DeliveryQueue] = {}
+        self.taken_back: dict[Owner, None] = {}
+        """Local owners that were elsewhere when what comes back now was sent: they are owed that."""
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -283,6 +293,16 @@ class MobilityProtocol:
         if handler is None:
             raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
         handler(sender, message)
+
+    def on_undeliverable(self, message: Message) -> bool:
+        """A message cannot reach its destination, which is gone for good; whether something was saved.
+
+        They come in the order in which they were sent. A `Grant` does not come here: see `takes_back`.
+        """
+        return False
+
+    def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
+        """These brokers are gone for good, and these of them were peers: nothing more comes from them."""
 
     def on_settled(self, token: Token) -> None:
         """A subscription or unsubscription that the protocol gave an `OwnToken` has settled."""

@@ -24,7 +24,7 @@ credit, and so the pulling stops by itself.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.core.messages import Cause, Message, Update
@@ -113,7 +113,9 @@ class Events(Message, frozen=True):
 class Hold:
     """The token is here."""
 
-    def __init__(self, stay: int, queue: DeliveryQueue) -> None:
+    def __init__(self, stay: int, queue: DeliveryQueue, previous_hop: str = "") -> None:
+        self.previous_hop = previous_hop
+        """The peer from which it came."""
         self.stay = stay
         """The attach number with which the token came."""
         self.queue = queue
@@ -134,6 +136,8 @@ class Pass:
     def __init__(
         self, next_hop: str, subscriptions: dict[str, float], swept: tuple[Burst, ...] | None
     ) -> None:
+        self.previous_hop = ""
+        """From which the path before is collected; "" where it begins."""
         self.next_hop = next_hop
         self.subscriptions = subscriptions
         self.temporary_queue: list[Burst] = []
@@ -162,6 +166,7 @@ class Segment:
 
 class MultiHopHandoff(MobilityProtocol):
     name = "multi_hop_handoff"
+    takes_back = True
     summary = "exactly once and in order; subscriptions migrate hop by hop, stored notifications are pulled"
     promise = Promise(lost=frozenset({"overflow"}))
 
@@ -234,10 +239,11 @@ class MultiHopHandoff(MobilityProtocol):
         session = message.session
         client, number = session.client, session.number
         self.host.send(sender, SubMigrationAck(client, number))
-        if message.destination != self.host.id:
-            next_hop = self.host.next_hop(message.destination)
+        next_hop = self.host.next_hop(message.destination)
+        if next_hop != self.host.id:
             update = self.host.relocate(session.subscriptions, client, sender, next_hop, message.update)
             self.begin_pass(session, next_hop, swept=None)
+            self.passes[client, number].previous_hop = sender
             self.host.send(
                 next_hop,
                 SubMigration(
@@ -250,10 +256,17 @@ class MultiHopHandoff(MobilityProtocol):
                 ),
             )
             return
-        hold = self.holds[client] = Hold(number, DeliveryQueue(STREAM, message.base, self.host.buffer))
-        hold.segments, hold.granted, hold.own = list(message.segments), message.granted, []
+        self.receive_token(message, sender)
         self.host.relocate(session.subscriptions, client, sender, (client, number), message.update)
-        self.host.adopt(session)
+        if message.destination == self.host.id:
+            self.host.adopt(session)
+        else:
+            self.host.take_back(session)
+
+    def receive_token(self, message: SubMigration, sender: str) -> None:
+        number, queue = message.session.number, DeliveryQueue(STREAM, message.base, self.host.buffer)
+        hold = self.holds[message.session.client] = Hold(number, queue, sender)
+        hold.segments, hold.granted, hold.own = list(message.segments), message.granted, []
 
     def on_sub_migration_ack(self, sender: str, message: SubMigrationAck) -> None:
         passed = self.passes[message.client, message.number]
@@ -337,6 +350,7 @@ class MultiHopHandoff(MobilityProtocol):
         if message.end:
             reader.segments = [*message.then, *reader.segments[1:]]
             reader.granted = message.granted
+            self.skip_lost(reader)
 
     def go_on(self, client: str, hold: Hold) -> None:
         """Become live when everything before OWN has come; else pull while the client reads."""
@@ -361,6 +375,70 @@ class MultiHopHandoff(MobilityProtocol):
         if hold is not None and hold.own is not None:
             hold.credit = CREDIT
             self.go_on(client, hold)
+
+    # --- when brokers are gone for good ---
+
+    def on_undeliverable(self, message: Message) -> bool:
+        """At the last broker on the way to one that is gone: a token stays here, with what follows it."""
+        if isinstance(message, SubMigration):
+            self.take_back(message)
+            return True
+        if not isinstance(message, Events | DeliverTQ):
+            return False
+        client, stay = message.client, message.number
+        hold = self.holds.get(client)
+        kind = "in" if isinstance(message, Events) else "own"
+        if (hold is None or hold.stay != stay) and (client, stay, kind) not in self.segments:
+            return False
+        self.on_message(self.host.id, message)
+        return True
+
+    def take_back(self, message: SubMigration) -> None:
+        """As if this broker had been the destination. What comes back behind it is for OWN."""
+        session = message.session
+        client, number = session.client, session.number
+        self.receive_token(message, self.host.id)
+        for text, issued_at in session.subscriptions.items():
+            self.host.subscribe((client, number), parse(text), issued_at)
+        self.taken_back[client, number] = None
+        passed = self.passes.get((client, number))
+        if passed is not None and not passed.acknowledged:
+            # Nothing more comes from the next hop, and the temporary queue is for this broker.
+            passed.next_hop = self.host.id
+            self.on_sub_migration_ack(self.host.id, SubMigrationAck(client, number))
+        self.host.take_back(session)
+
+    def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
+        self.taken_back = {}
+        for (client, number), passed in list(self.passes.items()):
+            if passed.previous_hop in peers and passed.swept is None:
+                passed.swept = ()
+            if passed.next_hop in peers:
+                # The token had arrived there.
+                if not passed.acknowledged:
+                    self.forget_pass(client, number, passed)
+                else:
+                    del self.passes[client, number]
+            else:
+                self.try_deliver_tq(client, number, passed)
+        for (client, stay, kind), segment in list(self.segments.items()):
+            self.skip_lost(segment)
+            self.serve(client, (self.host.id, stay, kind), segment)
+        for client, hold in list(self.holds.items()):
+            hold.swept = hold.swept or hold.previous_hop in peers
+            self.skip_lost(hold)
+            self.go_on(client, hold)
+
+    def forget_pass(self, client: str, number: int, passed: Pass) -> None:
+        for text in passed.subscriptions:
+            self.host.unlisten((client, number, "pass"), parse(text))
+        del self.passes[client, number]
+
+    def skip_lost(self, reader: Hold | Segment) -> None:
+        """What was left behind at brokers that are gone is lost."""
+        if reader.segments and not self.host.is_reachable(reader.segments[0][0]):
+            reader.granted = 0
+        reader.segments = [one for one in reader.segments if self.host.is_reachable(one[0])]
 
     # --- notifications ---
 

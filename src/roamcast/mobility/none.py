@@ -12,6 +12,7 @@ from roamcast.mobility.base import MobilityProtocol, register
 
 class NoMobility(MobilityProtocol):
     name = "none"
+    takes_back = True
     summary = "what is published while the client is away is lost"
 
 

@@ -62,6 +62,7 @@ from roamcast.node.issues import IssueTimes
 from roamcast.node.locate import Locator
 from roamcast.node.places import Announced, Places
 from roamcast.node.requests import Requests
+from roamcast.node.returns import Returns
 from roamcast.node.reunion import Reunion
 from roamcast.node.sessions import Attachment, SessionsHost
 from roamcast.node.subscribing import Ended, SubscribingHost
@@ -145,6 +146,7 @@ class Broker(SubscribingHost, SessionsHost):
         self.requests = Requests(self)
         self.endings = Endings(self)
         self.reunion = Reunion(self)
+        self.returns = Returns(self)
         self.places = Places(self)
         self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
@@ -255,12 +257,12 @@ class Broker(SubscribingHost, SessionsHost):
             case LinkChanged(peer, up):
                 self.record("link_up" if up else "link_down", peer=peer)
             case SendFailed(peer, messages):
-                for message in messages:
-                    self.record("dropped", peer=peer, message=type(message).__name__, reason="link given up")
+                self.returns.send_failed(peer, messages)
 
     def _configure(self, peers: Sequence[str], next_hops: Mapping[str, str]) -> None:
         lost = [broker for broker in self._next_hops if broker not in next_hops]
         gone = [peer for peer in self.router.peers if peer not in peers]
+        self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
         for peer in gone:
             self.router.remove_peer(peer)
@@ -273,6 +275,7 @@ class Broker(SubscribingHost, SessionsHost):
                 del self._departing[client]
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
+            self.protocol.on_lost(gone, lost)
 
     def _on_message(self, sender: str, message: Message) -> None:
         handler = self._handlers.get(type(message))
@@ -288,12 +291,11 @@ class Broker(SubscribingHost, SessionsHost):
             self._relay(message)
 
     def _relay(self, message: Relayed) -> None:
-        hop = self._next_hops.get(message.destination)
-        if hop is not None:
+        hop = self.next_hop(message.destination)
+        if hop != self.id:
             self._send_peer(hop, message)
         else:
-            name = type(message.message).__name__
-            self.record("dropped", peer=message.destination, message=name, reason="broker is gone")
+            self.returns.came_back(message.destination, message)
 
     def _on_update(self, peer: str, message: Update) -> None:
         if message.whereabouts:
@@ -349,6 +351,12 @@ class Broker(SubscribingHost, SessionsHost):
             if burst.published_at < issues.latest and issues.is_too_early(owner, burst):
                 continue
             protocol.on_notification(owner, source, burst)
+
+    def pass_back(self, peer: str, burst: Burst) -> None:
+        """The peer did not take it. For sessions that came back before it, it would have been there."""
+        taken_back = self.protocol.taken_back
+        for part, _, owners in self._ways.of(burst) if taken_back else ():
+            self._pass_on(peer, part, (), tuple(owner for owner in owners if owner in taken_back))
 
     def _on_fleeting(self, source: str, burst: Burst) -> None:
         """What promises nothing goes to the peers and to those who are attached, past every queue."""
@@ -523,7 +531,7 @@ class Broker(SubscribingHost, SessionsHost):
             )
 
     def next_hop(self, broker: str) -> str:
-        return self._next_hops[broker]
+        return self._next_hops.get(broker) or self.returns.hop_towards(broker)
 
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions

@@ -179,13 +179,16 @@ class Links:
     def _perform(self, turn: LinkTurn, outcome: Outcome) -> None:
         for peer, message in outcome.sends:
             self.ends[peer].send(message)
-        if outcome.is_changed:
-            turn.inputs.append(Configured(self.reach.peers, self.reach.next_hops))
-        if outcome.joined:
-            turn.inputs.append(Joined(outcome.joined))
+        failed: list[Input] = []
         for peer, why in outcome.closes:
             messages = self.ends.pop(peer).give_up()
             lost = [message for message in messages if type(message) not in self.reach.messages]
             if lost:
-                turn.inputs.append(SendFailed(peer, lost))
+                failed.append(SendFailed(peer, lost))
             turn.closes.append((peer, why))
+        # What did not arrive comes first: while the routes still stand, nothing is missed.
+        turn.inputs += failed
+        if outcome.is_changed:
+            turn.inputs.append(Configured(self.reach.peers, self.reach.next_hops))
+        if outcome.joined:
+            turn.inputs.append(Joined(outcome.joined))

@@ -25,11 +25,13 @@ from roamcast.core.messages import (
     AttachRequest,
     Grant,
     GrantReceived,
+    GrantSought,
     Hello,
     HolderUnknown,
     Locate,
     Located,
     Message,
+    TakenBack,
 )
 from roamcast.core.session import Session
 
@@ -45,6 +47,7 @@ class LocatorHost(Protocol):
     """The broker, as far as locating concerns it."""
 
     id: str
+    now: float
     sessions: dict[str, Session]
 
     @property
@@ -61,10 +64,13 @@ class LocatorHost(Protocol):
 class Gathering:
     """Answers to a question, on their way back to where it came from."""
 
-    __slots__ = ("asker", "claim", "waiting")
+    __slots__ = ("asker", "claim", "request", "waiting")
 
-    def __init__(self, asker: str | None, peers: Iterable[str], claim: str = "") -> None:
+    def __init__(
+        self, asker: str | None, peers: Iterable[str], request: AttachRequest, claim: str = ""
+    ) -> None:
         self.asker = asker
+        self.request = request
         self.waiting = dict.fromkeys(peers)
         """Those who have not answered."""
         self.claim = claim
@@ -100,6 +106,7 @@ class Locator:
             Grant: self.on_grant,  # type: ignore[dict-item]
             GrantReceived: self.on_grant_received,  # type: ignore[dict-item]
             AttachRefused: self.on_refused,  # type: ignore[dict-item]
+            TakenBack: self.on_taken_back,  # type: ignore[dict-item]
         }
 
     # --- at the broker where the client is ---
@@ -128,7 +135,7 @@ class Locator:
                 del self.gathering[key]
         self.rounds += 1
         question = Locate(request, self.rounds)
-        gathering = self.gathering[_key(question)] = Gathering(None, self.host.peers)
+        gathering = self.gathering[_key(question)] = Gathering(None, self.host.peers, request)
         for peer in self.host.peers:
             self.host.send(peer, question)
         self.answer_if_complete(_key(question), gathering)
@@ -164,6 +171,29 @@ class Locator:
         session = session.copy()
         self.host.send(session.last_broker, GrantReceived(session.client, session.number))
         self.arrived(session, session.last_broker)
+
+    def take_back(self, session: Session) -> None:
+        """A session that was on its way to a broker which is gone stays here."""
+        session = session.copy()
+        # If it has arrived beyond after all, and is ever met again, this is another one.
+        session.begun = (self.host.now, self.host.id)
+        queued = self.queued.pop(session.client, [])
+        self.adopt(session)
+        if queued:
+            self.queued[session.client] = queued
+        # Not before everything has come back that belongs to it.
+        self.host.send(self.host.id, TakenBack(session.client))
+
+    def on_taken_back(self, sender: str, message: TakenBack) -> None:
+        """Those who wait for it, and those whose questions have gone past here, need not look any longer."""
+        for waiting in self.queued.pop(message.client, []):
+            self.on_request(waiting.broker, msgspec.structs.replace(waiting, detours=DETOURS_MAX))
+        is_known = message.client in self.host.sessions or message.client in self.moved_to
+        for key, gathering in list(self.gathering.items()):
+            if is_known and key[0] == message.client and gathering.asker is not None:
+                self.gathering.pop(key, None)
+                self.host.send(gathering.asker, Located(*key, found=True))
+                self.on_request(gathering.request.broker, gathering.request)
 
     def arrived(self, session: Session, came_from: str) -> None:
         """The session is here; those who asked for it meanwhile come next, in order."""
@@ -233,7 +263,7 @@ class Locator:
         claim = self.host.id if request.client in self.rivals else ""
         self.note_rival(request.client, request.broker)
         others = [peer for peer in self.host.peers if peer != sender]
-        gathering = self.gathering[_key(message)] = Gathering(sender, others, claim)
+        gathering = self.gathering[_key(message)] = Gathering(sender, others, request, claim)
         for peer in others:
             self.host.send(peer, message)
         self.answer_if_complete(_key(message), gathering)
@@ -275,9 +305,10 @@ class Locator:
         for key, gathering in list(self.gathering.items()):
             if gathering.asker in peers or key[1] in brokers:
                 del self.gathering[key]
-        for client, (broker, _) in list(self.moved_to.items()):
+        for client, (broker, number) in list(self.moved_to.items()):
             if broker in brokers:
-                del self.moved_to[client]
+                # It may not have come to a stop yet. Until it has, questions must not get past here.
+                self.host.send(broker, GrantSought(client, number, self.host.id))
         for client, requests in list(self.queued.items()):
             self.queued[client] = [request for request in requests if request.broker not in brokers]
             if not self.queued[client]:
@@ -303,8 +334,22 @@ class Locator:
         self.host.send(destination, Grant(session))
 
     def on_grant_received(self, sender: str, message: GrantReceived) -> None:
-        if self.moved_to.get(message.client) == (sender, message.number):
+        """Most often from where it was sent; from another broker if that one is gone."""
+        if self.moved_to.get(message.client, ("", 0))[1] == message.number:
             del self.moved_to[message.client]
+
+    # --- at the end of the way to a broker that is gone ---
+
+    def came_back(self, message: Message) -> bool:
+        """A message about a session cannot reach its destination; whether it was dealt with here."""
+        if isinstance(message, GrantSought):
+            self.host.send(message.broker, GrantReceived(message.client, message.number))
+        elif isinstance(message, AttachRequest):
+            self.queued.setdefault(message.client, []).append(message)
+            self.host.send(self.host.id, TakenBack(message.client))
+        else:
+            return False
+        return True
 
 
 def _key(question: Locate) -> Key:

@@ -303,6 +303,9 @@ class SessionsHost:
     def adopt(self, session: Session) -> None:
         self.locator.adopt(session)
 
+    def take_back(self, session: Session) -> None:
+        self.locator.take_back(session)
+
     def attach_refused(self, request: AttachRequest, reason: str) -> None:
         """Our request was stale, or not allowed. If the client has come again since, ask again for that."""
         attachment = self.attachments.get(request.client)
