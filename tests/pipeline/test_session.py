@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from roamcast.errors import InputError
 from roamcast.pipeline.java import find_java, version_of
 from roamcast.pipeline.master import check_master, is_on_this_machine, is_one_process
-from roamcast.pipeline.session import HEAP_MB_MAX, HEAP_MB_MIN, fitting_heap_mb, memory_mb
+from roamcast.pipeline.session import HEAP_MB_MAX, HEAP_MB_MIN, fitting_heap_mb, fitting_partitions, memory_mb
 from roamcast.pipeline.stages import watched
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -94,6 +94,10 @@ def test_one_of_several_masters_is_enough() -> None:
 
 def test_the_heap_fits_the_machine() -> None:
     assert HEAP_MB_MIN <= fitting_heap_mb() <= min(HEAP_MB_MAX, max(HEAP_MB_MIN, memory_mb() // 2))
+
+
+def test_what_travels_is_cut_into_parts_of_a_size() -> None:
+    assert [fitting_partitions(rows) for rows in (1, 10_000_000, 10**12)] == [4, 40, 1_000]
 
 
 def test_stages_are_watched(spark: SparkSession) -> None:

@@ -70,13 +70,16 @@ def run_on_spark(
     need_spark()
     from roamcast.pipeline.log_files import find_log_files
     from roamcast.pipeline.master import check_master
+    from roamcast.pipeline.session import fitting_partitions
 
     check_master(where.master)
     rows = sum(find_log_files(log).values())
     prepare_out_folder(out)
     started = time.perf_counter()
     small = rows <= SMALL_ROWS
-    with spark_session(where.master, conf=where.conf, memory_mb=where.memory_mb, small=small) as spark:
+    conf = [] if small else [f"spark.sql.shuffle.partitions={fitting_partitions(rows)}"]
+    conf += where.conf or []
+    with spark_session(where.master, conf=conf, memory_mb=where.memory_mb, small=small) as spark:
         begun = time.perf_counter()
         figures = watched_work(title, spark, work)
         figures["wall_s"] = round(time.perf_counter() - begun, 3)

@@ -31,6 +31,9 @@ HEAP_MB_MIN, HEAP_MB_MAX = 1_024, 8_192
 DRIVER_MB = 1_024
 """What is left to the driver where executors do the work."""
 ROWS_PER_ARROW_BATCH = 16_384
+OPEN_COST_BYTES = 1 << 18
+ROWS_PER_PARTITION = 250_000
+PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
 
 _scratch: dict[int, Path] = {}
 """The folder of each session that runs, by the id of its context."""
@@ -148,9 +151,16 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
         for part in ("driver", "executor"):
             settings[f"spark.{part}.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     if is_on_this_machine(master):
+        # Opening a file takes no time here: many small ones are read in one go.
+        settings["spark.sql.files.openCostInBytes"] = str(OPEN_COST_BYTES)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     return settings
+
+
+def fitting_partitions(rows: int) -> int:
+    """Into how many parts so many rows are cut where they travel: each costs a file for whoever sends."""
+    return max(PARTITIONS_MIN, min(PARTITIONS_MAX, rows // ROWS_PER_PARTITION))
 
 
 def fitting_heap_mb() -> int:
