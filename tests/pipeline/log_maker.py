@@ -1,5 +1,8 @@
 """A log for the tests, whose rows can be tampered with."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,3 +66,16 @@ class Tampered:
         last = max((row.sequence for row in self.rows if row.node == client), default=0)
         row = self.rows[place]._replace(node=client, client=client, sequence=last + 1, time=end_s, **fields)
         self.rows.append(row)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """For root every folder is open, so for a moment we are someone else."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

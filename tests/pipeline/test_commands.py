@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.conftest import WriteLog
-from tests.pipeline.log_maker import Tampered
+from tests.pipeline.log_maker import Tampered, as_nobody
 
 from roamcast.cli import build_app, run
 from roamcast.cli.spark import cause_of, parse_conf
@@ -37,31 +37,80 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str
     return line.removeprefix("roamcast: ")
 
 
-@pytest.mark.parametrize("command", ["ingest", "audit"])
+@pytest.mark.parametrize("command", ["ingest", "audit", "metrics", "neighbours"])
 def test_mistakes_get_one_line_and_leave_nothing(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, log: Path
 ) -> None:
-    out = tmp_path / "out"
-    empty = tmp_path / "empty"
+    empty, results = tmp_path / "empty", tmp_path / "results"
     empty.mkdir()
-    asked = (command, "--out", out, "--log")
+    results.mkdir()
+    asked = (command, "--out", results / "out", "--log")
     assert complaint(capsys, *asked, empty) == f"log folder {empty}: there is no Parquet file in it"
+    missing = complaint(capsys, *asked, tmp_path / "nowhere")
+    assert missing == f"log folder {tmp_path / 'nowhere'}: no such file or directory"
     assert complaint(capsys, *asked, log, "--master", "sparks://a:1").startswith(
         "--master 'sparks://a:1': is no Spark master; valid are local[*]"
     )
     assert "nobody answers there (127.0.0.1:1: " in complaint(
         capsys, *asked, log, "--master", "spark://127.0.0.1:1"
     )
-    assert "valid is KEY=VALUE" in complaint(capsys, *asked, log, "--conf", "executor.memory=1g")
     (file,) = log.glob("*.parquet")
-    assert complaint(capsys, command, "--log", log, "--out", file).endswith("is a file; name a folder")
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
     damaged = f"log file {file}: is no whole Parquet file (truncated or damaged)"
     assert complaint(capsys, *asked, log) == damaged
     pq.write_table(pa.table({"x": [1]}), file)
     assert complaint(capsys, *asked, log) == f"log file {file} is no event log: it has no column 'run'"
-    assert not out.exists() or not list(out.iterdir())
+    pq.write_table(pq.read_table(pa.BufferReader(whole)).slice(0, 0), file)
+    assert complaint(capsys, *asked, log) == f"log folder {log}: its files hold no rows"
+    assert not list(results.iterdir())
+
+
+@pytest.mark.parametrize("command", ["ingest", "audit", "metrics", "neighbours"])
+def test_what_may_not_be_read_or_written_is_named(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, log: Path
+) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o000)
+    with as_nobody():
+        no_entry = complaint(capsys, command, "--out", tmp_path / "out", "--log", locked)
+        assert no_entry == f"log folder {locked}: permission denied"
+    (file,) = log.glob("*.parquet")
+    # A file where a folder must be: not even root can write there.
+    line = complaint(capsys, command, "--log", log, "--out", file / "out")
+    assert line.startswith(f"--out {file / 'out'}: ")
+    assert file.is_file()
+
+
+@pytest.mark.parametrize("command", ["ingest", "audit", "metrics"])
+def test_settings_and_seconds_that_cannot_be(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, log: Path
+) -> None:
+    asked = (command, "--out", tmp_path / "out", "--log", log)
+    assert "valid is KEY=VALUE" in complaint(capsys, *asked, "--conf", "executor.memory=1g")
+    (file,) = log.glob("*.parquet")
+    assert complaint(capsys, command, "--log", log, "--out", file).endswith("is a file; name a folder")
+    if command != "ingest":
+        assert "valid is a number of seconds" in complaint(capsys, *asked, "--clock-error", "inf")
+
+
+def test_mistakes_with_a_trace_or_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, trace = tmp_path / "out", tmp_path / "trace.csv"
+    trace.write_text("who,where\n")
+    assert "columns are 'who,where'" in complaint(capsys, "neighbours", "--out", out, "--trace", trace)
+    assert complaint(capsys, "neighbours", "--out", out) == "--log and --trace: give one of them"
+    (tmp_path / "empty").mkdir()
+    line = complaint(capsys, "report", "--out", out, "--log", tmp_path / "empty")
+    assert line.startswith(f"{tmp_path / 'empty'}: no figures, tables or results in it")
+    (tmp_path / "locked").mkdir(mode=0o000)
+    with as_nobody():
+        line = complaint(capsys, "report", "--out", out, "--log", tmp_path / "locked")
+    assert line.endswith("permission denied")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "audit.json").write_text('{"expected": 1')
+    line = complaint(capsys, "report", "--out", out, "--log", tmp_path / "half")
+    assert "audit.json: is no JSON" in line
+    assert not out.exists()
 
 
 def test_without_the_extra(

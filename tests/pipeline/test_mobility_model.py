@@ -6,19 +6,21 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.conftest import WriteLog
 
 from roamcast.cli import pipeline_models
+from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.models.next_broker import count_moves
 from roamcast.models.residence import exponential_test
-from roamcast.pipeline.attachments import attachments_of_log, moves, read_visits
 from roamcast.pipeline.ingest import read_log
 from roamcast.pipeline.mobility_figures import save_figures
 from roamcast.pipeline.mobility_model import ModelSettings, learn
 from roamcast.pipeline.neighbours import edges, first_order, hit_rates, lru_of_broker, second_order
 from roamcast.pipeline.residence import counted_stays, exponential_tests, hot_spots, presence_shares
 from roamcast.pipeline.sightings import VISITS_SCHEMA
+from roamcast.pipeline.visits import moves, read_visits, visits_of_log
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.movement import from_file
 from roamcast.simulator.scenario import Scenario
@@ -151,8 +153,23 @@ def test_the_log_of_a_replayed_trace_gives_the_same_moves(
         [(v.broker, v.attach_s) for v in visits] for _, visits in sorted(from_file(trace).items())[:5]
     )
     for part in (rows, rows.where("kind != 'moved'")):
-        found = edges(first_order(moves(attachments_of_log(part))))
+        found = edges(first_order(moves(visits_of_log(part))))
         assert [edge[:3] for edge in found] == [edge[:3] for edge in plain]
+
+
+def test_who_leaves_late_for_a_broker_has_not_left_the_next_one(
+    spark: SparkSession, write_log: WriteLog
+) -> None:
+    """What brokers see: the first one finds out that the client is gone when it is elsewhere already."""
+    def seen(sequence: int, time: float, kind: str, broker: str) -> Row:
+        return Row(sequence, time, broker, kind, client="c", broker=broker)
+
+    rows = [
+        seen(1, 0.0, "attached", "a"), seen(1, 5.0, "attached", "b"), seen(2, 5.25, "detached", "a"),
+        seen(2, 9.0, "detached", "b"),
+    ]  # fmt: skip
+    found = visits_of_log(read_log(spark, write_log(rows))).orderBy("attach_s").collect()
+    assert [(row.broker, row.attach_s, row.leave_s) for row in found] == [("a", 0.0, 5.0), ("b", 5.0, 9.0)]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Reading a log's files: what is one, and what is said of what is none."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.conftest import WriteLog
+from tests.pipeline.log_maker import as_nobody
 
 from roamcast.core.records import COLUMNS, SCHEMA_VERSION, Row
 from roamcast.errors import InputError
@@ -109,19 +107,6 @@ def test_another_schema(file: Path) -> None:
 def test_a_truncated_file(file: Path, keep: int) -> None:
     file.write_bytes(file.read_bytes()[:keep])
     assert problem(file.parent) == f"log file {file}: is no whole Parquet file (truncated or damaged)"
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """For root every folder is open, so for a moment we are someone else."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_no_permission(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
-from roamcast.cli.spark import Master, spark_session
+from roamcast.cli.spark import SMALL_ROWS, Master, need_spark, spark_session
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
 
 LOG = "roamcast pipeline neighbours --log run/log --out neighbours.json"
 TRACE = "roamcast pipeline neighbours --trace trace.csv --degree 4 --out neighbours.json --figures figures"
+
+TRACE_BYTES_PER_ROW = 40
 
 
 def register(group: typer.Typer) -> None:
@@ -46,22 +48,21 @@ def neighbours(
     The graph is learned from the first part of the time; hit rates are measured on the rest. A Markov
     chain is fitted to the same part, and compared with where clients were later.
     """
-    if (log is None) == (trace is None):
-        raise InputError("--log and --trace: give one of them")
-    if out.is_dir() or not out.parent.is_dir():
-        raise InputError(f"--out {out}: {'is a folder' if out.is_dir() else 'its folder is not there'}")
+    small = check_inputs(log, trace, master)
+    from roamcast.lab.summary import write_json
+    from roamcast.pipeline.mobility_model import ModelSettings, learn
+
+    settings = ModelSettings(learn_share, degree, mass, k, handoff)
+    settings.check()
+    prepare_out_file(out)
     if figures is not None:
         prepare_out_folder(figures, option="--figures")
-    with spark_session(master) as spark:
-        from roamcast.lab.summary import write_json
-        from roamcast.pipeline.attachments import attachments_of_log, read_visits
+    with spark_session(master, small=small) as spark:
         from roamcast.pipeline.ingest import read_log
-        from roamcast.pipeline.mobility_model import ModelSettings, learn
         from roamcast.pipeline.stages import watched
+        from roamcast.pipeline.visits import read_visits, visits_of_log
 
-        settings = ModelSettings(learn_share, degree, mass, k, handoff)
-        settings.check()
-        visits = attachments_of_log(read_log(spark, log)) if log else read_visits(spark, trace or Path())
+        visits = visits_of_log(read_log(spark, log)) if log else read_visits(spark, trace or Path())
         with progress("learning where clients go next") as report, watched(spark, report):
             document = learn(visits, settings)
     write_json(out, document)
@@ -70,6 +71,29 @@ def neighbours(
 
         save_figures(document["about"], figures)
     show(document, as_json)
+
+
+def check_inputs(log: Path | None, trace: Path | None, master: str) -> bool:
+    """Look at what is to be read before Spark is started; whether it is little."""
+    if (log is None) == (trace is None):
+        raise InputError("--log and --trace: give one of them")
+    need_spark()
+    from roamcast.pipeline.log_files import find_log_files
+    from roamcast.pipeline.master import check_master
+    from roamcast.pipeline.visits import check_trace
+
+    check_master(master)
+    if log is not None:
+        return sum(find_log_files(log).values()) <= SMALL_ROWS
+    assert trace is not None
+    check_trace(trace)
+    return trace.stat().st_size <= SMALL_ROWS * TRACE_BYTES_PER_ROW
+
+
+def prepare_out_file(out: Path) -> None:
+    if out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"--out {out}: {'is a folder' if out.is_dir() else 'its folder is not there'}")
+    prepare_out_folder(out.parent)
 
 
 def show(document: dict[str, Any], as_json: bool) -> None:

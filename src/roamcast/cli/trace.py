@@ -158,8 +158,8 @@ def finish(sightings: DataFrame, rules: Rules, out: Path, as_json: bool) -> Data
     """Write the visits, with times from the first one on, and say what came out."""
     from pyspark.sql import functions as fn
 
-    from roamcast.pipeline.attachments import moves
     from roamcast.pipeline.sightings import visits_of
+    from roamcast.pipeline.visits import moves
     from roamcast.simulator.trace_generator import write_trace
 
     found = visits_of(sightings, out.stem, rules).cache()

@@ -13,7 +13,6 @@ from roamcast.errors import InputError
 from roamcast.models.ctmc import Forks, MeanTimes, neighbouring_chain, presence
 from roamcast.models.next_broker import bounded_graph, check_bounds, graph_document
 from roamcast.models.residence import KINDS, Stays, fitted_chain, presence_error
-from roamcast.pipeline.attachments import moves
 from roamcast.pipeline.neighbours import before, edges, first_order, hit_rates, second_order
 from roamcast.pipeline.residence import (
     counted_stays,
@@ -23,6 +22,7 @@ from roamcast.pipeline.residence import (
     residence_summary,
     residence_times,
 )
+from roamcast.pipeline.visits import moves
 
 HOT_SPOTS_MAX = 20
 SAMPLES_MIN = 30

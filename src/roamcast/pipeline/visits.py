@@ -1,12 +1,25 @@
-"""Where clients were: every visit of a client to a broker, by the client's own word."""
+"""Where clients were, and when: from logs, or from a trace of visits.
+
+What others learn from visits has the form of the simulator's lists of them, so what is learned from the
+one can be tried in the other: client, broker, attach_s, leave_s, in seconds; no leave_s where a client
+stays.
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
+
+from roamcast.errors import InputError
+from roamcast.pipeline.rows import usable
 
 LEFT = "left"
 """The reason of a `moved` row that says: it went away."""
+SCHEMA = "client string, broker string, attach_s double, leave_s double"
+HEADER = "client,broker,attach_s,leave_s"
+EVENT = ("run", "client", "broker", "node", "sequence", "time", "reason")
 
 
 def visits(moved: DataFrame) -> DataFrame:
@@ -16,13 +29,51 @@ def visits(moved: DataFrame) -> DataFrame:
     to this one, `until` when it left that (null: it is there still). `handoff` counts the client's
     visits that began with a handoff, one that came from another broker; `is_handoff` tells which do.
     """
-    steps = Window.partitionBy("run", "client").orderBy("time", "sequence")
+    # A client's own rows are in the order of their sequence.
+    return _visits(moved.select(*EVENT, fn.col("sequence").alias("turn")))
+
+
+def visits_of_log(rows: DataFrame) -> DataFrame:
+    """Visits by run and client.
+
+    Clients that tell where they go are believed (`moved`); of others, such as those that speak plain
+    MQTT, there is what brokers saw of them (`attached`, `detached`).
+    """
+    told = usable(rows, "moved")
+    seen = usable(rows, "attached", "detached").where("node = broker")
+    seen = seen.join(told.select("run", "client").distinct(), ["run", "client"], "left_anti")
+    events = told.select(*EVENT, fn.col("sequence").alias("turn")).unionByName(_seen_by_brokers(seen))
+    found = _visits(events)
+    return found.select(
+        "run", "client", "broker", fn.col("attached_at").alias("attach_s"), fn.col("until").alias("leave_s")
+    )
+
+
+def _seen_by_brokers(seen: DataFrame) -> DataFrame:
+    """The same in the form of `moved` rows, without the end of visits that other visits have ended."""
+    is_end = fn.col("kind") == "detached"
+    # Sequences of two brokers do not compare: at equal times an end comes last, because it may be late.
+    steps = Window.partitionBy("run", "client").orderBy("time", "turn")
     before = steps.rowsBetween(Window.unboundedPreceding, -1)
-    is_left = fn.col("reason") == LEFT
+    here = fn.last(fn.when(~is_end, fn.col("broker")), ignorenulls=True).over(before)
+    return (
+        seen.withColumn("turn", is_end.cast("long"))
+        .withColumn("is_late", fn.coalesce(is_end & (here != fn.col("broker")), fn.lit(False)))
+        .where(~fn.col("is_late"))
+        .withColumn("reason", fn.when(is_end, LEFT))
+        .select(*EVENT, "turn")
+    )
+
+
+def _visits(events: DataFrame) -> DataFrame:
+    """See `visits`; what happened at the same time is in the order of its `turn`."""
+    steps = Window.partitionBy("run", "client").orderBy("time", "turn")
+    before = steps.rowsBetween(Window.unboundedPreceding, -1)
+    is_left = fn.coalesce(fn.col("reason") == LEFT, fn.lit(False))
     came_from = fn.when(fn.col("reason") != LEFT, fn.col("reason"))
     is_handoff = came_from.isNotNull() & (came_from != fn.col("broker"))
     return (
-        moved.select(
+        events.select(
             "run",
             "client",
             "broker",
@@ -34,8 +85,60 @@ def visits(moved: DataFrame) -> DataFrame:
             fn.lead("time").over(steps).alias("until"),
             is_handoff.alias("is_handoff"),
             fn.sum(is_handoff.cast("int")).over(steps).alias("handoff"),
-            fn.coalesce(is_left, fn.lit(False)).alias("is_left"),
+            is_left.alias("is_left"),
         )
         .where(~fn.col("is_left"))
         .drop("is_left")
+    )
+
+
+def check_trace(file: Path) -> None:
+    """Refuse what does not begin as a trace of visits does."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            header = lines.readline().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
+        raise InputError(f"trace {file}: {reason.lower()}") from None
+    if header != HEADER:
+        raise InputError(f"trace {file} line 1: columns are {header[:80]!r}; expected {HEADER!r}")
+
+
+def read_visits(spark: SparkSession, file: Path) -> DataFrame:
+    """A trace as the importers and the generator write it; its run is the file's name."""
+    check_trace(file)
+    rows = spark.read.schema(SCHEMA).csv(str(file.absolute()), header=True)
+    wrong = rows.where(
+        "client is null or broker is null or attach_s is null or leave_s <= attach_s"
+    ).first()
+    if wrong is not None:
+        raise InputError(f"trace {file}: {tuple(wrong)} is no visit; expected {HEADER} with a later leave_s")
+    visits = rows.select(fn.lit(file.stem).alias("run"), "*")
+    if visits.isEmpty():
+        raise InputError(f"trace {file}: there are no visits in it")
+    return visits
+
+
+def moves(visits: DataFrame) -> DataFrame:
+    """Where from, where now, where next; and how long between the last two.
+
+    Attaching again where one was is no move.
+    """
+    order = Window.partitionBy("run", "client").orderBy("attach_s")
+    arrived = visits.select(
+        "*",
+        fn.lag("broker").over(order).alias("_before"),
+        fn.lag("leave_s").over(order).alias("left_s"),
+    ).where("_before is null or _before != broker")
+    return (
+        arrived.select(
+            "run",
+            "client",
+            fn.lag("_before").over(order).alias("previous"),
+            fn.col("_before").alias("here"),
+            fn.col("broker").alias("next"),
+            fn.coalesce("left_s", "attach_s").alias("left_s"),
+            fn.col("attach_s").alias("at_s"),
+        )
+        .where("here is not null")
     )
