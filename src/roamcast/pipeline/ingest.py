@@ -55,7 +55,7 @@ def ingest(spark: SparkSession, log: Path, out: Path) -> dict[str, Any]:
         reasons = {row.problem: row["count"] for row in aside.groupBy("problem").count().collect()}
         figures = {
             "runs": len(runs),
-            "rows_read": new.count(),
+            "rows_read": sum(find_log_files(log).values()),
             "rows_kept": kept.count(),
             "quarantined": sum(reasons.values()),
             "reasons": reasons,
