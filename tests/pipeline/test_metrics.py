@@ -25,7 +25,7 @@ from roamcast.simulator.run import Run
 pytestmark = pytest.mark.xdist_group("spark")
 
 SCENARIO = DemoSettings(
-    topology="grid:2", clients=8, mobile=0.5, connect_s=4.0, disconnect_s=2.0, duration_s=20.0
+    topology="grid:2", clients=10, mobile=0.5, connect_s=4.0, disconnect_s=2.0, duration_s=25.0
 )
 SEEDS = (1, 2)
 RUNS = [f"{protocol}-{seed}" for protocol in ("none", "sub_unsub") for seed in SEEDS]
