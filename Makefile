@@ -30,12 +30,13 @@ check: setup ## Lint, types and the import rules between rooms
 	$(BIN)/mypy --strict
 	$(BIN)/python -m pytest -qq tests/test_rooms.py
 
-bench: setup ## Measure matching, the simulator and the broker on this machine
+bench: setup ## Measure matching, the simulator, the broker and the audit on this machine
 	$(BIN)/roamcast bench match
 	$(BIN)/roamcast bench sim
 	$(BIN)/roamcast bench location
 	$(BIN)/roamcast bench broker
 	$(BIN)/roamcast bench handoff
+	$(BIN)/roamcast bench pipeline
 
 clean: ## Remove .venv and everything that tools and runs left behind
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out
