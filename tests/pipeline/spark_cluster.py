@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
-from tests.daemon.brokers import free_port, wait_until
+from tests.daemon.brokers import free_port
+from tests.pipeline.waiting import wait_until
 
 from roamcast.pipeline.java import find_java
 

@@ -17,8 +17,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
-from tests.daemon.brokers import BrokerProcess, MqttClient, free_port, wait_until
+from tests.daemon.brokers import BrokerProcess, MqttClient, free_port
 from tests.pipeline import stream_query
+from tests.pipeline.waiting import wait_until
 
 from roamcast.errors import InputError
 from roamcast.pipeline.source_options import parse_options
@@ -157,7 +158,7 @@ def test_nothing_is_lost_when_query_and_brokers_are_killed(master: str, tmp_path
     try:
         at_a, at_b = (f"a=127.0.0.1:{a.port}", f"b=127.0.0.1:{b.port}")
         with query_process(master, tmp_path, {**options, "brokers": f"{at_a},{at_b}"}):
-            wait_until(lambda: a.metric("roamcast_clients_connected") > 0, lambda: "it does not attach")
+            wait_until(lambda: a.metric("roamcast_subscriptions") > 0, lambda: a.get("/metrics")[1])
             publish(300)
             wait_for(150)
             publish(200)

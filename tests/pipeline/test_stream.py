@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from tests.daemon.brokers import wait_until
 from tests.pipeline.conftest import WriteLog
+from tests.pipeline.waiting import wait_until
 
 from roamcast.cli.pipeline_stream import stream as command
 from roamcast.core.records import Row
