@@ -53,27 +53,50 @@ def read_now(spark: SparkSession, folder: Path, options: dict[str, str]) -> list
     return sorted(texts_of(spark.read.schema(stream.schema).parquet(str(folder / "out"))), key=int)
 
 
-def test_what_one_query_writes_another_reads_once(
+def lasting_session(broker: BrokerProcess) -> dict[str, str]:
+    """The options of a reader whose session is there, and keeps what is published."""
+    client = MqttClient(MINE["clientId"], broker.port)
+    client.subscribe(MINE["filter"])
+    client.leave()
+    return {**MINE, "brokers": f"127.0.0.1:{broker.port}", "maxPerBatch": "20", "quiet": "2"}
+
+
+def publish(rows: DataFrame, broker: BrokerProcess) -> None:
+    options = {"brokers": f"127.0.0.1:{broker.port}", "clientId": "writer"}
+    rows.write.format("roamcast").options(**options).mode("append").save()
+
+
+def test_what_one_query_writes_another_reads(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    options = {**MINE, "brokers": f"127.0.0.1:{broker.port}", "maxPerBatch": "20", "quiet": "2"}
-    waiting = spark.read.format("roamcast").options(**options).load()
-    assert waiting.isEmpty()
+    options = lasting_session(broker)
     numbers = spark.range(30).select(
         fn.concat(fn.lit("road/"), fn.col("id") % 3).alias("topic"),
         fn.col("id").cast("string").alias("payload"),
         fn.create_map(fn.lit("speed"), fn.col("id").cast("string")).alias("properties"),
     )
-    writing = {"brokers": options["brokers"], "clientId": "writer"}
-    numbers.write.format("roamcast").options(**writing).mode("append").save()
-    assert sorted(texts_of(waiting), key=int) == [str(number) for number in range(30)], "it is looked at"
+    publish(numbers, broker)
     assert read_now(spark, tmp_path, options) == [str(number) for number in range(30)]
     (seven,) = spark.read.parquet(str(tmp_path / "out")).where("cast(payload as string) = '7'").collect()
     assert (seven.topic, seven.qos, seven.retain, seven.properties) == ("road/1", 1, False, {"speed": "7"})
     assert seven.publisher.startswith("writer-")
-    more = spark.createDataFrame([("road/1", "30")], "topic string, payload string")
-    more.write.format("roamcast").options(**writing).mode("append").save()
-    assert read_now(spark, tmp_path, options) == [str(number) for number in range(31)], "and then taken"
+
+
+@pytest.mark.slow
+def test_a_batch_read_looks_and_a_stream_takes(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    options = {**lasting_session(broker), "clientId": "spark-again"}
+    waiting = spark.read.format("roamcast").options(**options).load()
+    assert waiting.isEmpty()
+    publish(spark.createDataFrame([("road/1", "1"), ("road/2", "2")], "topic string, payload string"), broker)
+    assert sorted(texts_of(waiting)) == ["1", "2"], "it is looked at"
+    assert sorted(texts_of(waiting)) == ["1", "2"], "and stays"
+    assert read_now(spark, tmp_path, options) == ["1", "2"]
+    assert waiting.isEmpty(), "now it was taken"
+    # The same client publishes the same again, with the same number: it is another notification.
+    publish(spark.createDataFrame([("road/1", "1"), ("road/2", "2")], "topic string, payload string"), broker)
+    assert read_now(spark, tmp_path, options) == ["1", "1", "2", "2"], "a restarted query reads what is new"
 
 
 def test_mistakes_are_told(spark: SparkSession, tmp_path: Path) -> None:

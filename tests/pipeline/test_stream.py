@@ -77,6 +77,20 @@ def counts(row: dict[str, Any]) -> tuple[int, ...]:
     return tuple(row[name] for name in ("expected", "delivered", "lost", "duplicates", "unexpected"))
 
 
+def test_a_log_by_the_minute(spark: SparkSession, write_log: WriteLog, tmp_path: Path) -> None:
+    log, out = write_log(list(rows_of_story())), tmp_path / "out"
+    (report,) = follow(spark, log, out, late_s=30.0)
+    assert report == Progress(0, len(rows_of_story()), pytest.approx(400.0, abs=5.0), 360)
+    found = minutes_in(out)
+    assert {minute: counts(row) for minute, row in found.items()} == {
+        0: (1, 1, 0, 0, 0),
+        1: (4, 4, 0, 0, 0),
+        3: (1, 1, 0, 0, 0),
+    }
+    assert (found[3]["handoff_delay_count"], found[3]["transfer_count"]) == (1, 1)
+
+
+@pytest.mark.slow
 def test_minutes_are_closed_and_corrected(
     spark: SparkSession, write_log: WriteLog, tmp_path: Path
 ) -> None:

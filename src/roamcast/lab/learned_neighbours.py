@@ -241,6 +241,8 @@ def draw(figure: Figure, means: Sequence[Row]) -> None:
     hits, copies = figure.subplots(1, 2)
     for graph, (label, colour, marker) in GRAPHS.items():
         rows = [row for row in means if row["graph"] == graph]
+        if not rows:
+            continue
         by_degree = [row for row in rows if row["mass"] == 1]
         hits.plot(
             [row["degree"] for row in by_degree], [100 * row["hit_rate"] for row in by_degree],
@@ -258,7 +260,7 @@ def draw(figure: Figure, means: Sequence[Row]) -> None:
         axes.set_ylim(0, 102)
         axes.grid(color="#e3e8ec", linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.legend(frameon=False, fontsize=9, loc="lower right")
+        axes.legend(frameon=False, fontsize=9, loc="best")
     hits.set_title("Hit rate by degree", loc="left", fontweight="bold")
     copies.set_title("Hit rate by cost", loc="left", fontweight="bold")
     figure.tight_layout()
