@@ -80,7 +80,7 @@ def counts(row: dict[str, Any]) -> tuple[int, ...]:
 def test_a_log_by_the_minute(spark: SparkSession, write_log: WriteLog, tmp_path: Path) -> None:
     log, out = write_log(list(rows_of_story())), tmp_path / "out"
     (report,) = follow(spark, log, out, late_s=30.0)
-    assert report == Progress(0, len(rows_of_story()), pytest.approx(400.0, abs=5.0), 360)
+    assert (report.batch, report.rows, report.closed_until_s) == (0, len(rows_of_story()), 360)
     found = minutes_in(out)
     assert {minute: counts(row) for minute, row in found.items()} == {
         0: (1, 1, 0, 0, 0),
