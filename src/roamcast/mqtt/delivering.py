@@ -44,17 +44,16 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
     elif connection.is_slow:
         return burst.count
     own = burst.publisher == connection.client
-    if sequence and not burst.varied:
-        # Nearly all that is promised goes out like the last one of its kind.
-        plan = session.plans.get((burst.attributes, burst.marks, own))
-        if plan is not None and plan[0] > 0:
-            packet_id = session.in_flight.send_together(burst, sequence, plan[0])
-            if packet_id:
-                endpoint.traffic.sent[plan[0]] += burst.count
-                connection.out.append(endpoint.encoder.write(burst, plan[2], packet_id))
-                return 0
     if burst.varied:
         return _deliver_varied(endpoint, connection, session, burst, sequence, own)
+    # Nearly all goes out like the last one of its kind, with or without packet ids.
+    plan = session.plans.get((burst.attributes, burst.marks, own))
+    if plan is not None and (plan[0] > 0 if sequence else plan[0] == 0):
+        packet_id = session.in_flight.send_together(burst, sequence, plan[0]) if sequence else 1
+        if packet_id:
+            endpoint.traffic.sent[plan[0]] += burst.count
+            connection.out.append(endpoint.encoder.write(burst, plan[2], packet_id))
+            return 0
     return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
 
 
