@@ -198,10 +198,13 @@ class DeliveryQueue:
     def drain(self) -> list[Burst]:
         """Take everything out, for another queue."""
         bursts = [*self.in_flight, *self.waiting]
-        while self.in_flight:
-            self._pop_front(self.in_flight)
-        while self.waiting:
-            self._pop_front(self.waiting)
+        if self._limited and self._buffer is not None:
+            for burst in bursts:
+                self._buffer.removed(burst)
+        # All at once: adding up what each takes would take as long as reading them.
+        self.popped, self.size_bytes = self.appended, 0
+        self.in_flight.clear()
+        self.waiting.clear()
         self.sent = self.base
         return bursts
 
