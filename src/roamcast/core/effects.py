@@ -103,6 +103,13 @@ class SendFailed(Input, frozen=True):
     messages: Sequence[Message]
 
 
+class Migrated(Input, frozen=True):
+    """Where the overlay is a tree that moves: the parent is another, or the same over a new link."""
+
+    old: str | None
+    new: str
+
+
 class Deadline(Input, frozen=True):
     """The time that `deadline()` named has come."""
 

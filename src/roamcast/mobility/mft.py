@@ -16,6 +16,8 @@ what is under way comes either to s, or to the old end, to which the turning mes
 Where the algorithms and the text leave something open, or fail:
 
 - 4.1, line 1: newer is a higher timestamp, or the same and fewer hops, and h is compared as it is stored.
+- 4.1: whoever knows more than SUB, UNS or MIG answers with BSUB. Else a subscriber that returns while its MIG
+  from elsewhere is under way would be looked for there for ever: MIG comes too late, and nobody is told.
 - 4.2, line 4, and 4.3, line 25, go through all timestamps and not through the routing table, or a subscriber
   that has left would be forgotten, and come back from another part of the network.
 - 4.3, line 12, compares the hops that are claimed for s, as the text says, and not those of BMIG. But any
@@ -147,16 +149,18 @@ class Mft(MobileProtocol):
         known = self._of(subscriber)
         old = known.way
         if way == LOCAL:
-            self.attached[subscriber] = None
+            self._attach(message)
             self._send_filters(subscriber)
         if self._accept(way, message) and old and old != way and old in self.peers:
-            self._out.sends.append((old, msgspec.structs.replace(message, hops=message.hops + 1)))
+            self._out.sends.append((old, msgspec.structs.replace(message, hops=message.hops + 1, had=())))
 
     def _accept(self, way: str, message: Sub | Uns | Mig) -> bool:
         """Whether this is newer than what is known, and nothing was missed before it."""
         subscriber = message.subscriber
         known = self._of(subscriber)
         if message.timestamp <= known.timestamp:
+            if message.timestamp < known.timestamp and way != LOCAL:
+                self._send_subscriptions(subscriber, way)
             return False
         if message.since != known.since:
             if way == LOCAL:  # It answers with all that it wants.

@@ -59,6 +59,8 @@ class Mig(Message, frozen=True):
     timestamp: int = 0
     hops: int = 0
     since: int = 0
+    had: tuple[tuple[str, int, int], ...] = ()
+    """To its broker alone: the last events that the subscriber has received."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -74,8 +76,8 @@ class Filters(Message, frozen=True):
     """To a subscriber: the subscriptions that are known here. It repairs what is wrong about them."""
 
     filters: tuple[Filter, ...]
-    since: int = 0
-    """Which change of them was the last that is known here."""
+    since: int = -1
+    """Which change of them was the last that is known here; -1: that is not counted."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -209,6 +211,12 @@ class MobileProtocol:
 
     def _migrate(self, old: str | None, new: str) -> None:
         raise NotImplementedError
+
+    def _attach(self, message: Mig) -> None:
+        """A subscriber is connected here, and says what it has had."""
+        self.attached[message.subscriber] = None
+        if message.had:
+            self._seen.setdefault(message.subscriber, {}).update(dict.fromkeys(message.had))
 
     # --- events ---
 

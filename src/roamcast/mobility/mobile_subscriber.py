@@ -7,19 +7,21 @@ its own number, so that it may be sent again after a link was lost without becom
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from roamcast.core.messages import Message
 from roamcast.core.notification import Burst
 from roamcast.filters.filter import Filter
 from roamcast.mobility.mft import Bsub
-from roamcast.mobility.mobile import Filters, Mig, Sub, Uns
+from roamcast.mobility.mobile import Filters, Identity, Mig, Sub, Uns, identities
 
 
 class MobileSubscriber:
     """Subscriber, publisher or both; every call says what is to be sent to its broker, if it has one."""
 
-    def __init__(self, id: str, incarnation: int = 0) -> None:
+    def __init__(self, id: str, incarnation: int = 0, remembers: int = 64) -> None:
+        """`remembers`: so many of the last events it names when it connects, so that none comes again."""
         self.id = id
         self.incarnation = incarnation
         self.broker = ""
@@ -29,6 +31,7 @@ class MobileSubscriber:
         self.published = 0
         self._since = 0
         self._last_broker = ""
+        self._had: deque[Identity] = deque(maxlen=remembers)
         self._unsent: list[Burst] = []
         """What it has published without reaching a broker."""
 
@@ -38,7 +41,7 @@ class MobileSubscriber:
         self.timestamp += 1
         last_broker, self._last_broker = self._last_broker, broker
         unsent, self._unsent = self._unsent, []
-        return [Mig(self.id, last_broker, self.timestamp, 0, self._since), *unsent]
+        return [Mig(self.id, last_broker, self.timestamp, 0, self._since, tuple(self._had)), *unsent]
 
     def disconnect(self, unacknowledged: Sequence[Message] = ()) -> None:
         """The link is lost, and the broker may not have got this. Only events need to be sent again."""
@@ -70,13 +73,20 @@ class MobileSubscriber:
         return []
 
     def receive(self, message: Message) -> list[Message]:
-        """An answer of the broker; what was published for it is its application's business."""
-        if isinstance(message, Filters) and (
-            message.since != self._since or {one.text for one in message.filters} != set(self.filters)
-        ):
-            self._change()
-            return [Bsub(self.id, tuple(self.filters.values()), self.timestamp, 0)]
-        return []
+        """What its broker says: an event, or how far it knows the subscriptions."""
+        if isinstance(message, Burst):
+            self._had.extend(identities(message))
+        if not isinstance(message, Filters):
+            return []
+        known = {filter.text: filter for filter in message.filters}
+        if message.since < 0:
+            missing = [filter for text, filter in self.filters.items() if text not in known]
+            extra = [filter for text, filter in known.items() if text not in self.filters]
+            return [*(Sub(one, self.id) for one in missing), *(Uns(one, self.id) for one in extra)]
+        if message.since == self._since and known == self.filters:
+            return []
+        self._change()
+        return [Bsub(self.id, tuple(self.filters.values()), self.timestamp, 0)]
 
     def _change(self) -> int:
         """Count one change; returns the one before it."""

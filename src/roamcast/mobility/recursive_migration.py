@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from roamcast.core.messages import Cause, Message
 from roamcast.core.notification import Burst
 from roamcast.errors import InputError
@@ -120,14 +122,14 @@ class RecursiveMigration(MobileProtocol):
         subscriber = message.subscriber
         known = self.known.get(subscriber)
         if way == LOCAL:
-            self.attached[subscriber] = None
+            self._attach(message)
             filters = tuple(known.filters.values()) if known is not None else ()
             self._out.to_subscribers.append((subscriber, Filters(filters)))
         if known is None:
             self.known[subscriber] = Known(way)
             return
         if message.broker != self.id and known.way and known.way != way and known.way in self.peers:
-            self._out.sends.append((known.way, message))
+            self._out.sends.append((known.way, msgspec.structs.replace(message, had=())))
         self._point(subscriber, way)
 
     # --- algorithm 3.3 ---

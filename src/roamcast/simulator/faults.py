@@ -24,9 +24,11 @@ class Crash(Fault, frozen=True):
 
     With `unsent` that happens within its next step: behind the journal, so that
     the step counts, and ahead of the effects, none of which is performed.
+    With `amnesia` it has no journal and comes back empty, which only brokers that move survive.
     """
 
     unsent: bool = False
+    amnesia: bool = False
 
 
 class Restart(Fault, frozen=True):
@@ -43,6 +45,13 @@ class Heal(Fault, frozen=True):
     """The link to this peer is up again, as far as neither end has crashed."""
 
     peer: str
+
+
+class Relink(Fault, frozen=True):
+    """The broker moves: its link to `old` is given up, and there is one to `new`."""
+
+    old: str
+    new: str
 
 
 # --- kinds of faults --------------------------------------------------------------------------------

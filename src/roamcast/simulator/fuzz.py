@@ -27,10 +27,11 @@ from roamcast.core.effects import (
 from roamcast.core.notification import encode_attributes
 from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse
-from roamcast.mobility import find_protocol
+from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
 from roamcast.simulator.faults import Crash, Cut, Heal, Restart
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_fuzz import draw_location_story
+from roamcast.simulator.mobile_fuzz import MobileDraw, draw_mobile_settings, with_mobile_faults
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import (
     Story,
@@ -63,9 +64,21 @@ def draw_story(protocol: str, seed: int, faults: Sequence[str] = ()) -> Story:
     """The story of a seed, with faults of these kinds."""
     rng = random.Random(f"fuzz/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
+    if protocol in MOBILE_PROTOCOLS:
+        return _draw_mobile_story(protocol, seed, topology, faults, rng)
     settings = _draw_settings(protocol, seed, rng)
     story = Story(topology, settings, tuple(_draw_actions(topology, settings, rng)))
     return with_faults(story, faults, random.Random(f"fuzz/{seed}/faults")) if faults else story
+
+
+def _draw_mobile_story(
+    protocol: str, seed: int, topology: Topology, faults: Sequence[str], rng: random.Random
+) -> Story:
+    """In half of them the brokers elect a leader, in the others the story says how the tree changes."""
+    settings = draw_mobile_settings(protocol, seed, topology, seed % 2 == 1, rng)
+    story = Story(topology, settings, tuple(_draw_actions(topology, settings, rng)))
+    draw = MobileDraw(_draw_outage, _attached_at, _with_actions)
+    return with_mobile_faults(story, faults, draw, random.Random(f"fuzz/{seed}/faults"))
 
 
 def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:

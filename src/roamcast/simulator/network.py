@@ -73,6 +73,9 @@ class NetworkSettings:
     names_last_broker: bool = True
     loss: float = 0.0
     """Share of the transmissions over links that are lost. They are sent again: loss shows as delay."""
+    reach: tuple[tuple[str, str], ...] = ()
+    """Of brokers that move: who could have a link besides those who have one. Then they elect a leader, and
+    links follow; without it links change only as the story says."""
     records: Level = "counters"
     mobility: Settings = field(default_factory=Settings)
     """What can be set for the protocol; the bound on the delay is filled in."""

@@ -25,6 +25,10 @@ Faults are told in the same way, of brokers:
 `crash unsent` comes within the broker's next step, behind its journal and ahead of its effects. Clients
 of a broker that has crashed attach again when it is back, unless the story has them do something else.
 Whatever is down at the end comes back, and `loss` is the share of transmissions over links that are lost.
+
+Where brokers move (`protocol mft`), `b1 relink b0 b2` gives up the link to b0 for one to b2, `heal` makes
+a link between any two, if that closes no cycle, and `crash amnesia` leaves a broker without its memory. With
+`reach b0-b2 b1-b3` there are more links that could be: the brokers elect a leader, and the tree follows.
 """
 
 from __future__ import annotations
@@ -51,8 +55,9 @@ from roamcast.core.notification import Message, decode_attributes, encode_attrib
 from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse as parse_filter
+from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.simulator.checkers import Result, Violation
-from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart
+from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import judge_location
 from roamcast.simulator.location_story import (
@@ -62,6 +67,7 @@ from roamcast.simulator.location_story import (
     parse_location_line,
     parse_move,
 )
+from roamcast.simulator.mobile_run import check_mobile_action, run_mobile
 from roamcast.simulator.mobility_story import (
     FIELDS,
     as_always,
@@ -85,6 +91,16 @@ class Story:
     @property
     def has_faults(self) -> bool:
         return any(isinstance(item, Fault) for _, _, item in self.actions)
+
+    def judge(
+        self,
+        observe: Callable[[list[Row]], None] | None = None,
+        trace: Callable[[float, str, str, Message], None] | None = None,
+    ) -> Result:
+        """Simulate it, whatever its brokers are, and say what came of it."""
+        if self.settings.protocol in MOBILE_PROTOCOLS:
+            return run_mobile(self.topology, self.settings, self.with_homecoming(), observe, trace)
+        return self.run(observe, trace).result
 
     def run(
         self,
@@ -125,7 +141,7 @@ class Story:
                 away[client] = None
             elif isinstance(item, Crash):
                 repairs[frozenset({client})] = (client, Restart())
-            elif isinstance(item, Cut):
+            elif isinstance(item, Cut) and self.settings.protocol not in MOBILE_PROTOCOLS:
                 repairs[frozenset({client, item.peer})] = (client, Heal(item.peer))
             elif isinstance(item, Restart):
                 repairs.pop(frozenset({client}), None)
@@ -142,7 +158,7 @@ class Story:
 
 _SETTINGS = (
     "protocol", "routing", "advertisements", "link", "access", "notice",
-    "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "loss", "seed",
+    "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "loss", "reach", "seed",
 )  # fmt: skip
 _COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|#.*""")
 """A quoted text, which may contain a `#`, or a comment."""
@@ -157,7 +173,8 @@ def format_story(story: Story) -> str:
         field = _DELAYS.get(name, name)
         value = getattr(story.settings, field)
         if value != getattr(default, field) or name in ("protocol", "seed"):
-            lines.append(f"{name} {value}")
+            told = " ".join(map("-".join, value)) if name == "reach" else value
+            lines.append(f"{name} {told}")
     lines += [f"link {one}-{other} {delay}" for one, other, delay in story.settings.link_delays]
     lines += format_mobility_lines(story.settings.mobility)
     lines += format_location_lines(story.settings.location)
@@ -184,8 +201,10 @@ def _format_input(item: Input) -> str:
             return f"advertise {text}"
         case UnadvertiseThat(text):
             return f"unadvertise {text}"
-        case Crash(unsent):
-            return "crash unsent" if unsent else "crash"
+        case Crash(unsent, amnesia):
+            return "crash unsent" if unsent else "crash amnesia" if amnesia else "crash"
+        case Relink(old, new):
+            return f"relink {old} {new}"
         case Restart():
             return "restart"
         case Cut(peer):
@@ -208,6 +227,7 @@ _VERBS: dict[str, Callable[[str], Input]] = {
     "restart": lambda text: _parse_restart(text),
     "cut": Cut,
     "heal": Heal,
+    "relink": lambda text: _parse_relink(text),
 }
 
 
@@ -221,9 +241,16 @@ def _parse_publish(text: str) -> PublishThis:
 
 
 def _parse_crash(text: str) -> Crash:
-    if text not in ("", "unsent"):
-        raise InputError(f"crash {text!r}: valid are `crash` and `crash unsent`")
-    return Crash(unsent=text == "unsent")
+    if text not in ("", "unsent", "amnesia"):
+        raise InputError(f"crash {text!r}: valid are `crash`, `crash unsent` and `crash amnesia`")
+    return Crash(unsent=text == "unsent", amnesia=text == "amnesia")
+
+
+def _parse_relink(text: str) -> Relink:
+    words = text.split()
+    if len(words) != 2:
+        raise InputError(f"relink {text!r}: valid are two brokers, the old peer and the new one")
+    return Relink(*words)
 
 
 def _parse_restart(text: str) -> Restart:
@@ -257,31 +284,41 @@ def parse_story(text: str, name: str = "story") -> Story:
         raise InputError(f"{name}: no line `brokers a-b b-c …` that says which brokers there are")
     for number, action in zip(lines, actions, strict=True):
         try:
-            _check_places(topology, action)
+            _check_places(topology, settings, action)
         except InputError as error:
             raise InputError(f"{name}, line {number}: {error}") from None
     return Story(topology, settings, tuple(sorted(actions, key=lambda action: action[0])))
 
 
-def _check_places(topology: Topology, action: Action) -> None:
-    """Refuse an action at a broker or a link that there is not."""
+def _check_places(topology: Topology, settings: NetworkSettings, action: Action) -> None:
+    """Refuse an action at a broker or a link that there is not, and faults that the protocol is not for."""
     _, node, item = action
     broker = node if isinstance(item, Fault) else ""
     broker = broker or getattr(item, "broker", "") or getattr(item, "destination", "")
     if broker and broker not in topology.brokers:
         raise InputError(f"there is no broker {broker!r}; valid are {', '.join(topology.brokers)}")
+    if settings.protocol in MOBILE_PROTOCOLS:
+        check_mobile_action(topology, node, item)
+        return
     if isinstance(item, Cut | Heal) and item.peer not in topology.peers(node):
         valid = ", ".join(topology.peers(node))
         raise InputError(f"{node} has no link to {item.peer!r}; valid are {valid}")
+    if isinstance(item, Relink) or (isinstance(item, Crash) and item.amnesia):
+        valid = ", ".join(sorted(MOBILE_PROTOCOLS))
+        raise InputError(f"`{_format_input(item)}` is for brokers that move; their protocols are {valid}")
 
 
 def _parse_brokers(name: str, text: str) -> Topology:
-    edges = [tuple(edge.split("-")) for edge in text.split() if "-" in edge]
-    if any(len(edge) != 2 for edge in edges):
-        raise InputError(f"brokers {text!r}: an edge is two names joined by one `-`")
-    pairs = [(edge[0], edge[1]) for edge in edges]
+    pairs = _parse_edges(f"brokers {text!r}", text)
     alone = [word for word in text.split() if "-" not in word]
     return from_edges(name, tuple(sorted({*alone, *(broker for edge in pairs for broker in edge)})), pairs)
+
+
+def _parse_edges(what: str, text: str) -> list[tuple[str, str]]:
+    edges = [tuple(edge.split("-")) for edge in text.split() if "-" in edge]
+    if any(len(edge) != 2 for edge in edges):
+        raise InputError(f"{what}: an edge is two names joined by one `-`")
+    return [(edge[0], edge[1]) for edge in edges]
 
 
 def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSettings:
@@ -302,6 +339,8 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
         parsed = int(value)
     elif key in ("access_bits_per_s", "service_s"):
         parsed = float(value)
+    elif key == "reach":
+        parsed = tuple(_parse_edges(f"{key} {value}", value))
     elif key == "loss":
         parsed = float(value)
         if not 0 <= parsed < 1:
@@ -397,7 +436,7 @@ def violations_of(story: Story) -> list[str]:
 
 def verdict(story: Story) -> Result:
     try:
-        return story.run().result
+        return story.judge()
     except InputError:
         raise
     except Exception as error:

@@ -1,0 +1,531 @@
+"""The engine for brokers that move: the tree changes under way, and links are lost with what is on them.
+
+Where links are is decided in one of two ways. In a plain story it says so itself (`relink`, `cut`, `heal`): of
+two trees that get a link, the one whose lowest broker is higher migrates into the other, with the broker at
+the new link. If the settings say who else is in reach, the brokers elect a leader, and whoever gets another
+parent gives up the link to the old one. Either way a broker learns of it by the same inputs: `Migrated`,
+`SendFailed`, `Received`.
+
+A crash with a journal is a crash: a fresh broker is fed what the old one was. With amnesia it is fed nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Any
+
+from roamcast.core.effects import (
+    AttachTo,
+    Detached,
+    Input,
+    LeaveFor,
+    LinkChanged,
+    Migrated,
+    PublishThis,
+    Received,
+    SendFailed,
+    Submitted,
+)
+from roamcast.core.messages import Message, cause_of
+from roamcast.core.records import Row
+from roamcast.mobility import find_mobile_protocol
+from roamcast.node.mobile_broker import MobileBroker
+from roamcast.node.mobile_client import MobileClient
+from roamcast.overlay.election import (
+    Broadcast,
+    ChildLost,
+    Election,
+    ElectionEffect,
+    ElectionSettings,
+    Heartbeat,
+    ParentChanged,
+)
+from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
+from roamcast.simulator.links import Link, LossyLink
+from roamcast.simulator.mobile_links import Direction, TreeLink
+from roamcast.simulator.network import CONTROL_BYTES, Action, NetworkSettings, Traffic
+from roamcast.simulator.topology import Topology
+
+WITNESS = "network"
+REST_PERIODS = 40
+"""For so many rounds of the election the network is left alone at the end."""
+EVENTS_MIN, EVENTS_PER_ACTION = 20_000, 150
+"""A network that has more to do than this will never be done."""
+ROUND_LINKS = 30
+"""One round of the election lasts as long as so many of the longest delays of a link."""
+
+
+class MobileConnection:
+    """One attach of one client."""
+
+    def __init__(self, number: int, client: str, broker: str, up: Link, down: Link) -> None:
+        self.number = number
+        self.client = client
+        self.broker = broker
+        self.up = up
+        self.down = down
+        self.is_open = True
+
+
+class MobileNetwork:
+    """Brokers, clients, links, and the heap that drives them; one seed decides everything."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: NetworkSettings,
+        observe: Callable[[list[Row]], None],
+        trace: Callable[[float, str, str, Message], None] | None = None,
+    ) -> None:
+        self.topology = topology
+        self.settings = settings
+        self.now = 0.0
+        self.traffic = Traffic()
+        self.crashes = 0
+        self.links_lost = 0
+        self.is_restless = False
+        """Whether there was so much to do that it was given up."""
+        self.on_step: Callable[[str, tuple[Input, ...]], None] | None = None
+        """Called after each step of a broker, for whoever looks on."""
+        self.on_amnesia: Callable[[str], None] | None = None
+        """Called before a broker loses its memory."""
+        self.on_change: Callable[[str], None] | None = None
+        """Called after each doing of a client."""
+        self.changed_at: dict[str, float] = {}
+        """When a client last attached, or did something."""
+        self._observe = observe
+        self._trace = trace
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._pushed = 0
+        self._witnessed = 0
+        self._rng = random.Random(f"{settings.seed}/mobile network")
+        self.brokers = {id: self._make_broker(id) for id in topology.brokers}
+        self.down: dict[str, bool] = {}
+        """Brokers that have crashed, and whether with amnesia."""
+        self._journals: dict[str, list[tuple[float, tuple[Input, ...]]]] = {id: [] for id in topology.brokers}
+        self.links: dict[str, dict[str, TreeLink]] = {id: {} for id in topology.brokers}
+        """The links that a broker believes to have, by peer."""
+        self._links_made = 0
+        self.clients: dict[str, MobileClient] = {}
+        self.connections: dict[str, MobileConnection] = {}
+        self._connections_made = 0
+        self._waiting: dict[str, str] = {}
+        """Clients that try to attach to a broker that is down."""
+        edges = [*topology.overlay, *settings.reach]
+        self.reach: dict[frozenset[str], bool] = {frozenset(edge): True for edge in edges}
+        """Who could have a link, and whether that is so right now."""
+        self.elections: dict[str, Election] = {}
+        self._parents: dict[str, str] = {}
+        """In a plain story: the last parent of each, though the link to it may be lost."""
+        self._heartbeats: dict[tuple[str, str], Link] = {}
+        self._incarnations: Counter[str] = Counter()
+        if settings.reach:
+            for id in topology.brokers:
+                self._elect(id)
+        else:
+            for edge in topology.overlay:
+                self._join(*edge)
+
+    def _make_broker(self, id: str) -> MobileBroker:
+        return MobileBroker(id, find_mobile_protocol(self.settings.protocol))
+
+    # --- running ---
+
+    def run(self, actions: Iterable[Action]) -> None:
+        """Perform the actions, repair everything, and go on until nothing is left to do."""
+        script = list(actions)
+        for action in script:
+            self._push(action[0], self._act, action)
+        end_s = max([action[0] for action in script], default=0.0)
+        self._push(end_s, self._repair)
+        stop_s = float("inf")
+        if self.settings.reach:
+            stop_s = end_s + REST_PERIODS * self._election_settings().period_s
+        events_left = EVENTS_MIN + EVENTS_PER_ACTION * len(script)
+        while self._heap and self._heap[0][0] <= stop_s and not self.is_restless:
+            self.now, _, handle, arguments = heappop(self._heap)
+            handle(*arguments)
+            events_left -= 1
+            self.is_restless = events_left == 0
+
+    def _push(self, at: float, handle: Callable[..., None], *arguments: Any) -> None:
+        self._pushed += 1
+        heappush(self._heap, (max(at, self.now), self._pushed, handle, arguments))
+
+    def _act(self, action: Action) -> None:
+        _, node, item = action
+        match item:
+            case AttachTo(broker, _):
+                self._attach(node, broker)
+            case LeaveFor():
+                self._leave(node)
+            case Fault():
+                self._happen(node, item)
+            case PublishThis():
+                self._step_client(node, item)
+            case _:
+                self._step_client(node, item)
+                self._note_change(node)
+
+    def _note_change(self, client: str) -> None:
+        self.changed_at[client] = self.now
+        if self.on_change is not None:
+            self.on_change(client)
+
+    def _happen(self, broker: str, fault: Fault) -> None:
+        match fault:
+            case Crash(_, amnesia):
+                self._crash(broker, amnesia)
+            case Restart():
+                self._restart(broker)
+            case Cut(peer):
+                self._cut(broker, peer)
+            case Heal(peer):
+                self._heal(broker, peer)
+            case Relink(old, new):
+                self._cut(broker, old)
+                self._heal(broker, new)
+
+    def _repair(self) -> None:
+        """Everything is up again; where the story says who has a link, those missing are made."""
+        for broker in list(self.down):
+            self._restart(broker)
+        for edge in list(self.reach):
+            self._heal(*sorted(edge))
+        for edge in self.topology.overlay:
+            self._heal(*edge)
+
+    def _witness(self, kind: str, broker: str, reason: str | None = None) -> None:
+        self._witnessed += 1
+        self._observe([Row(self._witnessed, self.now, WITNESS, kind, broker=broker, reason=reason)])
+
+    # --- brokers ---
+
+    def _step_broker(self, broker: str, *inputs: Input) -> None:
+        if broker in self.down:
+            return
+        self._journals[broker].append((self.now, inputs))
+        effects = self.brokers[broker].step(self.now, inputs)
+        if effects.records:
+            self._observe(effects.records)
+        for peer, message in effects.sends:
+            self._send(broker, peer, message)
+        for client, number, message in effects.to_clients:
+            connection = self.connections.get(client)
+            if connection is not None and connection.number == number and connection.is_open:
+                at = connection.down.arrival_s(self.now, CONTROL_BYTES)
+                self._push(at, self._arrive_at_client, connection, message)
+        if self.on_step is not None:
+            self.on_step(broker, inputs)
+
+    def _crash(self, broker: str, amnesia: bool) -> None:
+        if broker in self.down:
+            return
+        self.crashes += 1
+        self._witness("crashed", broker, "amnesia" if amnesia else None)
+        if amnesia and self.on_amnesia is not None:
+            self.on_amnesia(broker)
+        self.down[broker] = amnesia
+        for link in self.links[broker].values():
+            self._lose(link)
+        self.elections.pop(broker, None)
+        for connection in list(self.connections.values()):
+            if connection.broker == broker and connection.is_open:
+                self._break(connection)
+
+    def _break(self, connection: MobileConnection) -> None:
+        """A connection ends with its broker; the client tries again until it is back."""
+        connection.is_open = False
+        if self.connections.get(connection.client) is connection:
+            self._step_client(connection.client, LeaveFor())
+            self._waiting[connection.client] = connection.broker
+
+    def _restart(self, broker: str) -> None:
+        if broker not in self.down:
+            return
+        amnesia = self.down.pop(broker)
+        self._witness("started", broker)
+        node = self.brokers[broker] = self._make_broker(broker)
+        links = list(self.links[broker].values())
+        if amnesia:
+            self._journals[broker] = []
+            self._parents.pop(broker, None)
+            self.links[broker] = {}
+            for link in links:
+                link.closed[broker] = None
+        else:
+            for now, inputs in self._journals[broker]:
+                node.step(now, inputs)
+            for client, connected in list(node.clients.items()):
+                self._step_broker(broker, Detached(client, connected.connection))
+            for link in links:
+                self._close(link, broker)
+        if self.settings.reach:
+            self._elect(broker)
+        else:
+            for link in links:
+                self._heal(broker, link.other(broker))
+        for client in [client for client, wanted in self._waiting.items() if wanted == broker]:
+            self._attach(client, broker)
+
+    # --- links ---
+
+    def _open(self, child: str, parent: str, old: str | None) -> None:
+        """A child takes a parent, and says so with its first message."""
+        self._links_made += 1
+        names = {child: parent, parent: child}
+        directions = {
+            one: Direction(self._make_link(one), self._make_link(other)) for one, other in names.items()
+        }
+        before = self.links[child].get(parent)
+        if before is not None:
+            self._close(before, child)
+        self.links[child][parent] = TreeLink(self._links_made, child, parent, directions)
+        self._step_broker(child, LinkChanged(parent, True), Migrated(old, parent))
+
+    def _make_link(self, name: str) -> Link:
+        settings = self.settings
+        rng = random.Random(f"{settings.seed}/{self._links_made}/{name}")
+        delay = settings.link_delay
+        return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
+
+    def _send(self, broker: str, peer: str, message: Message) -> None:
+        if self._trace is not None:
+            self._trace(self.now, broker, peer, message)
+        self.traffic.messages += 1
+        self.traffic.hops[cause_of(message)] += message.weight
+        link = self.links[broker][peer]
+        direction = link.directions[broker]
+        direction.unacknowledged.append(message)
+        at = direction.link.arrival_s(self.now, CONTROL_BYTES)
+        self._push(at, self._arrive, link, broker, message)
+
+    def _arrive(self, link: TreeLink, sender: str, message: Message) -> None:
+        receiver = link.other(sender)
+        if link.is_cut or receiver in self.down or receiver in link.closed:
+            return
+        known = self.links[receiver].get(sender)
+        if known is not link:
+            if known is not None and known.number > link.number:
+                return
+            if known is not None:
+                self._close(known, receiver)
+            self.links[receiver][sender] = link
+        at = link.directions[sender].acknowledging.arrival_s(self.now, CONTROL_BYTES)
+        self._push(at, self._acknowledge, link, sender)
+        self._step_broker(receiver, Received(sender, message))
+
+    def _acknowledge(self, link: TreeLink, sender: str) -> None:
+        if not link.is_cut and sender not in link.closed:
+            link.directions[sender].unacknowledged.popleft()
+
+    def _close(self, link: TreeLink, end: str) -> None:
+        """One end gives the link up, and the other hears of it, if it is in reach."""
+        if end in link.closed or end in self.down:
+            return
+        link.closed[end] = None
+        peer = link.other(end)
+        if not link.is_cut:
+            at = link.directions[end].link.arrival_s(self.now, CONTROL_BYTES)
+            self._push(at, self._find_lost, link, peer)
+        if self.links[end].get(peer) is not link:
+            return  # This end never heard of it, or has another since.
+        self.links_lost += 1
+        del self.links[end][peer]
+        failed = tuple(link.directions[end].unacknowledged)
+        self._step_broker(end, LinkChanged(peer, False), SendFailed(peer, failed))
+
+    def _lose(self, link: TreeLink) -> None:
+        """The link is out of reach: what is on it is lost, and both ends find out."""
+        link.is_cut = True
+        for end in link.directions:
+            notice_s = self._rng.uniform(0, 3 * self.settings.link_delay.high_s)
+            self._push(self.now + notice_s, self._find_lost, link, end)
+
+    def _find_lost(self, link: TreeLink, end: str) -> None:
+        if end in link.closed or end in self.down:
+            return
+        peer = link.other(end)
+        is_current = self.links[end].get(peer) is link
+        self._close(link, end)
+        if is_current and end in self.elections:
+            self._do_election(end, self.elections[end].on_link_lost(self.now, peer))
+
+    def _cut(self, one: str, other: str) -> None:
+        self.reach[frozenset((one, other))] = False
+        links = (self.links[one].get(other), self.links[other].get(one))
+        for link in dict.fromkeys(link for link in links if link is not None):
+            self._lose(link)
+            if not self.settings.reach:
+                # Whoever moves knows it; and the story's next link must find both ends without this one.
+                self._close(link, one)
+                self._close(link, other)
+
+    def _heal(self, one: str, other: str) -> None:
+        self.reach[frozenset((one, other))] = True
+        if not self.settings.reach:
+            self._join(one, other)
+
+    # --- the tree of a plain story ---
+
+    def _join(self, one: str, other: str) -> None:
+        """A link between two trees; within one it would close a cycle, and is not made."""
+        if one in self.down or other in self.down:
+            return
+        mine, theirs = self.tree_of(one), self.tree_of(other)
+        if other in mine:
+            return
+        child, parent = (one, other) if min(mine) > min(theirs) else (other, one)
+        last = self._parents.get(child)
+        self._turn_parents(child)
+        self._parents[child] = parent
+        if self._parents.get(parent) == child:
+            del self._parents[parent]
+        self._open(child, parent, last if last is not None and last not in self.links[child] else None)
+
+    def _turn_parents(self, broker: str) -> None:
+        """The broker becomes the root of its tree."""
+        chain = [broker]
+        while self._parents.get(chain[-1]) in self.links[chain[-1]]:
+            chain.append(self._parents[chain[-1]])
+        for child, parent in zip(chain, chain[1:], strict=False):
+            self._parents[parent] = child
+
+    def tree_of(self, broker: str) -> list[str]:
+        """Whom a broker is connected with, itself too."""
+        peers: dict[str, list[str]] = {id: [] for id in self.brokers}
+        for id, links in self.links.items():
+            for peer, link in links.items():
+                if not (link.is_cut or link.closed or id in self.down or peer in self.down):
+                    peers[id].append(peer)
+                    peers[peer].append(id)  # It may not have heard of it yet.
+        seen, border = {broker: None}, [broker]
+        while border:
+            for peer in peers[border.pop()]:
+                if peer not in seen:
+                    seen[peer] = None
+                    border.append(peer)
+        return list(seen)
+
+    # --- the tree of the election ---
+
+    def _election_settings(self) -> ElectionSettings:
+        period_s = ROUND_LINKS * max(self.settings.link_delay.high_s, 0.005)
+        return ElectionSettings(period_s=period_s, patience_s=period_s / 10)
+
+    def _elect(self, broker: str) -> None:
+        self._incarnations[broker] += 1
+        election = Election(broker, self._election_settings(), self._incarnations[broker])
+        self.elections[broker] = election
+        self._do_election(broker, election.start(self.now))
+
+    def _do_election(self, broker: str, effects: list[ElectionEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Broadcast(heartbeat):
+                    self._broadcast(broker, heartbeat)
+                case ParentChanged(old, new, _):
+                    if old is not None and old in self.links[broker]:
+                        self._close(self.links[broker][old], broker)
+                    last = old if old is not None else self._parents.get(broker)
+                    if new is not None:
+                        self._parents[broker] = new
+                        self._open(broker, new, last)
+                case ChildLost(child):
+                    link = self.links[broker].get(child)
+                    if link is not None and link.parent == broker:
+                        self._close(link, broker)
+        deadline = self.elections[broker].deadline()
+        if deadline is not None:
+            self._push(deadline, self._on_election_timer, broker, self.elections[broker])
+
+    def _broadcast(self, broker: str, heartbeat: Heartbeat) -> None:
+        for edge, is_up in self.reach.items():
+            if is_up and broker in edge:
+                (other,) = edge - {broker}
+                delay = self.settings.link_delay
+                link = self._heartbeats.setdefault((broker, other), Link(delay, self._rng))
+                at = link.arrival_s(self.now, CONTROL_BYTES)
+                self._push(at, self._hear, broker, other, heartbeat)
+
+    def _hear(self, sender: str, receiver: str, heartbeat: Heartbeat) -> None:
+        election = self.elections.get(receiver)
+        if election is not None and self.reach[frozenset((sender, receiver))]:
+            self._do_election(receiver, election.on_heartbeat(self.now, sender, heartbeat))
+
+    def _on_election_timer(self, broker: str, election: Election) -> None:
+        if self.elections.get(broker) is election:
+            deadline = election.deadline()
+            if deadline is not None and deadline <= self.now:
+                self._do_election(broker, election.on_timer(self.now))
+
+    # --- clients ---
+
+    def client(self, id: str) -> MobileClient:
+        return self.clients.setdefault(id, MobileClient(id))
+
+    def _step_client(self, id: str, item: Input) -> None:
+        effects = self.client(id).step(self.now, (item,))
+        if effects.records:
+            self._observe(effects.records)
+        connection = self.connections.get(id)
+        for _, message in effects.sends:
+            assert connection is not None
+            at = connection.up.arrival_s(self.now, CONTROL_BYTES)
+            self._push(at, self._arrive_at_broker, connection, message)
+
+    def _attach(self, client: str, broker: str) -> None:
+        self._leave(client)
+        self._waiting.pop(client, None)
+        if broker in self.down:
+            self._waiting[client] = broker
+            return
+        self._connections_made += 1
+        number, delay = self._connections_made, self.settings.access_delay
+        seed = f"{self.settings.seed}/{client}/{number}"
+        up, down = (Link(delay, random.Random(f"{seed}/{way}")) for way in ("up", "down"))
+        self.connections[client] = MobileConnection(number, client, broker, up, down)
+        self._step_client(client, AttachTo(broker, number))
+        self._note_change(client)
+
+    def _leave(self, client: str) -> None:
+        self._waiting.pop(client, None)
+        connection = self.connections.get(client)
+        if connection is None or not connection.is_open:
+            return
+        self._step_client(client, LeaveFor())
+        connection.is_open = False
+        delay = self.settings.notice_delay
+        notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
+        item = Detached(client, connection.number)
+        self._push(self.now + notice_s, self._step_broker, connection.broker, item)
+
+    def _arrive_at_broker(self, connection: MobileConnection, message: Message) -> None:
+        if connection.is_open:
+            item = Submitted(connection.client, connection.number, message)
+            self._step_broker(connection.broker, item)
+
+    def _arrive_at_client(self, connection: MobileConnection, message: Message) -> None:
+        if connection.is_open:
+            self.traffic.access_hops += message.weight
+            self._step_client(connection.client, Received(connection.broker, message))
+
+    # --- for those who look on ---
+
+    def waiting(self) -> Iterator[str]:
+        """What is not at rest, in words."""
+        if self.is_restless:
+            yield "messages without end"
+        for broker, links in self.links.items():
+            for peer, link in links.items():
+                count = len(link.directions[broker].unacknowledged)
+                if count and not self.settings.reach:
+                    yield f"{count} messages from {broker} to {peer}"
+        for client in self.clients.values():
+            if client.unaccepted:
+                yield f"{client.unaccepted} publishes of {client.id}"
+        for client_id, wanted in self._waiting.items():
+            yield f"the attach of {client_id} to {wanted}, which is down"

@@ -1,0 +1,253 @@
+"""One checked run of brokers that move: what was owed, what came, and what the tables say at the end.
+
+A notification is owed to a subscriber if the broker that took it from its publisher knew a matching
+subscription, and the subscriber still holds one. It stays owed whatever breaks afterwards, with one excuse:
+only a broker that came back without its memory held it. Beyond that, a broker must know of a subscription
+once the network has been whole and at rest for long enough since it was issued.
+
+At the end every broker must have exactly the subscriptions that clients hold, and the ways must lead from
+everywhere to where the client is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from roamcast.core.effects import Input, Migrated, SendFailed, Submitted
+from roamcast.core.messages import Message
+from roamcast.core.notification import Attributes, Burst, decode_attributes
+from roamcast.core.records import Row
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.mobility import find_mobile_protocol
+from roamcast.mobility.mobile import LOCAL, Identity, Rep, identities
+from roamcast.simulator.checkers import Result
+from roamcast.simulator.faults import Cut, Heal, Relink
+from roamcast.simulator.links import longest_s
+from roamcast.simulator.mobile_network import MobileNetwork
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.topology import Topology
+
+Owed = tuple[str, Identity]
+AMNESIA = "lost (amnesia)"
+
+
+class MobileChecker:
+    """Looks at every step of a network."""
+
+    def __init__(self, network: MobileNetwork) -> None:
+        self.network = network
+        self.result = Result()
+        self._published: dict[Identity, Attributes] = {}
+        self._owed: dict[Owed, float] = {}
+        """To whom, what, and when it was published."""
+        self._had: dict[Owed, int] = {}
+        self._excused: dict[Owed, None] = {}
+        self._ever: dict[str, dict[str, Filter]] = {}
+        """Everything that a client ever subscribed to."""
+        self._last: dict[tuple[str, str], int] = {}
+        self._unrest_at = 0.0
+        settings = network.settings
+        link_s = longest_s(settings.link_delay, settings.loss)
+        self._rest_s = 6 * len(network.topology.brokers) * link_s + 4 * settings.access_delay.high_s
+        network.on_step = self._on_step
+        network.on_amnesia = self._on_amnesia
+        network.on_change = self._on_change
+
+    # --- what is owed ---
+
+    def _on_step(self, broker: str, inputs: tuple[Input, ...]) -> None:
+        for item in inputs:
+            if not isinstance(item, Submitted):
+                if isinstance(item, Migrated | SendFailed):
+                    self._unrest_at = self.network.now
+            elif isinstance(item.message, Burst):
+                self._publish(broker, item.message)
+
+    def _publish(self, broker: str, burst: Burst) -> None:
+        attributes = decode_attributes(burst.attributes)
+        for identity in identities(burst):
+            self.result.published += identity not in self._published
+            self._published[identity] = attributes
+            for client, known in self.network.brokers[broker].machine.known.items():
+                if self._wants(client, attributes) and _matches(known.filters, attributes):
+                    if (client, identity) not in self._had:
+                        self._owed.setdefault((client, identity), self.network.now)
+                        self._excused.pop((client, identity), None)
+            self._expect_known(broker, identity, attributes)
+
+    def _expect_known(self, broker: str, identity: Identity, attributes: Attributes) -> None:
+        """Independent of tables: whoever subscribed long enough ago is known, if all has been quiet."""
+        network = self.network
+        is_whole = len(network.tree_of(broker)) == len(network.topology.brokers)
+        if not is_whole or network.now < self._unrest_at + self._rest_s:
+            return
+        for client in network.clients.values():
+            since = network.changed_at.get(client.id, network.now)
+            is_settled = since + self._rest_s <= network.now and client.subscriber.broker
+            if is_settled and self._wants(client.id, attributes) and (client.id, identity) not in self._owed:
+                if (client.id, identity) not in self._had:
+                    self.result.violate("unknown", f"{broker} does not know what {client.id} subscribed to")
+
+    def _wants(self, client: str, attributes: Attributes) -> bool:
+        one = self.network.clients.get(client)
+        return one is not None and _matches(one.subscriber.filters, attributes)
+
+    def _on_amnesia(self, broker: str) -> None:
+        """What only this broker holds is excused: it is stored here, or was sent and not acknowledged."""
+        self._unrest_at = self.network.now
+        node = self.network.brokers[broker]
+        held: dict[Owed, None] = {}
+        for client, queue in node.machine.queues.items():
+            held.update({(client, one): None for burst in queue.values() for one in identities(burst)})
+        for client, connected in node.clients.items():
+            held.update(
+                {(client, one): None for burst in connected.unacknowledged() for one in identities(burst)}
+            )
+        for link in self.network.links[broker].values():
+            for message in link.directions[broker].unacknowledged:
+                bursts = message.bursts if isinstance(message, Rep) else ()
+                bursts = (message,) if isinstance(message, Burst) else bursts
+                sent = {one: None for burst in bursts for one in identities(burst)}
+                held.update({owed: None for owed in self._owed if owed[1] in sent})
+        self._excused.update({owed: None for owed in held if owed not in self._had})
+
+    # --- what came ---
+
+    def observe(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row.kind == "delivered":
+                self._on_delivered(row)
+            elif row.kind == "moved" and row.reason not in (None, "left", row.broker):
+                self.result.handoffs += 1
+
+    def _on_delivered(self, row: Row) -> None:
+        client = row.client or ""
+        identity = (row.publisher or "", row.incarnation or 0, row.number or 0)
+        self.result.delivered += 1
+        attributes = self._published.get(identity)
+        if attributes is None:
+            self.result.violate("invented", f"{client} got {identity}, which nobody published")
+        elif not _matches(self._ever.get(client, {}), attributes):
+            self.result.violate("not matching", f"{client} got {identity[0]}/{identity[2]} with {attributes}")
+        if (client, identity) in self._had:
+            self.result.duplicates += 1
+        elif self._last.get((client, identity[0]), 0) > identity[2]:
+            self.result.out_of_order += 1
+        self._had[client, identity] = 1
+        self._last[client, identity[0]] = max(identity[2], self._last.get((client, identity[0]), 0))
+
+    def _on_change(self, client: str) -> None:
+        """If the client has unsubscribed, what it has not had by now may come, and need not."""
+        self._ever.setdefault(client, {}).update(self.network.clients[client].subscriber.filters)
+        for owed in [one for one in self._owed if one[0] == client and one not in self._had]:
+            if not self._wants(client, self._published[owed[1]]):
+                del self._owed[owed]
+
+    # --- the end ---
+
+    def finish(self) -> Result:
+        result, network = self.result, self.network
+        result.expected = len(self._owed)
+        result.crashes, result.links_down = network.crashes, network.links_lost // 2
+        for (client, identity), published_at in self._owed.items():
+            if (client, identity) in self._had:
+                continue
+            result.lost += 1
+            if (client, identity) in self._excused:
+                result.excused[AMNESIA] = result.excused.get(AMNESIA, 0) + 1
+            else:
+                what = f"{client} never got {identity[0]}/{identity[2]}, published at {published_at:.6f}"
+                result.violate("lost", what)
+        for what in network.waiting():
+            result.violate("in flight at the end", what)
+        for kind, what in self._wrong_tables():
+            result.violate(kind, what)
+        return result
+
+    def _wrong_tables(self) -> Iterator[tuple[str, str]]:
+        network = self.network
+        for id, broker in network.brokers.items():
+            machine = broker.machine
+            if len(network.tree_of(id)) < len(network.brokers):
+                yield "parted at the end", f"{id} is connected with {', '.join(network.tree_of(id))}"
+            for client, (_, filters) in machine.routes().items():
+                held = network.clients[client].subscriber.filters if client in network.clients else {}
+                for text in filters:
+                    if text not in held:
+                        yield "phantom", f"{id} has a subscription of {client} to {text}"
+            for client, one in network.clients.items():
+                _, known = machine.routes().get(client, ("", ()))
+                missing = [text for text in one.subscriber.filters if text not in known]
+                if missing:
+                    yield "forgotten", f"{id} does not know that {client} subscribed to {', '.join(missing)}"
+                elif one.subscriber.filters and self._end_of_way(id, client) != one.subscriber.broker:
+                    yield "wrong way", f"from {id} to {client}, which is at {one.subscriber.broker}"
+            for client, queue in machine.queues.items():
+                if queue:
+                    yield "never drained", f"{len(queue)} bursts for {client} at {id}"
+
+    def _end_of_way(self, broker: str, client: str) -> str | None:
+        """Where the ways lead that begin at a broker."""
+        seen: dict[str, None] = {}
+        at = broker
+        while at not in seen:
+            seen[at] = None
+            machine = self.network.brokers[at].machine
+            known = machine.known.get(client)
+            if known is None or known.way is None:
+                return None
+            if known.way == LOCAL:
+                return at
+            if known.way not in machine.peers:
+                return None
+            at = known.way
+        return None
+
+
+def _matches(filters: dict[str, Filter], attributes: Attributes) -> bool:
+    return any(filter.matches(attributes) for filter in filters.values())
+
+
+def run_mobile(
+    topology: Topology,
+    settings: NetworkSettings,
+    actions: Iterable[Action],
+    observe: Callable[[list[Row]], None] | None = None,
+    trace: Callable[[float, str, str, Message], None] | None = None,
+) -> Result:
+    """Perform the actions, repair everything, let the network come to rest, and check it."""
+    return run_mobile_network(topology, settings, actions, observe, trace)[0]
+
+
+def run_mobile_network(
+    topology: Topology,
+    settings: NetworkSettings,
+    actions: Iterable[Action],
+    observe: Callable[[list[Row]], None] | None = None,
+    trace: Callable[[float, str, str, Message], None] | None = None,
+) -> tuple[Result, MobileNetwork]:
+    """As `run_mobile`, with the network as it is at the end."""
+    find_mobile_protocol(settings.protocol)
+    seen: list[Callable[[list[Row]], None]] = [observe] if observe is not None else []
+
+    def tell(rows: list[Row]) -> None:
+        for one in seen:
+            one(rows)
+
+    network = MobileNetwork(topology, settings, tell, trace)
+    checker = MobileChecker(network)
+    seen.append(checker.observe)
+    network.run(actions)
+    return checker.finish(), network
+
+
+def check_mobile_action(topology: Topology, broker: str, item: Input) -> None:
+    """Refuse a link to a broker that there is not."""
+    peers = [item.peer] if isinstance(item, Cut | Heal) else []
+    peers += [item.old, item.new] if isinstance(item, Relink) else []
+    for peer in peers:
+        if peer not in topology.brokers or peer == broker:
+            others = ", ".join(one for one in topology.brokers if one != broker)
+            raise InputError(f"{broker} can have no link to {peer!r}; valid are {others}")
+
