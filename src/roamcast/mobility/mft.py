@@ -35,12 +35,13 @@ Where the algorithms and the text leave something open, or fail:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
+from roamcast.core.notification import Burst, decode_attributes
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.mobility.mobile import (
@@ -49,6 +50,8 @@ from roamcast.mobility.mobile import (
     Known,
     Mig,
     MobileProtocol,
+    MobileSettings,
+    Outcome,
     Rep,
     Sub,
     Uns,
@@ -71,6 +74,8 @@ class Bmig(Message, frozen=True):
     others: tuple[Stamp, ...] = ()
     hops: int = 0
     """How far it has come."""
+    heard: int = 0
+    """How many messages about subscribers the sender has had from the receiver over this link."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -94,7 +99,21 @@ class Bsub(Message, frozen=True):
     """How far it has come."""
     since: int = -1
     """The timestamp of the last change; -1: this one."""
+    nowhere: bool = False
+    """The sender does not know where the subscriber is."""
+    heard: int = 0
+    """As in BMIG."""
     cause: ClassVar[Cause] = "handoff"
+
+
+class Talk:
+    """What was said about subscribers over one link."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.heard = 0
+        self.claims: dict[str, int] = {}
+        """Subscriber to which of the messages sent was the last to claim that it is this way."""
 
 
 @register_mobile
@@ -103,6 +122,10 @@ class Mft(MobileProtocol):
     summary = "timestamps and hops tell who knows more of a subscriber; ways are turned round, queues follow"
 
     def _handle(self, way: str, sender: str, message: Message) -> None:
+        if isinstance(message, Bmig) and message.hops == 0:
+            self._talks[way] = Talk()
+        if way != LOCAL and not isinstance(message, Burst | Rep | Bquery):
+            self._talks.setdefault(way, Talk()).heard += 1
         match message:
             case Burst():
                 self._on_pub(way, message)
@@ -122,6 +145,57 @@ class Mft(MobileProtocol):
                 self._on_bquery(way, message)
             case _:
                 raise InputError(f"mft got {type(message).__name__} from {sender}, which it does not use")
+
+    def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
+        super().__init__(id, settings)
+        self._asked: dict[str, tuple[str, list[Burst]]] = {}
+        """Subscribers that somebody knows better: who was asked, and the events since then. They may be for
+        them, and were sent this way by someone who could not know that nobody here does."""
+
+        self._talks: dict[str, Talk] = {}
+
+    def _flush(self) -> None:
+        super()._flush()
+        self._out.sends = [(peer, self._said(peer, message)) for peer, message in self._out.sends]
+
+    def _said(self, peer: str, message: Message) -> Message:
+        """Note what leaves for a peer, and tell it how far it has been heard."""
+        if isinstance(message, Burst | Rep | Bquery):
+            return message
+        talk = self._talks.setdefault(peer, Talk())
+        talk.sent += 1
+        if isinstance(message, Bmig):
+            talk.claims.update({stamp.subscriber: talk.sent for stamp in message.children})
+            return msgspec.structs.replace(message, heard=talk.heard)
+        if isinstance(message, Bsub):
+            if not message.nowhere:
+                talk.claims[message.subscriber] = talk.sent
+            return msgspec.structs.replace(message, heard=talk.heard)
+        return message
+
+    def _has_crossed(self, way: str, subscriber: str, heard: int) -> bool:
+        """Whether both ends of a link have claimed the subscriber at once: then the lower one's word counts.
+
+        If both believed each other, each would look for it behind the other, for good.
+        """
+        return self._talks[way].claims.get(subscriber, 0) > heard and self.id < way
+
+    def _on_pub(self, way: str, burst: Burst) -> None:
+        for _, bursts in self._asked.values():
+            bursts.append(burst)
+        super()._on_pub(way, burst)
+
+    def _settle_question(self, subscriber: str) -> None:
+        filters = self.known[subscriber].filters.values()
+        for burst in self._asked.pop(subscriber, ("", []))[1]:
+            attributes = decode_attributes(burst.attributes)
+            if any(filter.matches(attributes) for filter in filters):
+                self._enqueue(subscriber, burst)
+
+    def link_down(self, peer: str, unacknowledged: Sequence[Message] = ()) -> Outcome:
+        self._asked = {one: asked for one, asked in self._asked.items() if asked[0] != peer}
+        self._talks.pop(peer, None)
+        return super().link_down(peer, unacknowledged)
 
     def _of(self, subscriber: str) -> Known:
         """Who is not known has the timestamp 0."""
@@ -166,7 +240,7 @@ class Mft(MobileProtocol):
             if way == LOCAL:  # It answers with all that it wants.
                 self._send_filters(subscriber)
             else:
-                self._out.sends.append((way, Bquery(subscriber, known.timestamp, known.hops)))
+                self._ask(way, subscriber)
             return False
         known.timestamp, known.hops = message.timestamp, message.hops + 1
         self._point(subscriber, way)
@@ -181,6 +255,7 @@ class Mft(MobileProtocol):
 
     def _migrate(self, old: str | None, new: str) -> None:
         children, others = [], []
+        self._talks[new] = Talk()
         for subscriber, known in self.known.items():
             stamp = Stamp(subscriber, known.timestamp, known.hops)
             if known.way is None or (known.way and known.way in (old, new)):
@@ -195,7 +270,7 @@ class Mft(MobileProtocol):
     def _on_bmig(self, way: str, message: Bmig) -> None:
         if message.hops == 0:
             self.peers[way] = None
-        believed = [stamp for stamp in message.children if self._is_believed(way, stamp)]
+        believed = [stamp for stamp in message.children if self._is_believed(way, stamp, message.heard)]
         for stamp in message.others:
             self._compare(way, stamp)
         if message.hops == 0:
@@ -212,23 +287,23 @@ class Mft(MobileProtocol):
         onward = Bmig(tuple(believed), (), message.hops + 1)
         self._out.sends += [(old_way, onward) for old_way in old_ways]
 
-    def _is_believed(self, way: str, stamp: Stamp) -> bool:
+    def _is_believed(self, way: str, stamp: Stamp, heard: int) -> bool:
         """Whether the subscriber is behind the sender, as that one claims."""
         known = self._of(stamp.subscriber)
         if stamp.timestamp > known.timestamp:
-            self._out.sends.append((way, Bquery(stamp.subscriber, known.timestamp, known.hops)))
+            self._ask(way, stamp.subscriber)
             return False
         if stamp.timestamp < known.timestamp or known.way == LOCAL:
             self._send_subscriptions(stamp.subscriber, way)
             return False
-        return True
+        return not self._has_crossed(way, stamp.subscriber, heard)
 
     def _compare(self, way: str, stamp: Stamp) -> None:
         """The sender believes that the subscriber is this way, or does not know."""
         known = self._of(stamp.subscriber)
         self._not_behind(way, stamp.subscriber)
         if stamp.timestamp > known.timestamp:
-            self._out.sends.append((way, Bquery(stamp.subscriber, known.timestamp, known.hops)))
+            self._ask(way, stamp.subscriber)
         elif stamp.timestamp < known.timestamp:
             self._send_subscriptions(stamp.subscriber, way)
 
@@ -248,12 +323,18 @@ class Mft(MobileProtocol):
             self._set_filters(message.subscriber, message.filters)
             self._learn_way(way, message)
             self._send_others(way, self._onward(message))
+            self._settle_question(message.subscriber)
         elif known.way == LOCAL:
             self._answer(way, message)
         elif message.hops <= 1:
             self._learn_way(way, message)
             self._send_others(way, self._onward(message))
-        else:
+        elif message.nowhere:
+            if known.way is None and self.id > way:  # One of the two has to be the end of the ways.
+                self._learn_way(way, message)
+            elif known.way is None:
+                self._send_subscriptions(message.subscriber, way, nowhere=False)
+        elif not self._has_crossed(way, message.subscriber, message.heard):
             old = known.way
             self._learn_way(way, message)
             if old and old != way and old in self.peers:
@@ -271,16 +352,22 @@ class Mft(MobileProtocol):
     def _onward(self, message: Bsub) -> Bsub:
         if message.hops == 0:  # From the subscriber itself; its broker is one hop away from it.
             return msgspec.structs.replace(message, hops=1)
-        return msgspec.structs.replace(message, distance=message.distance + 1)
+        return msgspec.structs.replace(message, distance=message.distance + 1, nowhere=False)
+
+    def _ask(self, way: str, subscriber: str) -> None:
+        known = self.known[subscriber]
+        self._asked.setdefault(subscriber, (way, []))
+        self._out.sends.append((way, Bquery(subscriber, known.timestamp, known.hops)))
 
     def _on_bquery(self, way: str, message: Bquery) -> None:
         known = self._of(message.subscriber)
         if (message.timestamp, -message.hops) < (known.timestamp, -known.hops):
             self._send_subscriptions(message.subscriber, way)
 
-    def _send_subscriptions(self, subscriber: str, way: str) -> None:
+    def _send_subscriptions(self, subscriber: str, way: str, nowhere: bool = True) -> None:
         self._not_behind(way, subscriber)
         known = self.known[subscriber]
         since = -1 if known.since == known.timestamp else known.since
-        filters = tuple(known.filters.values())
-        self._out.sends.append((way, Bsub(subscriber, filters, known.timestamp, known.hops, 0, since)))
+        filters, nowhere = tuple(known.filters.values()), nowhere and known.way is None
+        message = Bsub(subscriber, filters, known.timestamp, max(known.hops, 2 * (known.way != LOCAL)), 0, since, nowhere)
+        self._out.sends.append((way, message))

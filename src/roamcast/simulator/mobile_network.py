@@ -431,6 +431,7 @@ class MobileNetwork:
                     if old is not None and old in self.links[broker]:
                         self._close(self.links[broker][old], broker)
                     last = old if old is not None else self._parents.get(broker)
+                    last = last if last not in self.links[broker] else None
                     if new is not None:
                         self._parents[broker] = new
                         self._open(broker, new, last)
