@@ -332,7 +332,7 @@ class Mft(MobileProtocol):
         elif message.nowhere:
             if known.way is None and self.id > way:  # One of the two has to be the end of the ways.
                 self._learn_way(way, message)
-            elif known.way is None:
+            elif known.way != way:
                 self._send_subscriptions(message.subscriber, way, nowhere=False)
         elif not self._has_crossed(way, message.subscriber, message.heard):
             old = known.way

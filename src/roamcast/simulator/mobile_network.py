@@ -229,8 +229,9 @@ class MobileNetwork:
         if amnesia and self.on_amnesia is not None:
             self.on_amnesia(broker)
         self.down[broker] = amnesia
-        for link in self.links[broker].values():
-            self._lose(link)
+        every = [link for links in self.links.values() for link in links.values()]
+        for link in dict.fromkeys(one for one in every if broker in one.edge):
+            self._lose(link)  # Also one that this broker had not heard of yet.
         self.elections.pop(broker, None)
         for connection in list(self.connections.values()):
             if connection.broker == broker and connection.is_open:
