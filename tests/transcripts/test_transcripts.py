@@ -28,7 +28,7 @@ TRANSCRIPTS = sorted(FOLDER.glob("*.txt"))
 CUT = "---\n"
 REGENERATE = os.environ.get("ROAMCAST_REGENERATE") == "1"
 
-SKIPPED_FIELDS = {"cause", "published_at", "bodies", "incarnation", "received"}
+SKIPPED_FIELDS = {"cause", "published_at", "bodies", "incarnation", "received", "heard", "had"}
 """Fields that say nothing about who tells whom what."""
 
 
@@ -122,7 +122,7 @@ def transcript_of(text: str, name: str) -> str:
     """The story with what comes of it; what was there behind the cut is not looked at."""
     story = text.partition(CUT)[0]
     witness = Witness()
-    result = parse_story(story, name).run(witness.on_rows, witness.on_message).result
+    result = parse_story(story, name).judge(witness.on_rows, witness.on_message)
     figures = {"lost": result.lost, "duplicates": result.duplicates, "out of order": result.out_of_order}
     figures["missed by a client that is too fast"] = result.blacked_out
     verdict = ", ".join(f"{what} {count}" for what, count in figures.items() if count)

@@ -210,10 +210,13 @@ def choose_for_location(text: str) -> list[str]:
 
 def choose_protocols(text: str, faults: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
     """The protocols that promise something under these faults, and why the others do not."""
-    from roamcast.mobility import find_protocol
+    from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
     from roamcast.simulator.faults import why_left_out
 
-    reasons = {name: why_left_out(find_protocol(name), faults) for name in parse_protocols(text)}
+    reasons = {
+        name: None if name in MOBILE_PROTOCOLS else why_left_out(find_protocol(name), faults)
+        for name in parse_protocols(text)
+    }
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     if text != "all" and left_out:
         raise InputError(f"--faults {','.join(faults)}: {left_out[text]}")
@@ -221,8 +224,12 @@ def choose_protocols(text: str, faults: tuple[str, ...]) -> tuple[list[str], dic
 
 
 def parse_protocols(text: str) -> list[str]:
-    from roamcast.mobility import PROTOCOLS, find_protocol
+    from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, find_protocol
 
+    if text in MOBILE_PROTOCOLS:
+        if not MOBILE_PROTOCOLS[text].keeps_promises:
+            raise InputError(f"--protocol {text}: it promises nothing; with --story you see what it does")
+        return [text]
     if text != "all":
         return [find_protocol(text).name]
     # Names with a colon are rules as published, known to fail and kept for comparison.
@@ -414,17 +421,18 @@ def show(result: dict[str, Any]) -> None:
 
 def replay(place: str, protocol: str | None, *, trace: bool, as_json: bool) -> bool:
     """Run one story and say what it violates."""
-    from roamcast.mobility import find_protocol
+    from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
     from roamcast.simulator.story import format_story, parse_story
 
     name = "standard input" if place == "-" else place
     story = parse_story(read_story(place), name)
     if protocol is not None:
-        settings = replace(story.settings, protocol=find_protocol(protocol).name)
+        known = protocol if protocol in MOBILE_PROTOCOLS else find_protocol(protocol).name
+        settings = replace(story.settings, protocol=known)
         story = replace(story, settings=settings)
     seen = Trace()
     try:
-        result = (story.run(seen.on_rows, seen.on_message) if trace else story.run()).result
+        result = story.judge(seen.on_rows, seen.on_message) if trace else story.judge()
     finally:
         if not as_json:
             print(*seen.lines(), sep="\n", end="\n" if trace else "")

@@ -27,6 +27,7 @@ from roamcast.core.session import Session
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
+from roamcast.mobility.mobile import MOBILE_PROTOCOLS
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
@@ -351,7 +352,9 @@ def find_protocol(name: str) -> type[MobilityProtocol]:
     try:
         return PROTOCOLS[name]
     except KeyError:
-        raise InputError(f"mobility protocol {name!r}: valid are {', '.join(sorted(PROTOCOLS))}") from None
+        why = " is for brokers that move, which this is not for" if name in MOBILE_PROTOCOLS else ""
+        valid = ", ".join(sorted(PROTOCOLS))
+        raise InputError(f"mobility protocol {name!r}{why}: valid are {valid}") from None
 
 
 def check_combination(protocol: type[MobilityProtocol], strategy: str, advertisements: bool = False) -> None:

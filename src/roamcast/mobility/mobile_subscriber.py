@@ -36,9 +36,9 @@ class MobileSubscriber:
         """What it has published without reaching a broker."""
 
     def connect(self, broker: str) -> list[Message]:
-        """It found a broker, which may be the same as before."""
+        """It found a broker, which may be the same as before. Of a new subscriber nobody needs to know yet."""
         self.broker = broker
-        self.timestamp += 1
+        self.timestamp += bool(self._last_broker)
         last_broker, self._last_broker = self._last_broker, broker
         unsent, self._unsent = self._unsent, []
         return [Mig(self.id, last_broker, self.timestamp, 0, self._since, tuple(self._had)), *unsent]

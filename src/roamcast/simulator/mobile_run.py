@@ -20,7 +20,7 @@ from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.mobility import find_mobile_protocol
-from roamcast.mobility.mobile import LOCAL, Identity, Rep, identities
+from roamcast.mobility.mobile import LOCAL, Identity, Known, Rep, identities
 from roamcast.simulator.checkers import Result
 from roamcast.simulator.faults import Cut, Heal, Relink
 from roamcast.simulator.links import longest_s
@@ -39,8 +39,10 @@ class MobileChecker:
         self.network = network
         self.result = Result()
         self._published: dict[Identity, Attributes] = {}
-        self._owed: dict[Owed, float] = {}
-        """To whom, what, and when it was published."""
+        self._owed: dict[Owed, tuple[float, tuple[str, ...]]] = {}
+        """To whom, what, when it was published, and because of which subscriptions."""
+        self._ended: dict[tuple[str, str], int] = {}
+        """Client and subscription to the timestamp of its last end."""
         self._had: dict[Owed, int] = {}
         self._excused: dict[Owed, None] = {}
         self._ever: dict[str, dict[str, Filter]] = {}
@@ -70,11 +72,23 @@ class MobileChecker:
             self.result.published += identity not in self._published
             self._published[identity] = attributes
             for client, known in self.network.brokers[broker].machine.known.items():
-                if self._wants(client, attributes) and _matches(known.filters, attributes):
-                    if (client, identity) not in self._had:
-                        self._owed.setdefault((client, identity), self.network.now)
-                        self._excused.pop((client, identity), None)
+                texts = self._held(client, known, attributes)
+                if texts and (client, identity) not in self._had:
+                    self._owed.setdefault((client, identity), (self.network.now, texts))
+                    self._excused.pop((client, identity), None)
             self._expect_known(broker, identity, attributes)
+
+    def _held(self, client: str, known: Known, attributes: Attributes) -> tuple[str, ...]:
+        """The subscriptions that the broker knows, that match, and that the client has held all the time."""
+        one = self.network.clients.get(client)
+        held = one.subscriber.filters if one is not None else {}
+        return tuple(
+            text
+            for text, filter in known.filters.items()
+            if text in held
+            and filter.matches(attributes)
+            and known.since >= self._ended.get((client, text), 0)
+        )
 
     def _expect_known(self, broker: str, identity: Identity, attributes: Attributes) -> None:
         """Independent of tables: whoever subscribed long enough ago is known, if all has been quiet."""
@@ -139,9 +153,12 @@ class MobileChecker:
 
     def _on_change(self, client: str) -> None:
         """If the client has unsubscribed, what it has not had by now may come, and need not."""
-        self._ever.setdefault(client, {}).update(self.network.clients[client].subscriber.filters)
+        one = self.network.clients[client].subscriber
+        ever = self._ever.setdefault(client, {})
+        ever.update(one.filters)
+        self._ended.update({(client, text): one.timestamp for text in ever if text not in one.filters})
         for owed in [one for one in self._owed if one[0] == client and one not in self._had]:
-            if not self._wants(client, self._published[owed[1]]):
+            if not any(text in one.filters for text in self._owed[owed][1]):
                 del self._owed[owed]
 
     # --- the end ---
@@ -150,7 +167,7 @@ class MobileChecker:
         result, network = self.result, self.network
         result.expected = len(self._owed)
         result.crashes, result.links_down = network.crashes, network.links_lost // 2
-        for (client, identity), published_at in self._owed.items():
+        for (client, identity), (published_at, _) in self._owed.items():
             if (client, identity) in self._had:
                 continue
             result.lost += 1
