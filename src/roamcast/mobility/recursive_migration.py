@@ -89,7 +89,7 @@ class RecursiveMigration(MobileProtocol):
                 )
 
     def _locals(self) -> tuple[str, ...]:
-        return tuple(subscriber for subscriber, known in self.known.items() if known.way == LOCAL)
+        return tuple(one for one, known in self.known.items() if known.way == LOCAL and known.filters)
 
     # --- algorithm 3.1 ---
 
@@ -109,12 +109,8 @@ class RecursiveMigration(MobileProtocol):
         if known is not None:
             kept = [one for one in known.filters.values() if one != filter]
             self._set_filters(subscriber, kept)
-            if not kept and known.way != LOCAL:
-                self._forget(subscriber)
-
-    def _forget(self, subscriber: str) -> None:
-        del self.known[subscriber]
-        self.queues.pop(subscriber, None)
+            if not kept:
+                del self.known[subscriber]
 
     # --- algorithm 3.2 ---
 
@@ -126,7 +122,6 @@ class RecursiveMigration(MobileProtocol):
             filters = tuple(known.filters.values()) if known is not None else ()
             self._out.to_subscribers.append((subscriber, Filters(filters)))
         if known is None:
-            self.known[subscriber] = Known(way)
             return
         if message.broker != self.id and known.way and known.way != way and known.way in self.peers:
             self._out.sends.append((known.way, msgspec.structs.replace(message, had=())))
