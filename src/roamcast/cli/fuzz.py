@@ -294,9 +294,7 @@ def add(report: FuzzReport, other: FuzzReport) -> None:
         report.excused[name] = report.excused.get(name, 0) + count
 
 
-def in_this_process(
-    protocol: str, seeds: Iterable[int], kind: Kind = PLAIN
-) -> Iterator[FuzzReport]:
+def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind = PLAIN) -> Iterator[FuzzReport]:
     from roamcast.simulator.fuzz import fuzz as run_seeds
 
     for seed in seeds:

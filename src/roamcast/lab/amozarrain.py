@@ -27,8 +27,8 @@ from roamcast.simulator.story import parse_story
 
 A1 = Claim(
     "A1", "exact",
-    "the routing tables 2.2 and 2.3 of b1 in the network of figure 2.1; s4 is at b2, so its entry for f6 leads "
-    "there, and not to b3 as printed",
+    "the routing tables 2.2 and 2.3 of b1 in the network of figure 2.1; s4 is at b2, so its entry for f6 "
+    "leads there, and not to b3 as printed",
 )  # fmt: skip
 FIGURE_2_1 = """
 brokers b1-b2 b1-b3
@@ -93,8 +93,8 @@ A3 = Claim("A3", "exact", "complex migration (figure 3.2), first approach: the 1
 A4 = Claim("A4", "exact", "simple migration under MFT-PubSub: the 2 messages of section 4.4")
 A5 = Claim(
     "A5", "exact",
-    "complex migration under MFT-PubSub: the 13 messages of section 4.4; then every broker routes s6 correctly, "
-    "and nothing published meanwhile is lost",
+    "complex migration under MFT-PubSub: the 13 messages of section 4.4; then every broker routes s6 "
+    "correctly, and nothing published meanwhile is lost",
 )  # fmt: skip
 
 NETWORK = "brokers b1-b2 b1-b3 b2-b4 b2-b5 b3-b6 b3-b7\n" + "".join(
@@ -162,9 +162,7 @@ def play(text: str, protocol: str) -> tuple[Result, MobileNetwork, list[tuple[st
         if now >= BEGINS_S and not isinstance(message, Burst | Rep):
             messages.append((sender, receiver, told(sender, message)))
 
-    result, network = run_mobile_network(
-        story.topology, story.settings, story.with_homecoming(), None, trace
-    )
+    result, network = run_mobile_network(story.topology, story.settings, story.with_homecoming(), None, trace)
     return result, network, messages
 
 
@@ -199,7 +197,11 @@ def judge_migration(claim: Claim, story: str, protocol: str, text: str, more: st
     }
     if more:
         result, _, _ = play(story + more, protocol)
-        figures |= {"published meanwhile": result.published, "delivered": result.delivered, "lost": result.lost}
+        figures |= {
+            "published meanwhile": result.published,
+            "delivered": result.delivered,
+            "lost": result.lost,
+        }
         parts["something was lost"] = result.lost == 0 and result.violations_total == 0
         parts["nothing was published"] = result.published > 0
     return claim.outcome(all(parts.values()), paper=text, figures=figures, note=failed(parts))
@@ -226,7 +228,9 @@ def migrations(quick: bool, sweep: Sweep) -> Findings:
         judge_migration(A4, SIMPLE, mft, MESSAGES_OF_A4),
         judge_migration(A5, COMPLEX, mft, MESSAGES_OF_A5, PUBLISHED),
     ]
-    rows: list[Row] = [{"claim": one.claim, "holds": one.holds, "count": one.figures["count"]} for one in outcomes]
+    rows: list[Row] = [
+        {"claim": one.claim, "holds": one.holds, "count": one.figures["count"]} for one in outcomes
+    ]
     return Findings(outcomes, {"migrations": rows})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import roamcast.lab.amozarrain
 import roamcast.lab.amozarrain_radio
 import roamcast.lab.caporuscio
 import roamcast.lab.comparison

@@ -369,5 +369,7 @@ class Mft(MobileProtocol):
         known = self.known[subscriber]
         since = -1 if known.since == known.timestamp else known.since
         filters, nowhere = tuple(known.filters.values()), nowhere and known.way is None
-        message = Bsub(subscriber, filters, known.timestamp, max(known.hops, 2 * (known.way != LOCAL)), 0, since, nowhere)
+        message = Bsub(
+            subscriber, filters, known.timestamp, max(known.hops, 2 * (known.way != LOCAL)), 0, since, nowhere
+        )
         self._out.sends.append((way, message))

@@ -36,7 +36,7 @@ class MobileSubscriber:
         """What it has published without reaching a broker."""
 
     def connect(self, broker: str) -> list[Message]:
-        """It found a broker, which may be the same as before. Of a new subscriber nobody needs to know yet."""
+        """It found a broker, which may be the same as before. Of a new subscriber nobody need know yet."""
         self.broker = broker
         self.timestamp += bool(self._last_broker)
         last_broker, self._last_broker = self._last_broker, broker

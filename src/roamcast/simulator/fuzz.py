@@ -124,9 +124,7 @@ def _draw_actions(topology: Topology, settings: NetworkSettings, rng: random.Ran
     return sorted(actions, key=lambda action: action[0])
 
 
-def _opening(
-    client: str, topology: Topology, settings: NetworkSettings, rng: random.Random
-) -> list[Action]:
+def _opening(client: str, topology: Topology, settings: NetworkSettings, rng: random.Random) -> list[Action]:
     """Attach, advertise, subscribe: all settled long before the rest begins."""
     doings: list[Input] = [AttachTo(rng.choice(topology.brokers), 0)]
     if settings.advertisements:

@@ -76,7 +76,8 @@ def _crashes(story: Story, draw: MobileDraw, rng: random.Random) -> list[Action]
 
 def _partings(story: Story, draw: MobileDraw, rng: random.Random) -> list[Action]:
     """Links that are lost, for others or for a while; some come back between others than before."""
-    brokers, faults = story.topology.brokers, []
+    brokers = story.topology.brokers
+    faults: list[Action] = []
     edges = [*story.topology.overlay, *story.settings.reach]
     if not edges:
         return []

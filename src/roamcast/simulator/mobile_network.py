@@ -1,6 +1,6 @@
 """The engine for brokers that move: the tree changes under way, and links are lost with what is on them.
 
-Where links are is decided in one of two ways. In a plain story it says so itself (`relink`, `cut`, `heal`): of
+Where links are is decided in one of two ways. A plain story says so itself (`relink`, `cut`, `heal`): of
 two trees that get a link, the one whose lowest broker is higher migrates into the other, with the broker at
 the new link. If the settings say who else is in reach, the brokers elect a leader, and whoever gets another
 parent gives up the link to the old one. Either way a broker learns of it by the same inputs: `Migrated`,
@@ -15,6 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 from roamcast.core.effects import (
@@ -193,8 +194,8 @@ class MobileNetwork:
         """Everything is up again; where the story says who has a link, those missing are made."""
         for broker in list(self.down):
             self._restart(broker)
-        for edge in list(self.reach):
-            self._heal(*sorted(edge))
+        for pair in list(self.reach):
+            self._heal(*sorted(pair))
         for edge in self.topology.overlay:
             self._heal(*edge)
 
@@ -392,7 +393,7 @@ class MobileNetwork:
         chain = [broker]
         while self._parents.get(chain[-1]) in self.links[chain[-1]]:
             chain.append(self._parents[chain[-1]])
-        for child, parent in zip(chain, chain[1:], strict=False):
+        for child, parent in pairwise(chain):
             self._parents[parent] = child
 
     def tree_of(self, broker: str) -> list[str]:

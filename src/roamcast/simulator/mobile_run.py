@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from roamcast.core.effects import Input, Migrated, SendFailed, Submitted
 from roamcast.core.messages import Message
-from roamcast.core.notification import Attributes, Burst, decode_attributes
+from roamcast.core.notification import Burst, decode_attributes
 from roamcast.core.records import Row
 from roamcast.errors import InputError
-from roamcast.filters.filter import Filter
+from roamcast.filters.filter import Attributes, Filter
 from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.mobile import LOCAL, Identity, Known, Rep, identities
 from roamcast.simulator.checkers import Result
@@ -99,9 +99,9 @@ class MobileChecker:
         for client in network.clients.values():
             since = network.changed_at.get(client.id, network.now)
             is_settled = since + self._rest_s <= network.now and client.subscriber.broker
-            if is_settled and self._wants(client.id, attributes) and (client.id, identity) not in self._owed:
-                if (client.id, identity) not in self._had:
-                    self.result.violate("unknown", f"{broker} does not know what {client.id} subscribed to")
+            is_served = (client.id, identity) in self._owed or (client.id, identity) in self._had
+            if is_settled and not is_served and self._wants(client.id, attributes):
+                self.result.violate("unknown", f"{broker} does not know what {client.id} subscribed to")
 
     def _wants(self, client: str, attributes: Attributes) -> bool:
         one = self.network.clients.get(client)
@@ -267,4 +267,3 @@ def check_mobile_action(topology: Topology, broker: str, item: Input) -> None:
         if peer not in topology.brokers or peer == broker:
             others = ", ".join(one for one in topology.brokers if one != broker)
             raise InputError(f"{broker} can have no link to {peer!r}; valid are {others}")
-
