@@ -84,6 +84,8 @@ class Changed(_Entry, frozen=True):
     expires: float
     source: tuple[str, str] | None
     """The site and ticket from which it is still being filled."""
+    is_promised: bool = False
+    """Whether another site was told of it, and will fetch it if nothing happens to that site."""
 
 
 class Closed(_Entry, frozen=True):
@@ -116,9 +118,12 @@ class Handler:
         self.bytes = 0
         self.dropped = 0
         self.is_frozen = False
+        self.is_promised = False
         self.source: tuple[str, str] | None = None
         self.adopted = 0
         """The last number that came from there."""
+        self.adopted_identities: dict[str, None] = {}
+        """What came from there, also if the client has it by now: copies of it are left out of `later`."""
         self.seen: dict[str, None] = {}
 
     @property
@@ -166,6 +171,7 @@ class Handler:
         self.adopted = number
         for message in messages:
             self._remember(message)
+            self.adopted_identities[message.identity] = None
             self.ready.append(message)
             self.bytes += size_of(message)
 
@@ -176,16 +182,16 @@ class Handler:
 
     def change(self, entry: Changed) -> None:
         self.filters, self.expires = dict(entry.filters), entry.expires
+        self.is_promised = entry.is_promised
         if self.source is not None and entry.source is None:
-            # What both sites delivered is in `ready` already, wherever it can be told.
-            before = {message.identity for message in self.ready if message.identity}
             for message in self.later:
-                if self.opened.is_unique and message.identity in before:
+                if self.opened.is_unique and message.identity and message.identity in self.adopted_identities:
                     self.bytes -= size_of(message)
                 else:
                     self.ready.append(message)
             self.later.clear()
             self.adopted = 0
+            self.adopted_identities.clear()
         self.source = entry.source
 
     def _remember(self, message: ForeignMessage) -> None:
@@ -206,8 +212,10 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     later: Sequence[ForeignMessage]
     dropped: int
     is_frozen: bool
+    is_promised: bool
     source: tuple[str, str] | None
     adopted: int
+    adopted_identities: list[str]
     seen: list[str]
 
 
@@ -290,7 +298,8 @@ class Buffers:
         states = [
             _State(
                 one.opened, one.filters, one.expires, one.first, list(one.ready), list(one.later),
-                one.dropped, one.is_frozen, one.source, one.adopted, list(one.seen),
+                one.dropped, one.is_frozen, one.is_promised, one.source, one.adopted,
+                list(one.adopted_identities), list(one.seen),
             )
             for one in self.by_id.values()
         ]  # fmt: skip
@@ -307,7 +316,8 @@ class Buffers:
             handler.ready.extend(state.ready)
             handler.later.extend(state.later)
             handler.dropped, handler.is_frozen, handler.source = state.dropped, state.is_frozen, state.source
-            handler.adopted = state.adopted
+            handler.is_promised, handler.adopted = state.is_promised, state.adopted
+            handler.adopted_identities = dict.fromkeys(state.adopted_identities)
             handler.seen = dict.fromkeys(state.seen)
             handler.bytes = sum(map(size_of, (*handler.ready, *handler.later)))
             buffers._open(handler)

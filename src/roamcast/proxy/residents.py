@@ -112,17 +112,26 @@ class Residents:
         elif service.down:
             text = f"the broker of site {service.settings.site} is down ({service.down})"
             service.refuse(joined.connection, attach.request, "broker", text)
-        elif handler is not None and not attach.is_clean:
+        elif handler is not None and not attach.is_clean and not handler.is_promised:
             self._begin(joined, attach, handler, is_present=True)
         else:
-            if handler is not None:
-                self._end_stream(handler, "the session was taken over")
-                service.end(handler, "ended")
+            if attach.is_clean:
+                self._end_all(attach.client)
             self._seek(joined, attach)
 
     def _resident(self, client: str) -> Handler | None:
+        """The session that is here; of two, the one that came last."""
+        found = self._residents_of(client)
+        return next((one for one in found if not one.is_promised), found[0] if found else None)
+
+    def _residents_of(self, client: str) -> list[Handler]:
         handlers = self._service.buffers.by_client.get(client, {}).values()
-        return next((one for one in handlers if one.opened.is_resident and not one.is_frozen), None)
+        return [one for one in handlers if one.opened.is_resident and not one.is_frozen]
+
+    def _end_all(self, client: str) -> None:
+        for handler in self._residents_of(client):
+            self._end_stream(handler, "the session was taken over")
+            self._service.end(handler, "ended")
 
     def _begin(self, joined: Joined, attach: Attach, handler: Handler, is_present: bool) -> None:
         """The session is here: what it has goes to the client."""
@@ -152,10 +161,10 @@ class Residents:
     ) -> None:
         self._service.keep(Changed(handler.id, filters, expires, source))
 
-    def _lease(self, handler: Handler, lease_s: float) -> None:
+    def _lease(self, handler: Handler, lease_s: float, is_promised: bool = False) -> None:
         service = self._service
-        lease_s = min(lease_s, service.settings.lease_max_s)
-        self._change(handler, handler.filters, service.now + lease_s, handler.source)
+        expires = service.now + min(lease_s, service.settings.lease_max_s)
+        service.keep(Changed(handler.id, handler.filters, expires, handler.source, is_promised))
         service.watch_lease(handler)
 
     def _on_subscribe(self, connection: int, handler: Handler, message: Subscribe) -> None:
@@ -246,12 +255,11 @@ class Residents:
             text = f"client id {locate.client!r} belongs to another user at {service.settings.site}"
             service.refuse(connection, locate.request, "identity", text)
         elif locate.is_clean:
-            self._end_stream(handler, "the session was taken over")
-            service.end(handler, "ended")
+            self._end_all(locate.client)
             service.send(connection, Located(locate.request))
         else:
             self._end_stream(handler, "the client is at another site now")
-            self._lease(handler, handler.opened.lease_s)
+            self._lease(handler, handler.opened.lease_s, is_promised=True)
             source = handler.source[0] if handler.source is not None else ""
             ticket, filters = handler.opened.ticket, dict(handler.filters)
             service.send(connection, Located(locate.request, ticket, filters, source))
@@ -265,8 +273,11 @@ class Residents:
         del self._seeking[connection]
         if connection not in service.joined:
             return
-        newest = seeking.newest()
-        if newest is None and (seeking.unreachable or seeking.found) and not attach.is_clean:
+        newest, here = seeking.newest(), self._resident(attach.client)
+        if newest is None and here is not None:
+            # The site that was told of it has not got it, or cannot be asked.
+            self._begin(seeking.joined, attach, here, is_present=True)
+        elif newest is None and (seeking.unreachable or seeking.found) and not attach.is_clean:
             text = seeking.unreachable or "the session is on its way; try again"
             service.refuse(connection, attach.request, "proxy", text)
         elif newest is None:

@@ -488,7 +488,7 @@ class Service:
 
     def renew(self, handler: Handler) -> None:
         expires = self.now + handler.opened.lease_s
-        self.keep(Changed(handler.id, handler.filters, expires, handler.source))
+        self.keep(Changed(handler.id, handler.filters, expires, handler.source, handler.is_promised))
 
     def watch_lease(self, handler: Handler) -> None:
         if handler.expires:
