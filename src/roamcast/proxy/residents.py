@@ -274,8 +274,8 @@ class Residents:
         if connection not in service.joined:
             return
         newest, here = seeking.newest(), self._resident(attach.client)
-        if newest is None and here is not None:
-            # The site that was told of it has not got it, or cannot be asked.
+        if newest is None and here is not None and not seeking.unreachable and not seeking.found:
+            # The site that was told of it has not got it.
             self._begin(seeking.joined, attach, here, is_present=True)
         elif newest is None and (seeking.unreachable or seeking.found) and not attach.is_clean:
             text = seeking.unreachable or "the session is on its way; try again"
