@@ -172,13 +172,22 @@ class Locate(_Message, frozen=True):
     is_clean: bool = False
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A session that a site holds, whole or as far as it has come."""
+
+    ticket: Annotated[str, Meta(max_length=64)]
+    filters: dict[str, str]
+    source: Annotated[str, Meta(max_length=64)]
+    """The ticket of the session from which it is still being adopted; empty: it is whole."""
+    is_promised: bool
+    """Whether another site was told of it before."""
+
+
 class Located(_Message, frozen=True):
+    """What a site holds of a client: nothing, one session, or several while one is on its way."""
+
     request: Number
-    ticket: Annotated[str, Meta(max_length=64)] = ""
-    """Empty: no."""
-    filters: dict[str, str] = {}
-    source: str = ""
-    """The site from which the session is still being adopted."""
+    held: tuple[Held, ...] = ()
 
 
 Message = (

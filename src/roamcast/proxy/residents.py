@@ -17,7 +17,7 @@ import msgspec
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Taken
-from roamcast.proxy.messages import Fetch, Locate, Located, Message, Refused, ping_key
+from roamcast.proxy.messages import Fetch, Held, Locate, Located, Message, Refused, ping_key
 from roamcast.proxy.steps import (
     Attach,
     Attached,
@@ -47,14 +47,14 @@ class Seeking(msgspec.Struct):
     attach: Attach
     links: dict[int, str]
     """Sites that have not answered."""
-    found: dict[str, Located]
-    """Sites that hold it: one, or several while it is on its way from one to the next."""
+    found: list[tuple[str, Held]]
+    """Sites and what they hold: one session, or several while it is on its way from one to the next."""
     unreachable: str = ""
 
-    def newest(self) -> tuple[str, Located] | None:
-        """Where it went last: the site that no other one adopts it from."""
-        sources = {located.source for located in self.found.values()}
-        return next(((site, one) for site, one in self.found.items() if site not in sources), None)
+    def newest(self) -> list[tuple[str, Held]]:
+        """Where the session went last: what nobody adopts from."""
+        sources = {held.source for _, held in self.found}
+        return [(site, held) for site, held in self.found if held.ticket not in sources]
 
 
 class Adopting(msgspec.Struct):
@@ -137,7 +137,7 @@ class Residents:
         """The session is here: what it has goes to the client."""
         service, connection = self._service, joined.connection
         self._end_stream(handler, "the session was taken over")
-        self._change(handler, handler.filters, 0.0, handler.source)
+        service.keep(Changed(handler.id, handler.filters, 0.0, handler.source, False))
         self._of_connection[connection] = handler.id
         self._attached[handler.id] = service.new_stream(connection, attach.request, handler)
         service.send(connection, Attached(attach.request, is_present, dict(handler.filters)))
@@ -159,7 +159,7 @@ class Residents:
     def _change(
         self, handler: Handler, filters: dict[str, str], expires: float, source: tuple[str, str] | None
     ) -> None:
-        self._service.keep(Changed(handler.id, filters, expires, source))
+        self._service.keep(Changed(handler.id, filters, expires, source, handler.is_promised))
 
     def _lease(self, handler: Handler, lease_s: float, is_promised: bool = False) -> None:
         service = self._service
@@ -226,7 +226,8 @@ class Residents:
         if before is not None:
             self._forget_links(before)
         links = {service.new_link(): site for site in service.settings.sites}
-        seeking = Seeking(joined, attach, links, {})
+        here = [(service.settings.site, self._held(one)) for one in self._residents_of(attach.client)]
+        seeking = Seeking(joined, attach, links, here)
         self._seeking[joined.connection] = seeking
         for link, site in seeking.links.items():
             self._by_link[link] = seeking
@@ -258,11 +259,15 @@ class Residents:
             self._end_all(locate.client)
             service.send(connection, Located(locate.request))
         else:
-            self._end_stream(handler, "the client is at another site now")
-            self._lease(handler, handler.opened.lease_s, is_promised=True)
-            source = handler.source[0] if handler.source is not None else ""
-            ticket, filters = handler.opened.ticket, dict(handler.filters)
-            service.send(connection, Located(locate.request, ticket, filters, source))
+            residents = self._residents_of(locate.client)
+            service.send(connection, Located(locate.request, tuple(map(self._held, residents))))
+            for one in residents:
+                self._end_stream(one, "the client is at another site now")
+                self._lease(one, one.opened.lease_s, is_promised=True)
+
+    def _held(self, handler: Handler) -> Held:
+        source = handler.source[1] if handler.source is not None else ""
+        return Held(handler.opened.ticket, dict(handler.filters), source, handler.is_promised)
 
     def _decide(self, seeking: Seeking) -> None:
         """When every site has answered."""
@@ -273,20 +278,24 @@ class Residents:
         del self._seeking[connection]
         if connection not in service.joined:
             return
-        newest, here = seeking.newest(), self._resident(attach.client)
-        if newest is None and here is not None and not seeking.unreachable and not seeking.found:
-            # The site that was told of it has not got it.
-            self._begin(seeking.joined, attach, here, is_present=True)
-        elif newest is None and (seeking.unreachable or seeking.found) and not attach.is_clean:
+        newest = seeking.newest()
+        is_sure = not seeking.unreachable or (len(newest) == 1 and not newest[0][1].is_promised)
+        if not attach.is_clean and (not is_sure or len(newest) > 1 or (seeking.found and not newest)):
             text = seeking.unreachable or "the session is on its way; try again"
             service.refuse(connection, attach.request, "proxy", text)
-        elif newest is None:
+        elif attach.is_clean or not newest:
             handler = self._open(attach, {}, None)
             self._begin(seeking.joined, attach, handler, is_present=False)
         else:
-            site, located = newest
-            handler = self._open(attach, located.filters, (site, located.ticket))
-            self._begin(seeking.joined, attach, handler, is_present=True)
+            self._continue(seeking, *newest[0])
+
+    def _continue(self, seeking: Seeking, site: str, held: Held) -> None:
+        """Go on with the session, here or from where it is."""
+        service, attach = self._service, seeking.attach
+        handler = service.buffers.by_key.get((attach.client, held.ticket))
+        if site != service.settings.site or handler is None:
+            handler = self._open(attach, held.filters, (site, held.ticket))
+        self._begin(seeking.joined, attach, handler, is_present=True)
 
     def _forget_links(self, seeking: Seeking) -> None:
         for link in seeking.links:
@@ -342,8 +351,7 @@ class Residents:
         del self._by_link[link]
         self._service.do(Close(link))
         if isinstance(message, Located):
-            if message.ticket:
-                seeking.found[site] = message
+            seeking.found += [(site, held) for held in message.held]
         else:
             text = message.text if isinstance(message, Refused) else "it does not know the question"
             seeking.unreachable = f"site {site}: {text}"
