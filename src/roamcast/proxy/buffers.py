@@ -44,6 +44,8 @@ class Opened(_Entry, frozen=True):
     is_unique: bool
     is_resident: bool
     """Whether it belongs to a session of the MQTT endpoint, for which it listens all the time."""
+    known: tuple[str, ...] = ()
+    """Identities that came at the client's last site."""
 
 
 class Kept(_Entry, frozen=True):
@@ -124,7 +126,7 @@ class Handler:
         """The last number that came from there."""
         self.adopted_identities: dict[str, None] = {}
         """What came from there, also if the client has it by now: copies of it are left out of `later`."""
-        self.seen: dict[str, None] = {}
+        self.seen = dict.fromkeys(opened.known)
 
     @property
     def client(self) -> str:

@@ -181,6 +181,8 @@ class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """The ticket of the session from which it is still being adopted; empty: it is whole."""
     is_promised: bool
     """Whether another site was told of it before."""
+    seen: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
+    """The last identities that came there: what is on its way to the next site, too, is known by them."""
 
 
 class Located(_Message, frozen=True):

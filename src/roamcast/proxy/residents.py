@@ -10,6 +10,7 @@ acknowledged to the old site, so either proxy may be killed at any moment.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -36,6 +37,8 @@ from roamcast.proxy.steps import (
 if TYPE_CHECKING:
     from roamcast.proxy.service import Fetching, Service
 
+HELD_SEEN_MAX = 1000
+"""Identities that go with a session: those of what may still be on its way."""
 LOCATE, ADOPT = 1, 2
 """Requests on a dialed connection: one of each."""
 
@@ -143,16 +146,18 @@ class Residents:
         service.send(connection, Attached(attach.request, is_present, dict(handler.filters)))
         self.stream(handler)
 
-    def _open(self, attach: Attach, filters: dict[str, str], source: tuple[str, str] | None) -> Handler:
+    def _open(self, attach: Attach, site: str = "", held: Held | None = None) -> Handler:
+        """A new handler, to be filled from another site if the session is there."""
         service, settings = self._service, self._service.settings
+        filters, known = (held.filters, held.seen) if held is not None else ({}, ())
         opened = Opened(
             service.buffers.next_id, attach.client, attach.user, attach.ticket, filters, attach.lease_s, 0.0,
-            settings.bytes_max, True, True,
+            settings.bytes_max, True, True, known,
         )  # fmt: skip
         service.keep(opened)
         handler = service.buffers.by_id[opened.id]
-        if source is not None:
-            self._change(handler, filters, 0.0, source)
+        if held is not None:
+            self._change(handler, filters, 0.0, (site, held.ticket))
         service.listen(handler)
         return handler
 
@@ -267,7 +272,8 @@ class Residents:
 
     def _held(self, handler: Handler) -> Held:
         source = handler.source[1] if handler.source is not None else ""
-        return Held(handler.opened.ticket, dict(handler.filters), source, handler.is_promised)
+        seen = tuple(islice(reversed(handler.seen), HELD_SEEN_MAX))
+        return Held(handler.opened.ticket, dict(handler.filters), source, handler.is_promised, seen)
 
     def _decide(self, seeking: Seeking) -> None:
         """When every site has answered."""
@@ -284,7 +290,7 @@ class Residents:
             text = seeking.unreachable or "the session is on its way; try again"
             service.refuse(connection, attach.request, "proxy", text)
         elif attach.is_clean or not newest:
-            handler = self._open(attach, {}, None)
+            handler = self._open(attach)
             self._begin(seeking.joined, attach, handler, is_present=False)
         else:
             self._continue(seeking, *newest[0])
@@ -294,7 +300,7 @@ class Residents:
         service, attach = self._service, seeking.attach
         handler = service.buffers.by_key.get((attach.client, held.ticket))
         if site != service.settings.site or handler is None:
-            handler = self._open(attach, held.filters, (site, held.ticket))
+            handler = self._open(attach, site, held)
         self._begin(seeking.joined, attach, handler, is_present=True)
 
     def _forget_links(self, seeking: Seeking) -> None:
