@@ -47,7 +47,7 @@ C6 = Claim(
 FLOODING = ("mosquitto",)
 PROPAGATING = ("nats", "activemq", "roamcast")
 MAIN = ("mosquitto", "nats", "activemq")
-"""The three real systems; the fourth is our own broker."""
+"""The three real systems; the fourth is our own broker, for the traces."""
 OPTIONS: tuple[SyncOption, ...] = ("none", "basic", "delay", "ping")
 
 FULL_S, FULL_P = (1, 10, 50, 100), (1.0, 2.0, 10.0)
@@ -211,7 +211,7 @@ def ping_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
 
 
 def run_ping(quick: bool, sweep: Sweep) -> Findings:
-    systems, reasons = installed(MAIN if quick else (*MAIN, "roamcast"))
+    systems, reasons = installed(MAIN)
     rows = travel(sweep, ping_trips(quick, systems), at_once=12)
     figures: dict[str, object] = {}
     parts: dict[str, bool] = {}
@@ -254,8 +254,8 @@ def duplicate_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
 
 
 def run_duplicates(quick: bool, sweep: Sweep) -> Findings:
-    systems, reasons = installed(MAIN if quick else (*MAIN, "roamcast"))
-    rows = travel(sweep, duplicate_trips(quick, systems), at_once=8)
+    systems, reasons = installed(MAIN)
+    rows = travel(sweep, duplicate_trips(quick, systems), at_once=16)
     figures: dict[str, object] = {}
     parts: dict[str, bool] = {}
     for system in systems:
@@ -319,7 +319,7 @@ def slow_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
 
 
 def run_slow(quick: bool, sweep: Sweep) -> Findings:
-    systems, reasons = installed(MAIN if quick else (*MAIN, "roamcast"))
+    systems, reasons = installed(MAIN)
     rows = travel(sweep, slow_trips(quick, systems))
     for system in systems:
         if system in SLOW_S:
