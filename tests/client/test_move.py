@@ -44,7 +44,7 @@ class Heard:
 
 
 async def tell(writer: Client, place: str, text: str) -> None:
-    await writer.publish("news", text, qos=1, properties=(("location", place),))
+    await writer.publish("news", text, qos=2, properties=(("location", place),))
 
 
 def test_what_is_near_depends_on_where_the_client_says_it_is(tmp_path: Path) -> None:
