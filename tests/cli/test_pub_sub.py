@@ -290,3 +290,19 @@ def test_formats() -> None:
     assert json.loads(Format("%J").show(Notification("a", b"no")))["payload"] is None
     assert abs(float(Format("%U").show(one)) - time.time()) < 5
     assert re.fullmatch(rb"\d{4}-\d\d-\d\dT.*", Format("%I").show(one))
+
+
+def test_a_subscriber_that_says_where_it_is(tmp_path: Path) -> None:
+    graph = tmp_path / "rooms.txt"
+    graph.write_text("lobby corridor\ncorridor office\n")
+    house = Broker(tmp_path, "house", None, "--set", f"location.movement_graph={graph}")
+    near = ("sub", "-t", "news/#", "--where", "location WITHIN 1 OF myloc", "-C", "1", "-W", "20", "--at")
+    with running(house) as broker:
+        for room in ("office", "corridor"):
+            kept = ("-t", f"news/{room}", "-r", "-q", "1", "-m", room, "--property", f"location={room}")
+            assert command("pub", *kept, to=broker).returncode == 0
+        assert command(*near, "lobby", to=broker).stdout == b"corridor\n"
+        refused = command(*near, "cellar", to=broker)
+    assert refused.returncode == 1
+    assert b"location 'cellar' is not in the movement graph" in refused.stderr
+    assert refused.stderr.count(b"\n") == 1

@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
         sub,
         "roamcast sub -t 'city/#' -v",
         "roamcast sub -t 'city/+/air' --where 'pm10 > 50' -q 2 -i car-1 -c",
+        "roamcast sub -t parking --where 'location WITHIN 2 OF myloc' --at market",
         "roamcast sub -t 'city/#' -q 2 -i car-1 -c --roam a=127.0.0.1:1883,b=127.0.0.1:1884 --every 10",
     )
 
@@ -37,6 +38,9 @@ def sub(
     ],
     where: Annotated[
         str | None, typer.Option(metavar="SELECTOR", help="Only what this selector matches: pm10 > 50.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="LOCATION", help="Where this client is, for selectors with myloc.")
     ] = None,
     qos: flags.Qos = 0,
     count: Annotated[int | None, typer.Option("-C", "--count", min=1, help="End after so many.")] = None,
@@ -97,7 +101,7 @@ def sub(
     }
     show = shown_as(format, as_json, verbose, no_newline)
     client = connection.client()
-    run_client(print_notifications(client, connection, topic, asked, show, count, timeout, no_retained))
+    run_client(print_notifications(client, connection, topic, asked, at, show, count, timeout, no_retained))
 
 
 def shown_as(
@@ -116,6 +120,7 @@ async def print_notifications(
     connection: Connection,
     topics: list[str],
     asked: dict[str, Any],
+    at: str | None,
     show: Callable[[Notification], bytes],
     count: int | None,
     timeout_s: float | None,
@@ -124,6 +129,8 @@ async def print_notifications(
     out, left = sys.stdout.buffer, count
     try:
         async with asyncio.timeout(timeout_s), client:
+            if at is not None:
+                await client.move(at)
             for topic in topics:
                 await client.subscribe(topic, **asked)
             async with roaming(client, connection):

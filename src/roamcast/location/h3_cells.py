@@ -17,7 +17,7 @@ def cell_of(latitude: float, longitude: float, resolution: int) -> str:
     if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
         raise InputError(f"position {latitude}, {longitude}: valid are -90 to 90 and -180 to 180 degrees")
     if resolution not in range(16):
-        raise InputError(f"resolution {resolution}: valid are 0 to 15 (9 makes cells about 200 m wide)")
+        raise InputError(f"resolution {resolution}: valid are 0 to 15 (9 makes cells about 350 m wide)")
     cell: str = _h3().latlng_to_cell(latitude, longitude, resolution)
     return cell
 
