@@ -35,20 +35,6 @@ def test_every_kind_has_its_needs() -> None:
     assert {field for fields in NEEDED.values() for field in fields} < set(COLUMNS)
 
 
-def test_all_that_a_run_writes_is_kept(spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever the runtime writes has the fields that the contract asks for."""
-    rows: list[Row] = []
-    draw_story("proactive", 3).run(rows.extend)
-    write(tmp_path / "log", rows, "proactive-3")
-    figures = ingest(spark, tmp_path / "log", tmp_path / "out")
-    count = len(rows)
-    assert figures == {"runs": 1, "rows_read": count, "rows_kept": count, "quarantined": 0, "reasons": {}}
-    assert json.loads((tmp_path / "out" / "ingest.json").read_text()) == figures
-    kept = read_log(spark, tmp_path / "out" / RECORDS)
-    assert kept.columns == list(COLUMNS)
-    assert {tuple(row) for row in kept.collect()} == {("proactive-3", *row) for row in rows}
-
-
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"kind": None}, "no kind"),
     ({"node": None}, "no node"),
@@ -69,19 +55,33 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_rows_are_put_aside_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
+def test_all_that_a_run_writes_is_kept_and_bad_rows_are_put_aside(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Whatever the runtime writes has the fields that the contract asks for."""
+    rows: list[Row] = []
+    draw_story("proactive", 3).run(rows.extend)
+    write(tmp_path / "log" / "run", rows, "proactive-3")
     good = Row(0, 1.0, "c", "delivered", client="c", broker="b", publisher="p", incarnation=1, number=1,
                notifications=1)  # fmt: skip
     bad = [good._replace(sequence=number, **fields) for number, (fields, _) in enumerate(BAD, start=1)]
-    write(tmp_path / "log", [good, *bad, good._replace(number=2)])
+    write(tmp_path / "log" / "tampered", [good, *bad, good._replace(number=2)])
     figures = ingest(spark, tmp_path / "log", tmp_path / "out")
-    assert (figures["rows_kept"], figures["quarantined"]) == (1, len(BAD) + 1)
-    aside = contents(tmp_path / "out" / QUARANTINE)
-    reasons = {row["sequence"]: row["problem"] for row in aside}
-    assert reasons[0] == TAKEN
+    reasons = figures["reasons"]
+    assert figures == {
+        "runs": 2, "rows_read": len(rows) + len(BAD) + 2, "rows_kept": len(rows) + 1,
+        "quarantined": len(BAD) + 1, "reasons": reasons,
+    }  # fmt: skip
+    assert sum(reasons.values()) == len(BAD) + 1
+    assert json.loads((tmp_path / "out" / "ingest.json").read_text()) == figures
+    kept = read_log(spark, tmp_path / "out" / RECORDS)
+    assert kept.columns == list(COLUMNS)
+    of_run = {tuple(row) for row in kept.where("run = 'proactive-3'").collect()}
+    assert of_run == {("proactive-3", *row) for row in rows}
+    aside = {row["sequence"]: row["problem"] for row in contents(tmp_path / "out" / QUARANTINE)}
+    assert aside[0] == TAKEN
     for number, (_, reason) in enumerate(BAD, start=1):
-        assert reasons[number].startswith(reason.split(", expected")[0]), number
-    assert sum(figures["reasons"].values()) == len(BAD) + 1
+        assert aside[number].startswith(reason.split(", expected")[0]), number
 
 
 def test_late_and_repeated_files_do_no_harm(spark: SparkSession, tmp_path: Path) -> None:
