@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 
 import aiomqtt
 import pytest
+from tests.daemon.certificates import Authority
 from tests.proxy.foreign import Network
 
 from roamcast.daemon.users import changing_users, hash_password
 from roamcast.proxy import messages
-from roamcast.proxy.config import Access, Config, Listener, Mqtt
+from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.client import Options, RoamingClient
+from roamcast.proxy.config import Access, Config, Listener, Mqtt, Neighbour, Peers
 from roamcast.proxy.driver import ProxyServer
 from roamcast.proxy.endpoint import MqttEndpoint
 from roamcast.proxy.messages import MAGIC, PREFACE, Refused
@@ -122,3 +126,43 @@ def test_whoever_speaks_otherwise_is_turned_away(said: bytes, tmp_path: Path) ->
         await pipe.end()
 
     with_server(tmp_path, work)
+
+
+def test_with_certificates_everything_is_encrypted(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    certificate, key = authority.sign("site", dns=("localhost",))
+
+    async def work() -> None:
+        listener = Listener(port=0, certificate=certificate, key=key)
+        network = Network(Random(1), [("a", "b")], 0.0)
+        servers: list[ProxyServer] = []
+        addresses: dict[str, str] = {}
+        for site in ("a", "b"):
+            config = Config(
+                site=site, data=str(tmp_path / site), listener=listener,
+                proxies=tuple(Neighbour(other, address) for other, address in addresses.items()),
+                peers=Peers(secret="a secret of some length", ca=authority.path),
+            )  # fmt: skip
+            servers.append(ProxyServer(config, network.adapter(site)))
+            await servers[-1].start()
+            # Certificates name hosts.
+            addresses[site] = servers[-1].address.replace("127.0.0.1", "localhost")
+        with pytest.raises(ProxyError):
+            await connect_client(addresses["a"], "car", "", "")
+        trusted = ssl.create_default_context(cafile=authority.path)
+        car = RoamingClient(
+            "car", addresses, Options(), tls=trusted, adapter=lambda welcome: network.adapter(welcome.site)
+        )
+        await car.subscribe("road/#")
+        await car.move_in("a")
+        await car.move_out()
+        publisher = network.adapter("a")
+        await publisher.open()
+        await publisher.publish(ForeignMessage("road/1", b"", {}, "m1"))
+        result = await car.move_in("b")
+        assert (result.downloaded, result.missing, car.sources) == (1, (), [])
+        await car.close()
+        for server in servers:
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(work(), 60))

@@ -17,6 +17,16 @@ from roamcast.errors import InputError, did_you_mean
 QUICK = "roamcast broker --id a --listen 127.0.0.1:1883 --peer b=127.0.0.1:7001 --data site-a"
 KINDS = ("tcp", "tls", "ws", "wss")
 
+# Options of every command that runs a server.
+ConfigFile = Annotated[Path | None, typer.Option(help="The configuration, a TOML file.")]
+DataFolder = Annotated[str | None, typer.Option(help="The folder for what must survive a restart.")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the default configuration, commented, and exit.")
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Check the configuration and exit: 0 if it can be used.")
+]
+
 
 def register(app: typer.Typer) -> None:
     examples = show_examples(
@@ -39,7 +49,7 @@ class BrokerGroup(CommandGroup):
 
 def broker(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="The configuration, a TOML file.")] = None,
+    config: ConfigFile = None,
     id: Annotated[str | None, typer.Option(help="This broker's id.")] = None,
     listen: Annotated[
         list[str] | None,
@@ -57,18 +67,14 @@ def broker(
     peer_listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where peers connect.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The folder for what must survive a restart.")] = None,
+    data: DataFolder = None,
     mobility: Annotated[str | None, typer.Option(help="The mobility protocol.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key: mqtt.receive_maximum=64. Repeatable."),
     ] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the default configuration, commented, and exit.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and exit: 0 if it can be used.")
-    ] = False,
+    print_config: PrintConfig = False,
+    check: Check = False,
 ) -> None:
     """Run a broker. Flags win over environment variables (ROAMCAST_SECTION_KEY), and these over the file."""
     if context.invoked_subcommand is not None:

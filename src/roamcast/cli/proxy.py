@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from roamcast.cli.broker import parse_endpoint, parse_setting
+from roamcast.cli.broker import Check, ConfigFile, DataFolder, PrintConfig, parse_endpoint, parse_setting
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
 
@@ -24,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def proxy(
-    config: Annotated[Path | None, typer.Option(help="The configuration, a TOML file.")] = None,
+    config: ConfigFile = None,
     site: Annotated[str | None, typer.Option(help="The id of this site.")] = None,
     broker: Annotated[
         str | None, typer.Option(metavar="KIND=URL", help="The broker of this site, and which kind it is.")
@@ -41,17 +40,13 @@ def proxy(
             "--proxy", metavar="SITE=HOST:PORT", help="The proxy of another site; replaces configured ones."
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The folder for what must survive a restart.")] = None,
+    data: DataFolder = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key: broker.kind=nats. Repeatable."),
     ] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the default configuration, commented, and exit.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration and exit: 0 if it can be used.")
-    ] = False,
+    print_config: PrintConfig = False,
+    check: Check = False,
 ) -> None:
     """Run a mobility proxy beside a broker: what its clients subscribed to follows them between sites.
 

@@ -124,8 +124,7 @@ class RoamingClient:
         self.waiting_publishes: deque[ForeignMessage] = deque()
         self.lost_because = ""
         """Why the broker of the site went away without a move-out, if it did."""
-        self.credentials = Credentials(id, user, password)
-        self._tls = tls
+        self.credentials = Credentials(id, user, password, tls)
         self._open_adapter = adapter or _as_told
         self._state_file = state_file
         self._incarnation = secrets.token_hex(4)
@@ -291,7 +290,7 @@ class RoamingClient:
 
     async def _listen_at(self, site: str) -> Adapter:
         """Steps 1 and 2 of a move-in: from here on, what comes is put into the merge queue."""
-        pipe, welcome = await connect_client(self.proxies[site], *self.credentials, self._tls)
+        pipe, welcome = await connect_client(self.proxies[site], *self.credentials)
         self._pipe = pipe
         self._reader = asyncio.get_running_loop().create_task(self._read(pipe))
         if welcome.site != site:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,11 +15,12 @@ ECHOES = 3
 
 
 class Credentials(NamedTuple):
-    """What a client shows to proxies."""
+    """How a client comes to proxies."""
 
     client: str
     user: str = ""
     password: str = ""
+    tls: ssl.SSLContext | None = None
 
 
 async def measure(

@@ -302,7 +302,7 @@ class ProxyServer:
             log.info("%s: %s", pipe.host, error or "no handshake in time")
         finally:
             self._tasks.discard(task)
-            pipe.close()
+            await pipe.end()
 
     async def _admit(self, connection: int, pipe: Pipe) -> steps.Joined:
         """Who is there; ProxyError, and told so, if that is nobody who may come in."""

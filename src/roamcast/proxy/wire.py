@@ -121,7 +121,11 @@ async def connect(address: str, tls: ssl.SSLContext | None = None) -> Pipe:
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             pipe = Pipe(*await asyncio.open_connection(host, port, ssl=tls))
-            await pipe.exchange_prefaces(is_dialer=True)
+            try:
+                await pipe.exchange_prefaces(is_dialer=True)
+            except ProxyError:
+                await pipe.end()
+                raise
     except TimeoutError:
         raise ProxyError(f"{address}: no answer for {HANDSHAKE_TIMEOUT_S:g} s") from None
     except OSError as error:
