@@ -102,6 +102,7 @@ def measure(job: RadioJob) -> Row:
         "nodes": Configuration(job.brokers).stations,
         "speed": job.speed,
         "seed": job.seed,
+        "duration_s": job.duration_s,
         **run.figures(),
         **{f"sent_{kind.lower()}": count for kind, count in run.sent_by_kind().items()},
         "cpu_s": round(time.process_time() - started, 3),
@@ -149,17 +150,22 @@ def findings_of(rows: Sequence[Row]) -> Findings:
         "fig47_hops": as_rows(others["hops_mean"], "protocol", "brokers", "hops_mean"),
         "fig48_messages": as_rows(others["messages_per_node"], "protocol", "brokers", "messages_per_node"),
     }
+    length_s = max(row["duration_s"] for row in rows)
     outcomes = [judge_a7(rows), judge_a8(rows), judge_a9(at_speed), judge_a10(at_speed)]
     return Findings(
         outcomes,
         tables,
         {
-            "fig44_delivery_rate": lambda figure: pictures.draw_fig44(figure, rates),
-            "fig45_delivered": lambda figure: pictures.draw_fig45(figure, delivered, at_size),
-            "fig46_delay": lambda figure: pictures.draw_fig46(figure, others["delay_mean_s"]),
-            "fig47_hops": lambda figure: pictures.draw_fig47(figure, others["hops_mean"], others["hops_max"]),
-            "fig48_messages": lambda figure: pictures.draw_fig48(figure, others["messages_per_node"]),
-            "load": lambda figure: pictures.draw_load(figure, at_speed),
+            "fig44_delivery_rate": lambda figure: pictures.draw_fig44(figure, rates, length_s),
+            "fig45_delivered": lambda figure: pictures.draw_fig45(figure, delivered, at_size, length_s),
+            "fig46_delay": lambda figure: pictures.draw_fig46(figure, others["delay_mean_s"], length_s),
+            "fig47_hops": lambda figure: pictures.draw_fig47(
+                figure, others["hops_mean"], others["hops_max"], length_s
+            ),
+            "fig48_messages": lambda figure: pictures.draw_fig48(
+                figure, others["messages_per_node"], length_s
+            ),
+            "load": lambda figure: pictures.draw_load(figure, at_speed, length_s),
         },
     )
 
@@ -188,10 +194,23 @@ def interval(values: Sequence[float]) -> Bounds | None:
     return mean_interval(values) if len(values) > 1 else None
 
 
-def is_above(values: Sequence[float]) -> bool:
-    """Whether differences lie above 0, beyond what seeds scatter."""
+def is_above(values: Sequence[float]) -> bool | None:
+    """Whether differences lie above 0; None: seeds scatter more than that, so it cannot be said."""
     bounds = interval(values)
-    return bounds is not None and bounds.low > 0.0
+    if bounds is None or bounds.low <= 0.0 < bounds.high:
+        return None
+    return bounds.low > 0.0
+
+
+def conclude(parts: Mapping[str, bool | None]) -> tuple[bool | None, str]:
+    """Whether a claim holds whose parts these are, each named by what is wrong if it does not; and a note."""
+    note = failed({text: holds is not False for text, holds in parts.items()})
+    if open_parts := [text for text, holds in parts.items() if holds is None]:
+        undecided = f"cannot be told from these seeds, whether {'; '.join(open_parts)}"
+        note = f"{note}; {undecided}" if note else undecided
+    if False in parts.values():
+        return False, note
+    return (None, note) if None in parts.values() else (True, note)
 
 
 def shown(values: Sequence[float], digits: int = 4) -> list[float]:
@@ -218,7 +237,9 @@ def judge_a7(rows: Sequence[Row]) -> Outcome:
         for size in SIZES
     }  # fmt: skip
     pooled = [gain for size in SIZES[2:] for gain in gains[f"C{size}"]]
-    parts = {f"{protocol}'s rate does not fall with size": falls(curve) for protocol, curve in curves.items()}
+    parts: dict[str, bool | None] = {
+        f"{protocol}'s rate does not fall with size": falls(curve) for protocol, curve in curves.items()
+    }
     parts["MFT-PubSub's rate does not improve with speed in C8 to C32"] = is_above(pooled)
     figures: dict[str, object] = {
         "sizes": [f"C{size:g}" for size in curves[MFT].xs],
@@ -231,7 +252,8 @@ def judge_a7(rows: Sequence[Row]) -> Outcome:
         "the same, C8 to C32 together": shown(pooled),
     }
     paper = "both are strongly affected by the network's size; MFT-PubSub even improves with speed"
-    return A7.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+    holds, note = conclude(parts)
+    return A7.outcome(holds, paper=paper, figures=figures, note=note)
 
 
 def falls(curve: Curve) -> bool:
@@ -271,11 +293,11 @@ def judge_a8(rows: Sequence[Row]) -> Outcome:
         },
         f"C{LARGEST} at {SPEED:g} m/s, AODV's less MFT-PubSub's (mean, low, high)": shown(aodv_more, 1),
     }
-    note = failed(parts)
-    if not is_above(aodv_more):
+    holds, note = conclude(parts)
+    if is_above(aodv_more) is False:
         note += f" ({WHY_AODV_DELIVERS_LESS})"
     paper = "C16: MFT-PubSub outperforms AODV at all speeds; C32 at 8 m/s: AODV has delivered more"
-    return A8.outcome(all(parts.values()), paper=paper, figures=figures, note=note)
+    return A8.outcome(holds, paper=paper, figures=figures, note=note)
 
 
 WHY_AODV_DELIVERS_LESS = (
@@ -295,7 +317,7 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
     low, high = LINEAR_POWERS
     exponent = power(total.xs, total.means)
     explodes = per_node[AODV].means[-1] / per_node[AODV].means[0]
-    parts = {
+    parts: dict[str, bool | None] = {
         "C2: AODV does not send fewer": is_above(mft_more),
         f"AODV does not grow by {EXPLODES_MIN:g}": explodes >= EXPLODES_MIN,
         f"MFT-PubSub changes by more than {BARELY_MAX:g}": per_node[MFT].spread <= BARELY_MAX,
@@ -316,15 +338,16 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
             for kind in kinds
         },
     }
-    notes = [failed(parts)]
-    if not parts["C2: AODV does not send fewer"]:
+    holds, note = conclude(parts)
+    notes = [note]
+    if parts["C2: AODV does not send fewer"] is False:
         notes.append(WHY_AODV_SENDS_MORE)
     if not parts[f"MFT-PubSub changes by more than {BARELY_MAX:g}"]:
         notes.append(WHY_MFT_GROWS)
     paper = (
         "smallest: AODV fewer; then an explosion of AODV's; MFT-PubSub's barely change, its total is linear"
     )
-    return A9.outcome(all(parts.values()), paper=paper, figures=figures, note="; ".join(filter(None, notes)))
+    return A9.outcome(holds, paper=paper, figures=figures, note="; ".join(filter(None, notes)))
 
 
 WHY_AODV_SENDS_MORE = (
@@ -384,7 +407,8 @@ def judge_a10(rows: Sequence[Row]) -> Outcome:
         },
     }
     paper = "most of the work is done by brokers; nodes closer to the leader have a higher load"
-    return A10.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+    holds, note = conclude(parts)
+    return A10.outcome(holds, paper=paper, figures=figures, note=note)
 
 
 def _mean(rows: Iterable[Row], size: int, column: str) -> float | None:

@@ -22,7 +22,7 @@ SPEED_PENS = {
 SIZE_LABEL = "configuration (brokers)"
 
 
-def draw_fig44(figure: Figure, rates: Mapping[str, Mapping[str, Curve]]) -> None:
+def draw_fig44(figure: Figure, rates: Mapping[str, Mapping[str, Curve]], length_s: float) -> None:
     figure.set_size_inches(11, 4.8)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (protocol, curves) in zip(panels, rates.items(), strict=True):
@@ -33,10 +33,12 @@ def draw_fig44(figure: Figure, rates: Mapping[str, Mapping[str, Curve]]) -> None
     panels[0].set_ylabel("delivered of what was owed, %")
     panels[0].legend(frameon=False, loc="lower left")
     every = {f"{protocol} {name}": curve for protocol, some in rates.items() for name, curve in some.items()}
-    _finish(figure, "Delivery rate against the size of the network, figure 4.4", every)
+    _finish(figure, "Delivery rate against the size of the network, figure 4.4", every, length_s)
 
 
-def draw_fig45(figure: Figure, by_size: Mapping[str, Curve], by_speed: Mapping[str, Curve]) -> None:
+def draw_fig45(
+    figure: Figure, by_size: Mapping[str, Curve], by_speed: Mapping[str, Curve], length_s: float
+) -> None:
     figure.set_size_inches(11, 4.8)
     left, right = figure.subplots(1, 2)
     draw(left, by_size, PENS)
@@ -49,14 +51,18 @@ def draw_fig45(figure: Figure, by_size: Mapping[str, Curve], by_speed: Mapping[s
         axes.set_ylabel("notifications delivered in a run")
         axes.set_ylim(bottom=0)
     left.legend(frameon=False, loc="upper left")
-    _finish(figure, "Notifications delivered, figure 4.5", by_size)
+    _finish(figure, "Notifications delivered, figure 4.5", by_size, length_s)
 
 
-def draw_fig46(figure: Figure, delays: Mapping[str, Curve]) -> None:
-    _draw_single(figure, delays, "published to delivered, mean, s", "End-to-end delay at 8 m/s, figure 4.6")
+def draw_fig46(figure: Figure, delays: Mapping[str, Curve], length_s: float) -> None:
+    _draw_single(
+        figure, delays, "published to delivered, mean, s", "End-to-end delay at 8 m/s, figure 4.6", length_s
+    )
 
 
-def draw_fig47(figure: Figure, means: Mapping[str, Curve], maxima: Mapping[str, Curve]) -> None:
+def draw_fig47(
+    figure: Figure, means: Mapping[str, Curve], maxima: Mapping[str, Curve], length_s: float
+) -> None:
     figure.set_size_inches(11, 4.8)
     left, right = figure.subplots(1, 2)
     titles = ("(a) mean of a run", "(b) most in a run")
@@ -67,14 +73,18 @@ def draw_fig47(figure: Figure, means: Mapping[str, Curve], maxima: Mapping[str, 
         axes.set_ylim(bottom=0)
         axes.set_title(title, loc="left", fontsize=10.5)
     left.legend(frameon=False, loc="lower right")
-    _finish(figure, "Hops at 8 m/s, figure 4.7", means)
+    _finish(figure, "Hops at 8 m/s, figure 4.7", means, length_s)
 
 
-def draw_fig48(figure: Figure, messages: Mapping[str, Curve]) -> None:
-    _draw_single(figure, messages, "messages sent by a node in a run", "Messages sent at 8 m/s, figure 4.8")
+def draw_fig48(figure: Figure, messages: Mapping[str, Curve], length_s: float) -> None:
+    _draw_single(
+        figure, messages, "messages sent by a node in a run", "Messages sent at 8 m/s, figure 4.8", length_s
+    )
 
 
-def _draw_single(figure: Figure, curves: Mapping[str, Curve], label: str, title: str) -> None:
+def _draw_single(
+    figure: Figure, curves: Mapping[str, Curve], label: str, title: str, length_s: float
+) -> None:
     """Over the sizes, on a logarithmic axis as in the thesis."""
     axes = figure.subplots()
     draw(axes, curves, PENS)
@@ -82,10 +92,10 @@ def _draw_single(figure: Figure, curves: Mapping[str, Curve], label: str, title:
     _sizes(axes, curves)
     axes.set_ylabel(label)
     axes.legend(frameon=False, loc="upper left")
-    _finish(figure, title, curves)
+    _finish(figure, title, curves, length_s)
 
 
-def draw_load(figure: Figure, rows: Sequence[Row]) -> None:
+def draw_load(figure: Figure, rows: Sequence[Row], length_s: float) -> None:
     """Who sends how much under MFT-PubSub: by role, and by distance from the leader."""
     figure.set_size_inches(11, 4.8)
     left, right = figure.subplots(1, 2)
@@ -114,7 +124,7 @@ def draw_load(figure: Figure, rows: Sequence[Row]) -> None:
         axes.grid(color=GRID, linewidth=0.6, axis="y")
         axes.set_axisbelow(True)
     runs = max((sum(row["brokers"] == size for row in mft) for size in sizes), default=0)
-    _title(figure, "Who sends how much at 8 m/s under MFT-PubSub", f"means of {runs} runs")
+    _title(figure, "Who sends how much at 8 m/s under MFT-PubSub", f"means of {runs} runs", length_s)
 
 
 def _mean(rows: Sequence[Row], size: int, column: str) -> float:
@@ -130,14 +140,14 @@ def _sizes(axes: Axes, curves: Mapping[str, Curve]) -> None:
     axes.set_xlabel(SIZE_LABEL)
 
 
-def _finish(figure: Figure, title: str, curves: Mapping[str, Curve]) -> None:
+def _finish(figure: Figure, title: str, curves: Mapping[str, Curve], length_s: float) -> None:
     runs = sorted({point.runs for curve in curves.values() for point in curve.points})
     counted = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
-    _title(figure, title, f"means of {counted} runs with 95 % intervals")
+    _title(figure, title, f"means of {counted} runs with 95 % intervals", length_s)
 
 
-def _title(figure: Figure, title: str, setting: str) -> None:
+def _title(figure: Figure, title: str, setting: str, length_s: float) -> None:
     figure.text(0.012, 0.955, title, fontsize=13, fontweight="bold", va="center")
-    about = f"{setting}; setting of Amozarrain 2021, section 4.5.2"
+    about = f"{setting}, of {length_s:g} s each; setting of Amozarrain 2021, section 4.5.2"
     figure.text(0.012, 0.9, about, fontsize=9, va="center")
     figure.tight_layout(rect=(0, 0, 1, 0.88))
