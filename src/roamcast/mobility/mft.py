@@ -42,7 +42,6 @@ import msgspec
 
 from roamcast.core.messages import Cause, Message
 from roamcast.core.notification import Burst, decode_attributes
-from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.mobility.mobile import (
     LOCAL,
@@ -126,25 +125,7 @@ class Mft(MobileProtocol):
             self._talks[way] = Talk()
         if way != LOCAL and not isinstance(message, Burst | Rep | Bquery):
             self._talks.setdefault(way, Talk()).heard += 1
-        match message:
-            case Burst():
-                self._on_pub(way, message)
-            case Rep():
-                self._on_rep(way, message)
-            case Sub():
-                self._on_sub(way, message)
-            case Uns():
-                self._on_uns(way, message)
-            case Mig():
-                self._on_mig(way, message)
-            case Bmig():
-                self._on_bmig(way, message)
-            case Bsub():
-                self._on_bsub(way, message)
-            case Bquery():
-                self._on_bquery(way, message)
-            case _:
-                raise InputError(f"mft got {type(message).__name__} from {sender}, which it does not use")
+        super()._handle(way, sender, message)
 
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         super().__init__(id, settings)
@@ -153,6 +134,7 @@ class Mft(MobileProtocol):
         them, and were sent this way by someone who could not know that nobody here does."""
 
         self._talks: dict[str, Talk] = {}
+        self._handlers |= {Bmig: self._on_bmig, Bsub: self._on_bsub, Bquery: self._on_bquery}
 
     def _flush(self) -> None:
         super()._flush()

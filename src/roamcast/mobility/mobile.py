@@ -13,8 +13,8 @@ connected to its own broker like any others, and may bear the same name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -151,6 +151,13 @@ class MobileProtocol:
         self._left: dict[str, dict[str, None]] = {}
         """Neighbour to the subscribers that were behind it, and no longer are: what it has not acknowledged
         may have been for them."""
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
+            Burst: self._on_pub,
+            Rep: self._on_rep,
+            Sub: self._on_sub,
+            Uns: self._on_uns,
+            Mig: self._on_mig,
+        }
         self._out = Outcome()
 
     # --- the ways in ---
@@ -207,9 +214,22 @@ class MobileProtocol:
 
     def _handle(self, way: str, sender: str, message: Message) -> None:
         """`way` is the sender if it is a neighbour, and `LOCAL` if it is connected here as a client."""
-        raise NotImplementedError
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            what = type(message).__name__
+            raise InputError(f"{self.name} got {what} from {sender}, which it does not use")
+        handler(way, message)
 
     def _migrate(self, old: str | None, new: str) -> None:
+        raise NotImplementedError
+
+    def _on_sub(self, way: str, message: Sub) -> None:
+        raise NotImplementedError
+
+    def _on_uns(self, way: str, message: Uns) -> None:
+        raise NotImplementedError
+
+    def _on_mig(self, way: str, message: Mig) -> None:
         raise NotImplementedError
 
     def _attach(self, message: Mig) -> None:

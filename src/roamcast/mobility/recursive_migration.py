@@ -18,8 +18,6 @@ from typing import ClassVar
 import msgspec
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
-from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.mobility.mobile import (
     LOCAL,
@@ -27,7 +25,7 @@ from roamcast.mobility.mobile import (
     Known,
     Mig,
     MobileProtocol,
-    Rep,
+    MobileSettings,
     Sub,
     Uns,
     register_mobile,
@@ -65,28 +63,9 @@ class RecursiveMigration(MobileProtocol):
     summary = "a migration forces those below it; tables are sent whole; subscribers may stay as phantoms"
     keeps_promises = False
 
-    def _handle(self, way: str, sender: str, message: Message) -> None:
-        match message:
-            case Burst():
-                self._on_pub(way, message)
-            case Rep():
-                self._on_rep(way, message)
-            case Sub():
-                self._on_sub(way, message)
-            case Uns():
-                self._on_uns(way, message)
-            case Mig():
-                self._on_mig(way, message)
-            case BmigOfLocals():
-                self._on_bmig(way, message)
-            case Btab():
-                self._on_btab(way, message)
-            case Fmig():
-                self._out.sends.append((way, self._bmig()))
-            case _:
-                raise InputError(
-                    f"{self.name} got {type(message).__name__} from {sender}, which it does not use"
-                )
+    def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
+        super().__init__(id, settings)
+        self._handlers |= {BmigOfLocals: self._on_bmig, Btab: self._on_btab, Fmig: self._on_fmig}
 
     def _locals(self) -> tuple[str, ...]:
         return tuple(one for one, known in self.known.items() if known.way == LOCAL and known.filters)
@@ -180,3 +159,6 @@ class RecursiveMigration(MobileProtocol):
             self._out.sends += [(way, Sub(filter, subscriber)) for filter in missing]
             self._out.sends += [(way, Uns(filter, subscriber)) for filter in extra]
         self._out.sends += [(peer, Fmig()) for peer in self.peers if peer != way]
+
+    def _on_fmig(self, way: str, message: Fmig) -> None:
+        self._out.sends.append((way, self._bmig()))

@@ -26,8 +26,9 @@ import msgspec
 
 from roamcast.errors import InputError
 
-TURNS = 8
-"""With balanced trees a broker looks for a less burdened parent in one of so many rounds: not all at once."""
+TURNS, TURNS_MAX = 8, 1024
+"""With balanced trees a broker looks for a less burdened parent in one of so many rounds: not all at once,
+and half as often after each change, so that the tree comes to rest."""
 CHILDREN_SPARED_MIN = 2
 """So many fewer children another parent must have after the change."""
 
@@ -120,12 +121,14 @@ class Election:
         """Child to when it was last heard."""
         self._candidates: list[Candidate] = []
         """From whom the round has come that is not settled yet."""
+        self._begun_at = 0.0
         self._settle_at: float | None = None
         self._next_round_at: float | None = None
         """For a leader."""
         self._silent_at: float | None = None
         """For all others: when the leader counts as gone."""
         self._rounds: dict[str, Round] = {me: self.round}
+        self._turns = TURNS
         self._out: list[ElectionEffect] = []
 
     # --- the ways in ---
@@ -194,6 +197,7 @@ class Election:
         self._next_round_at = None
         self._candidates = [Candidate(sender, heartbeat.hops, heartbeat.children)]
         waits = self.settings.balanced or self.parent is not None
+        self._begun_at = now
         self._settle_at = now + self.settings.patience_s if waits else now
 
     def _remember(self, leader: str, round: Round) -> None:
@@ -207,12 +211,16 @@ class Election:
         if self._settle_at is None:
             return
         ours = next((one for one in self._candidates if one.neighbour == self.parent), None)
-        is_clear = ours is not None and not self._is_my_turn() and self._best() == ours
-        if now >= self._settle_at or is_clear:
+        if ours is not None and self._is_my_turn():
+            # Not for as long as one would wait for the parent, because the children wait for this broker.
+            self._settle_at = min(self._settle_at, self._begun_at + self.settings.patience_s / 4)
+        elif ours is not None and self._best() == ours:
+            self._settle_at = now
+        if now >= self._settle_at:
             self._settle(now)
 
     def _is_my_turn(self) -> bool:
-        return self.settings.balanced and (self.round[1] + crc32(self.me.encode())) % TURNS == 0
+        return self.settings.balanced and (self.round[1] + crc32(self.me.encode())) % self._turns == 0
 
     def _best(self) -> Candidate:
         """The parent that there is, unless another is nearer by more than the margin."""
@@ -238,6 +246,8 @@ class Election:
             self._settle_at = None
             return
         best = self._best()
+        if any(one.neighbour == self.parent for one in self._candidates) and best.neighbour != self.parent:
+            self._turns = min(2 * self._turns, TURNS_MAX)
         self._settle_at, self._candidates = None, []
         self.hops = best.hops + 1
         settings = self.settings
