@@ -57,6 +57,14 @@ def test_one_seed_decides_a_run(protocol: RadioProtocol) -> None:
     assert one != scenario(protocol, brokers=8, seed=2).run().figures()
 
 
+def test_under_aodv_what_finds_no_route_is_given_up_with_its_reason() -> None:
+    apart = replace(scenario("aodv", speed=0.0), parameters=replace(NO_SHADOWS, power_dbm=-60.0))
+    run = apart.run()
+    assert run.figures()["delivered"] == 0
+    assert run.ledger.given_up["no route"] > 0
+    assert set(run.ledger.given_up) <= {"no route", "too many wait for the route"}
+
+
 def test_under_aodv_only_publishers_ask_for_routes() -> None:
     run = scenario("aodv", brokers=8).run()
     nodes = [program.aodv for program in run.programs if isinstance(program, AodvProgram)]

@@ -23,6 +23,7 @@ class Ledger:
         self._arrived: dict[tuple[Notification, int], Arrival] = {}
         self.duplicates = 0
         self.given_up: Counter[str] = Counter()
+        """Reason to how many were dropped on their way; MFT-PubSub stores what it cannot send."""
 
     def published(self, notification: Notification, now: float) -> None:
         self._published_at[notification] = now

@@ -94,10 +94,6 @@ class MediumAccess:
             self._contend()
         return True
 
-    @property
-    def queued(self) -> int:
-        return len(self._queue)
-
     # --- getting at the channel ---
 
     def _contend(self) -> None:

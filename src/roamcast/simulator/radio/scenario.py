@@ -119,6 +119,7 @@ class RadioRun:
             "air_s": 8 * sum(one.bytes for one in air) / self.scenario.parameters.bit_rate,
             "busy": sum(one.busy for one in air),
             "overflow": sum(one.overflow for one in air),
+            "given_up": self.ledger.given_up.total(),
             "events": self.network.events,
         }
 
