@@ -75,6 +75,26 @@ def given(rows: list[dict[str, Any]], *_: object, **__: object) -> list[dict[str
     return rows
 
 
+def duplicated(basic: int, ping: int, system: str) -> list[dict[str, Any]]:
+    """One duplicate with one subscription, and these many with ten."""
+    return [
+        row(system=system, option=option, s=s, p=100.0, duplicates=count)
+        for option, most in (("basic", basic), ("ping", ping))
+        for s, count in ((1, 1), (10, most))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flooding", "propagating", "holds"),
+    [((9, 10), (9, 14), True), ((9, 14), (9, 10), False), ((9, 10), (1, 14), False)],
+)
+def test_duplicates_must_grow_and_ping_add_less_where_messages_are_flooded(
+    flooding: tuple[int, int], propagating: tuple[int, int], holds: bool
+) -> None:
+    rows = duplicated(*flooding, "mosquitto") + duplicated(*propagating, "nats")
+    assert caporuscio.judge_duplicates(rows, []).holds is holds
+
+
 def test_table_3_has_means_over_trips() -> None:
     rows = [
         row(option=option, move_in_s=s, duplicates=d)
