@@ -285,7 +285,9 @@ class MobileNetwork:
         before = self.links[child].get(parent)
         if before is not None:
             self._close(before, child)
-        self.links[child][parent] = TreeLink(self._links_made, child, parent, directions)
+        link = self.links[child][parent] = TreeLink(self._links_made, child, parent, directions)
+        if not self.reach.get(link.edge, True):
+            self._lose(link)  # It was heard, and is out of reach by now.
         self._step_broker(child, LinkChanged(parent, True), Migrated(old, parent))
 
     def _make_link(self, name: str) -> Link:
@@ -307,7 +309,9 @@ class MobileNetwork:
 
     def _arrive(self, link: TreeLink, sender: str, message: Message) -> None:
         receiver = link.other(sender)
-        if link.is_cut or receiver in self.down or receiver in link.closed:
+        if receiver in self.down and not link.is_cut:
+            self._lose(link)  # Nobody acknowledges.
+        if link.is_cut or receiver in link.closed:
             return
         known = self.links[receiver].get(sender)
         if known is not link:
