@@ -60,6 +60,12 @@ class DurableSubscriptions(MobilityProtocol):
     def on_detach(self, session: Session) -> None:
         """The subscriptions are durable: they stay, and so does what they bring."""
 
+    def on_end(self, session: Session) -> None:
+        """What this broker keeps goes; other brokers that were visited are not told."""
+        for text in self.durable.pop(session.client, {}):
+            self.host.unsubscribe((session.client,), parse(text), "subscribe")
+        self.queues.pop(session.client, None)
+
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
         self.durable[session.client][filter.text] = None
         super().on_subscribe(session, filter, token)
