@@ -13,8 +13,8 @@ from roamcast.core.messages import Message, Publish, Subscribe
 from roamcast.core.notification import encode_attributes
 from roamcast.filters.selector import parse
 
-PROTOCOLS_THAT_TELL_SESSIONS_APART = ("home_broker", "multi_hop_handoff", "none", "reactive")
-"""The others keep something under a client's name at brokers where its session is not."""
+PROTOCOLS = ("durable", "home_broker", "multi_hop_handoff", "none", "phoenix", "proactive", "reactive")
+"""With `relocation`, what is withdrawn for one session may be what the other one has asked for."""
 FIRST, SECOND = ("a", "b", "c"), ("x", "y", "z")
 INSIDE = (("a", "b"), ("b", "c"), ("x", "y"), ("y", "z"))
 
@@ -78,7 +78,7 @@ def test_a_client_attached_where_its_older_session_was_is_closed_and_finds_the_o
     assert network.brokers["z"].sessions["k"].begun[1] == "a"
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS_THAT_TELL_SESSIONS_APART)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("seed", range(25))
 def test_whatever_clients_do_while_two_trees_join_each_has_one_session_in_the_end(
     protocol: str, seed: int

@@ -81,6 +81,7 @@ class Endings:
         del broker.sessions[client]
         broker.record("detached", client=client, broker=broker.id, reason="session ended")
         broker.session_ended(client)
+        broker.reunion.session_over(client)
         is_replaced = client in self._replaced
         self._replaced.pop(client, None)
         if attachment is not None:

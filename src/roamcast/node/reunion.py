@@ -10,10 +10,10 @@ Every broker tells those that have come within reach which sessions it holds
 a broker has heard all claims of a tree that joined, it does not let a session go
 to a broker of that tree: otherwise two sessions of one client could meet there.
 
-This serves protocols that keep nothing under a client's name at brokers where its
-session is not. `durable`, `phoenix`, `proactive` and `relocation` do, and would
-mistake what is left of one session for the other's: with them, trees that join
-should have no clients in common.
+Some protocols keep things under a client's name at brokers where its session is not.
+So the session that stays is not given to anyone before the other one has ended, and
+what was left of it has been fetched (`ReunionOver`). That is not enough for
+`relocation`: with it, trees that join should have no clients in common.
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ class Rival(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
+class ReunionOver(Message, frozen=True):
+    """The older session of this client has ended, and nothing is left of it: the other one may go."""
+
+    client: str
+    cause: ClassVar[Cause] = "handoff"
+
+
 class Joining(msgspec.Struct):
     """Brokers that have come within reach, and those of them whose claims are not known yet."""
 
@@ -82,13 +89,27 @@ class Reunion:
         self._broker = broker
         self._joining: list[Joining] = []
         self._held_back: list[AttachRequest] = []
+        self._older: dict[str, str] = {}
+        """Clients whose session here stays, and the broker where an older one of theirs has not ended yet."""
+        self._newer: dict[str, dict[str, None]] = {}
+        """Clients whose session here ends, and the brokers that said they have one which stays."""
 
     @property
     def handlers(self) -> dict[type[Message], Callable[[str, Any], None]]:
-        return {Claims: self.on_claims, ClaimIt: self.on_claim_it, Rival: self.on_rival}
+        return {
+            Claims: self.on_claims,
+            ClaimIt: self.on_claim_it,
+            Rival: self.on_rival,
+            ReunionOver: self.on_reunion_over,
+        }
 
     def unfinished(self) -> dict[str, object]:
-        return {"claims not heard": self._joining, "requests held back": self._held_back}
+        return {
+            "claims not heard": self._joining,
+            "requests held back": self._held_back,
+            "older sessions": self._older,
+            "newer sessions": self._newer,
+        }
 
     # --- saying what is held here ---
 
@@ -148,7 +169,16 @@ class Reunion:
             self._go_on()
 
     def on_rival(self, sender: str, message: Rival) -> None:
-        self._compare(message.claim)
+        claim, broker = message.claim, self._broker
+        session = broker.sessions.get(claim.client)
+        is_gone = session is None and claim.client not in broker.locator.moved_to
+        if is_gone:
+            # It has ended, or was too fast to be followed: then it is anywhere.
+            self._pass_on(Claims(broker.id, tuple(broker.members), (claim,), is_last=False), "")
+        if is_gone or (session is not None and session.begun == claim.begun):
+            broker.send(claim.broker, ReunionOver(claim.client))
+        else:
+            self._compare(claim)
 
     def _compare(self, claim: Claim) -> None:
         broker, client = self._broker, claim.client
@@ -157,15 +187,27 @@ class Reunion:
                 broker.send(broker.locator.moved_to[client][0], Rival(claim))
             return
         session, own = broker.sessions[client], self._claim_of(client)
-        if own is None or own.begun == claim.begun:
-            return
-        if own.begun < claim.begun:
-            broker.end_replaced(session)
-            return
-        # Nothing of the two may be mistaken for the other's.
-        session.number = max(session.number, claim.number) + NUMBERS_APART
-        session.incarnation = max(session.incarnation, claim.incarnation) + 1
-        broker.send(claim.broker, Rival(own))
+        if own is None or own.begun < claim.begun:
+            self._newer.setdefault(client, {})[claim.broker] = None
+            if own is not None:
+                broker.end_replaced(session)
+        elif own.begun > claim.begun:
+            # Nothing of the two may be mistaken for the other's.
+            session.number = max(session.number, claim.number) + NUMBERS_APART
+            session.incarnation = max(session.incarnation, claim.incarnation) + 1
+            self._older[client] = claim.broker
+            broker.send(claim.broker, Rival(own))
+
+    def session_over(self, client: str) -> None:
+        """A session has ended here, and what was left of it everywhere has been fetched."""
+        for newer in self._newer.pop(client, {}):
+            self._broker.send(newer, ReunionOver(client))
+        if self._older.pop(client, None) is not None:
+            self._go_on()
+
+    def on_reunion_over(self, sender: str, message: ReunionOver) -> None:
+        if self._older.pop(message.client, None) is not None:
+            self._go_on()
 
     def lost(self, brokers: Iterable[str]) -> None:
         """They are gone for good: nobody waits for what they would claim."""
@@ -173,13 +215,15 @@ class Reunion:
         for joining in self._joining:
             joining.unheard = {one: None for one in joining.unheard if one not in gone}
         self._held_back = [one for one in self._held_back if one.broker not in gone]
+        self._older = {client: one for client, one in self._older.items() if one not in gone}
         self._go_on()
 
     # --- sessions that may not go yet ---
 
     def holds_back(self, request: AttachRequest) -> bool:
         """Whether the session may not go to this broker yet; its request is answered later."""
-        if not any(request.broker in joining.brokers for joining in self._joining):
+        is_joining = any(request.broker in joining.brokers for joining in self._joining)
+        if not is_joining and request.client not in self._older:
             return False
         self._held_back.append(request)
         return True
