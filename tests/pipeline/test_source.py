@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from tests.daemon.brokers import BrokerProcess, MqttClient, free_port
@@ -26,6 +26,7 @@ from roamcast.pipeline.source_options import parse_options
 
 pytestmark = pytest.mark.xdist_group("spark")
 
+ATTEMPTS = 3
 MINE = {"clientId": "spark", "filter": "road/#"}
 
 
@@ -43,13 +44,16 @@ def texts_of(rows: DataFrame) -> list[str]:
 def read_now(spark: SparkSession, folder: Path, options: dict[str, str]) -> list[str]:
     """What a query finds that ends when it has read what was there; each query appends to the same files."""
     stream = spark.readStream.format("roamcast").options(**options, inbox=str(folder / "inbox")).load()
-    query = (
-        stream.writeStream.format("parquet")
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(folder / "out"))
-    )
-    query.awaitTermination()
+    writing = stream.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    query = writing.trigger(availableNow=True)
+    for attempt in range(ATTEMPTS):
+        try:
+            query.start(str(folder / "out")).awaitTermination()
+            break
+        except StreamingQueryException as error:
+            # Spark gives a Python process ten seconds to start, which a machine that is busy exceeds.
+            if "failed to connect back" not in str(error) or attempt == ATTEMPTS - 1:
+                raise
     return sorted(texts_of(spark.read.schema(stream.schema).parquet(str(folder / "out"))), key=int)
 
 
@@ -79,7 +83,7 @@ def test_what_one_query_writes_another_reads(
     assert read_now(spark, tmp_path, options) == [str(number) for number in range(30)]
     (seven,) = spark.read.parquet(str(tmp_path / "out")).where("cast(payload as string) = '7'").collect()
     assert (seven.topic, seven.qos, seven.retain, seven.properties) == ("road/1", 1, False, {"speed": "7"})
-    assert seven.publisher.startswith("writer-")
+    assert 0 <= seven.position < 30
 
 
 @pytest.mark.slow
@@ -94,6 +98,9 @@ def test_a_batch_read_looks_and_a_stream_takes(
     assert sorted(texts_of(waiting)) == ["1", "2"], "and stays"
     assert read_now(spark, tmp_path, options) == ["1", "2"]
     assert waiting.isEmpty(), "now it was taken"
+    (first,) = spark.read.parquet(str(tmp_path / "out")).where("topic = 'road/1'").collect()
+    assert first.publisher.startswith("writer-")
+    assert first.number == 1
     # The same client publishes the same again, with the same number: it is another notification.
     publish(spark.createDataFrame([("road/1", "1"), ("road/2", "2")], "topic string, payload string"), broker)
     assert read_now(spark, tmp_path, options) == ["1", "1", "2", "2"], "a restarted query reads what is new"
