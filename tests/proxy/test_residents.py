@@ -17,7 +17,7 @@ from tests.proxy.world import World, run, until
 from roamcast.proxy import messages, residents, steps
 from roamcast.proxy.adapter import ForeignMessage
 
-SEEDS = range(10)
+SEEDS = range(6)
 MANY_SEEDS = range(150)
 ATTACH, SUBSCRIBE = 1, 2
 

@@ -21,7 +21,7 @@ from roamcast.proxy import buffers, service, steps
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.client import RoamingClient
 
-SEEDS = range(12)
+FEW_SEEDS, SEEDS = range(5), range(12)
 MANY_SEEDS = range(200)
 
 
@@ -112,7 +112,7 @@ async def story(
     return findings
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_with_ping_nothing_is_lost_repeated_or_reordered(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = run(story(seed, monkeypatch))
     assert len(findings.published) > 20
