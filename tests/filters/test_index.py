@@ -147,6 +147,9 @@ def test_ends_of_ranges_are_exact() -> None:
     assert not twin.index._table._masks._waiting  # type: ignore[union-attr]
     values: list[dict[str, Any]] = [{"v": int(value), "w": 1} for value in near if abs(value) < inf]
     assert twin.index.labels_of_each(values) == list(map(twin.index.labels, values))
+    more: list[dict[str, Any]] = [{"v": value, "w": value} for value in range(masks.KNOWN_MAX + 1)]
+    for _ in range(2):  # The second time there are too many to be remembered.
+        assert twin.index.labels_of_each(more) == list(map(twin.index.labels, more))
 
 
 def test_labels_follow_their_keys() -> None:

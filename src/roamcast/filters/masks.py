@@ -26,6 +26,9 @@ from roamcast.filters.values import ABSENT, BOTTOM, END, FALSE, NAN, START, TOP,
 # Making the integers takes about as long for one box as asking so many filters does.
 ASKS_PER_BOX = 12
 
+# So many values of an attribute are remembered; when there are more, it is hardly worth it.
+KNOWN_MAX = 2_048
+
 # Below, no integer lies between two neighbouring floats; above, nothing but integers is a float.
 _EXACT = 2**53
 
@@ -171,12 +174,25 @@ class BoxMasks:
         return [others[label] for label in labels]
 
 
+class _KnownRows(dict[int, int]):
+    """Integers that came before, and their rows: many attributes have few values."""
+
+    def __init__(self, cuts: list[float], rows: list[int]) -> None:
+        super().__init__()
+        self._cuts = cuts
+        self._rows = rows
+
+    def __missing__(self, value: int) -> int:
+        row = self[value] = self._rows[bisect_right(self._cuts, value)]
+        return row
+
+
 class _Axis:
     """The rows of one attribute."""
 
     __slots__ = (
-        "absent", "false", "integers", "name", "nan", "number_rows", "numbers", "string_rows", "strings",
-        "true",
+        "absent", "false", "integers", "known", "name", "nan", "number_rows", "numbers", "string_rows",
+        "strings", "true",
     )  # fmt: skip
 
     def __init__(self, name: str, conditions: list[tuple[int, ValueSet]], every: int) -> None:
@@ -207,6 +223,7 @@ class _Axis:
         self.numbers, self.number_rows = _rows(first_number, number_flips)
         # Comparing integers with integers takes half the time.
         self.integers = [cut if cut in (inf, -inf) else ceil(cut) for cut in self.numbers]
+        self.known = _KnownRows(self.integers, self.number_rows)
         self.strings, self.string_rows = _rows(first_string, string_flips)
 
     def row_of(self, value: Any) -> int:
@@ -225,6 +242,8 @@ class _Axis:
         """The same for many values, which most often are all of one kind."""
         kinds = set(map(type, values))
         if kinds == _INTEGERS:
+            if len(self.known) < KNOWN_MAX:
+                return map(self.known.__getitem__, values)
             return map(self.number_rows.__getitem__, map(bisect_right, repeat(self.integers), values))
         if kinds == _STRINGS:
             return map(self.string_rows.__getitem__, map(bisect_right, repeat(self.strings), values))
