@@ -86,7 +86,7 @@ def duplicated(basic: int, ping: int, system: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("flooding", "propagating", "holds"),
-    [((9, 10), (9, 14), True), ((9, 14), (9, 10), False), ((9, 10), (1, 14), False)],
+    [((9, 10), (9, 14), True), ((9, 14), (9, 10), False), ((9, 10), (1, 14), False), ((9, 6), (9, 8), False)],
 )
 def test_duplicates_must_grow_and_ping_add_less_where_messages_are_flooded(
     flooding: tuple[int, int], propagating: tuple[int, int], holds: bool

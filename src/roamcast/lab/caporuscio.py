@@ -268,7 +268,7 @@ def run_duplicates(quick: bool, sweep: Sweep) -> Findings:
 
 def judge_duplicates(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
     """They grow from the fewest subscriptions to the most, at the highest rate of each kind of trip; and ping
-    adds a smaller share on systems that flood than on any that propagates."""
+    adds something on every system that propagates, and a smaller share on those that flood."""
     figures: dict[str, object] = {}
     parts: dict[str, bool] = {}
     added: dict[str, float] = {}
@@ -290,9 +290,8 @@ def judge_duplicates(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
         } | {"ping adds, share": round(added[system], 2)}
     others = [share for system, share in added.items() if system not in FLOODING]
     for system in set(FLOODING) & set(added) if others else ():
-        parts[f"ping adds {added[system]:.0%} on {system}, {min(others):.0%} on one that propagates"] = added[
-            system
-        ] < min(others)
+        text = f"ping adds {added[system]:.0%} on {system}, {min(others):.0%} on one that propagates"
+        parts[text] = added[system] < min(others) and min(others) > 0
     return C4.outcome(
         all(parts.values()) if parts else None, figures=figures, note=note_of(parts, *reasons),
         paper="proportional to s and p; ping adds up to 45 % on Siena",
