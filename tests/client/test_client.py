@@ -396,7 +396,7 @@ def test_tls_users_and_rules(tmp_path: Path) -> None:
             assert refusal.value.reason is Reason.NOT_AUTHORIZED
             with pytest.raises(PublishError, match=r"^other: refused"):
                 await client.publish_each("other", (b"" for _ in range(10)), qos=1)
-            with pytest.raises(SubscribeError, match=r"^other: refused: not authorised$"):
+            with pytest.raises(SubscribeError, match=r"^other: refused: not authorised \(other may not be "):
                 await client.subscribe("other")
 
     with running(guarded):

@@ -509,7 +509,7 @@ def test_unsubscribing(broker: BrokerProcess) -> None:
 
 def test_several_filters_in_one_packet_are_answered_one_by_one(broker: BrokerProcess) -> None:
     """[3.8.4-5], [3.8.4-6]"""
-    deep = "/".join("x" * 70)
+    deep = "/".join("x" * 300)
     for version, refused in ((5, Reason.TOPIC_FILTER_INVALID), (4, Reason.UNSPECIFIED_ERROR)):
         with Raw(broker, "many", version=version) as client:
             answer = client.subscribe("many/1", deep, "many/2", qos=1)
