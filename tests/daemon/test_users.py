@@ -99,6 +99,7 @@ def test_other_names_are_fine(name: str) -> None:
         (b"a/b:" + HASH.encode(), "line 1: user 'a/b': valid is a name"),
         (b"a:%s\na:%s\n" % (HASH.encode(), HASH.encode()), "line 2: user 'a' is there twice"),
     ],
+    ids=["no hash", "no colon", "no text", "no name", "twice"],
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, line: str) -> None:
     path = tmp_path / "users"
