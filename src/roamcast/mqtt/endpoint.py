@@ -589,7 +589,8 @@ class Endpoint:
         """What is to be written; the turn is over."""
         self.encoder.forget()
         writes = {}
-        for id, connection in self.touched.items():
+        # Those who get something come before those who said something, who can wait for their answer.
+        for id, connection in reversed(self.touched.items()):
             if connection.out:
                 writes[id], connection.out = connection.out, []
         self.touched.clear()
