@@ -120,13 +120,6 @@ class Mft(MobileProtocol):
     name = "mft"
     summary = "timestamps and hops tell who knows more of a subscriber; ways are turned round, queues follow"
 
-    def _handle(self, way: str, sender: str, message: Message) -> None:
-        if isinstance(message, Bmig) and message.hops == 0:
-            self._talks[way] = Talk()
-        if way != LOCAL and not isinstance(message, Burst | Rep | Bquery):
-            self._talks.setdefault(way, Talk()).heard += 1
-        super()._handle(way, sender, message)
-
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         super().__init__(id, settings)
         self._asked: dict[str, tuple[str, list[Burst]]] = {}
@@ -135,6 +128,13 @@ class Mft(MobileProtocol):
 
         self._talks: dict[str, Talk] = {}
         self._handlers |= {Bmig: self._on_bmig, Bsub: self._on_bsub, Bquery: self._on_bquery}
+
+    def _handle(self, way: str, sender: str, message: Message) -> None:
+        if isinstance(message, Bmig) and message.hops == 0:
+            self._talks[way] = Talk()
+        if way != LOCAL and not isinstance(message, Burst | Rep | Bquery):
+            self._talks.setdefault(way, Talk()).heard += 1
+        super()._handle(way, sender, message)
 
     def _flush(self) -> None:
         super()._flush()

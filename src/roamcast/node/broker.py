@@ -432,11 +432,7 @@ class Broker(SubscribingHost, SessionsHost):
             return
         if type(message) is Publish:
             if message.request:
-                session = self.sessions.get(item.client)
-                if session is not None:
-                    self.requests.accept_publish(session, message)
-                else:
-                    self.requests.hold(item.client, message)
+                self.requests.on_request(item.client, message)
                 return
             attributes, bodies, marks = message.attributes, message.bodies, message.marks
             count, varied = len(bodies), message.varied

@@ -72,7 +72,7 @@ class Requests:
     def _accept(self, session: Session, request: Request) -> None:
         """Take a request once; what was taken before is only acknowledged again."""
         if isinstance(request, Publish):
-            self.accept_publish(session, request)
+            self._accept_publish(session, request)
             return
         if request.request == session.accepted + 1:
             session.accepted += 1
@@ -83,7 +83,7 @@ class Requests:
                 self._change(session, request.request, kind, text, is_late=False)
         self._tell_accepted(session)
 
-    def accept_publish(self, session: Session, request: Publish) -> None:
+    def _accept_publish(self, session: Session, request: Publish) -> None:
         first, bodies = request.request, request.bodies
         skip = session.accepted + 1 - first
         if 0 <= skip < len(bodies):
@@ -92,12 +92,9 @@ class Requests:
                 bodies = bodies[skip:]
             if request.varied:
                 self._publish_varied(session, request, bodies)
-            elif self._broker.router.uses_advertisements:
-                self._publish(session, request.attributes, bodies, request.marks)
             else:
-                self._broker.publish(session, request.attributes, bodies, request.marks)
-        if self._broker.front is None:
-            self._tell_accepted(session)
+                self._publish(session, request.attributes, bodies, request.marks)
+        self._tell_accepted(session)
 
     def _tell_accepted(self, session: Session) -> None:
         if self._broker.front is None:
