@@ -18,6 +18,7 @@ from roamcast.daemon.journal import Journal, JournalFailed
 from roamcast.daemon.pressure import Pressure
 from roamcast.mqtt.traffic import Note
 from roamcast.node.link import KEPT_BYTES_MAX
+from roamcast.site.contract import AnySite
 from roamcast.site.inputs import (
     Announced,
     Connected,
@@ -30,7 +31,6 @@ from roamcast.site.inputs import (
     encode_entry,
 )
 from roamcast.site.seeking import IsHere
-from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
 
@@ -66,7 +66,7 @@ class Output(Protocol):
 class Engine:
     def __init__(
         self,
-        site: Site,
+        site: AnySite,
         journal: Journal | None,
         output: Output,
         records: Callable[[list[Row]], None] | None = None,

@@ -49,10 +49,9 @@ class BrokerFigures:
 
     def queues(self) -> Queues:
         found = Queues([0, 0, 0], 0)
-        for _, queue in self.engine.site.broker.protocol.stored():
-            for burst in queue.bursts():
-                found.notifications[qos_of(burst.marks)] += burst.count
-                found.size_bytes += burst.size
+        for burst in self.engine.site.stored():
+            found.notifications[qos_of(burst.marks)] += burst.count
+            found.size_bytes += burst.size
         return found
 
     def subscriptions(self) -> int:
@@ -65,7 +64,7 @@ class BrokerFigures:
         """By reason and QoS."""
         site = self.engine.site
         found: dict[tuple[str, int], int] = {}
-        for (reason, marks), count in site.broker.figures.dropped.items():
+        for (reason, marks), count in site.figures.dropped.items():
             key = reason, qos_of(marks)
             found[key] = found.get(key, 0) + count
         for qos, count in enumerate(site.endpoint.traffic.left_out):
@@ -75,7 +74,7 @@ class BrokerFigures:
     def handoffs(self) -> dict[str, int]:
         site = self.engine.site
         results = {"finished": 0, "refused": 0, "unavailable": site.endpoint.traffic.unavailable}
-        return results | site.broker.figures.handoffs
+        return results | site.figures.handoffs
 
     def links(self) -> list[LinkFigures]:
         """To every peer that is configured, connected, or has been and is not forgotten."""

@@ -10,8 +10,8 @@ from roamcast.daemon.peers import Peers
 from roamcast.daemon.sections import Config
 from roamcast.daemon.tls import link_contexts
 from roamcast.node.links import Offer
+from roamcast.site.contract import AnySite
 from roamcast.site.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, SiteInput
-from roamcast.site.site import Site
 
 INCARNATION_BITS = 62
 
@@ -19,11 +19,11 @@ INCARNATION_BITS = 62
 class Linking:
     """Implements `peers.LinkHandler`."""
 
-    def __init__(self, config: Config, site: Site, push: Callable[[SiteInput], None]) -> None:
+    def __init__(self, config: Config, site: AnySite, push: Callable[[SiteInput], None]) -> None:
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
-            "routing strategy": site.broker.router.strategy,
+            "routing strategy": site.strategy,
             "messages": " ".join(one.__name__ for one in message_types()),
         }
         contexts = link_contexts(config.link) if config.link.tls else None

@@ -17,8 +17,9 @@ from roamcast.daemon.sections import Config
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.errors import InputError
+from roamcast.site.contract import AnySite
 from roamcast.site.inputs import Started, decode_entry
-from roamcast.site.site import Site
+from roamcast.site.making import make_site
 
 log = logging.getLogger("roamcast")
 
@@ -55,7 +56,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
     try:
         if config.events.level != "none":
             events = EventLog(config)
-        site: Site | None = thaw(recovered.snapshot) if recovered.snapshot is not None else None
+        site: AnySite | None = thaw(recovered.snapshot) if recovered.snapshot is not None else None
         for note in recovered.notes:
             log.warning("%s", note)
         for data in recovered.entries:
@@ -64,14 +65,14 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
                 first = entry.inputs[0]
                 if not isinstance(first, Started):
                     raise InputError(f"journal {config.journal_folder}: it does not begin with a start")
-                site = Site(first.settings)
+                site = make_site(first.settings)
             effects = site.step(entry.now, entry.inputs)
             if events is not None and effects.records:
                 events.take(effects.records)
         if events is not None:
             events.replayed()
         _collect_seldom()
-        await Server(config, site or Site(site_settings(config)), journal, reread, events).run()
+        await Server(config, site or make_site(site_settings(config)), journal, reread, events).run()
     finally:
         journal.close()
         if events is not None:

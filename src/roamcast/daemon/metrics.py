@@ -79,10 +79,10 @@ class Metrics(Collector):
     def _clients(self) -> Iterator[Metric]:
         figures, site = self._figures, self._figures.engine.site
         yield gauge("roamcast_connections", "Open connections of clients.", figures.connections())
-        yield gauge("roamcast_sessions", "Sessions held here.", len(site.broker.sessions))
+        yield gauge("roamcast_sessions", "Sessions held here.", site.session_count)
         yield gauge("roamcast_sessions_attached", "Those whose client is connected.", figures.attached())
         yield gauge("roamcast_subscriptions", "Subscriptions of sessions held here.", figures.subscriptions())
-        yield gauge("roamcast_retained_messages", "Retained messages.", len(site.retained))
+        yield gauge("roamcast_retained_messages", "Retained messages.", site.retained_count)
         yield counter("roamcast_connects", "Clients that were welcomed.", site.endpoint.traffic.welcomed)
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
         yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
@@ -100,14 +100,14 @@ class Metrics(Collector):
         yield counted
         buckets, total = [], 0
         bounds = [*map(str, HANDOFF_BOUNDS_S), "+Inf"]
-        for bound, count in zip(bounds, site.broker.figures.handoff_classes, strict=True):
+        for bound, count in zip(bounds, site.figures.handoff_classes, strict=True):
             total += count
             buckets.append((bound, float(total)))
         yield HistogramMetricFamily(
             "roamcast_handoff_seconds",
             "From the attach at this broker until everything owed to the client is here.",
             buckets=buckets,
-            sum_value=site.broker.figures.handoff_total_s,
+            sum_value=site.figures.handoff_total_s,
         )
 
     def _journal(self) -> Iterator[Metric]:
@@ -167,7 +167,7 @@ def health(figures: BrokerFigures) -> Answer:
 def announcements(figures: BrokerFigures) -> dict[str, str]:
     """Topic to value, by the names that Mosquitto made usual, where they fit."""
     site, queues = figures.engine.site, figures.queues()
-    attached, sessions, traffic = figures.attached(), len(site.broker.sessions), site.endpoint.traffic
+    attached, sessions, traffic = figures.attached(), site.session_count, site.endpoint.traffic
     values: dict[str, object] = {
         "version": f"roamcast version {__version__}",
         "uptime": f"{figures.uptime_s:.0f} seconds",
@@ -182,7 +182,7 @@ def announcements(figures: BrokerFigures) -> dict[str, str]:
         "publish/messages/received": sum(traffic.received),
         "publish/messages/sent": sum(traffic.sent),
         "publish/messages/dropped": sum(figures.dropped().values()),
-        "retained messages/count": len(site.retained),
+        "retained messages/count": site.retained_count,
         "subscriptions/count": figures.subscriptions(),
         "heap/maximum": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "roamcast/id": site.id,

@@ -95,7 +95,7 @@ class Operations:
             "version": __version__,
             "uptime_s": round(figures.uptime_s, 3),
             "connections": figures.connections(),
-            "sessions": len(self._engine.site.broker.sessions),
+            "sessions": self._engine.site.session_count,
             "queued": sum(figures.queues().notifications),
             "journal": self._engine.failure or "ok",
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
@@ -129,14 +129,12 @@ class Operations:
         yield {"client": client, "found": False, "links_down": down, "done": True}
 
     async def _forget(self, request: dict[str, Any]) -> Answers:
-        broker, reach = _text(request, "broker"), self._engine.site.links.reach
+        broker = _text(request, "broker")
         if broker == self._config.id:
             raise InputError(f"{broker} is this broker itself")
         if any(link.peer == broker and link.is_up for link in self._figures.links()):
             raise InputError(f"{broker} is connected: stop it first, what is forgotten must never come back")
-        if broker not in reach.next_hops:
-            known = ", ".join(sorted(reach.next_hops)) or "none"
-            raise InputError(f"there is no broker {broker} in the network; known are: {known}")
+        self._engine.site.check_forgetting(broker)
         self._engine.push(Forgotten(broker))
         log.warning("broker %s is forgotten: what it held is given up", broker)
         is_configured = any(peer.id == broker for peer in self._server.config.peers)
@@ -147,13 +145,12 @@ class Operations:
         destination = str(request.get("to") or "") or next(iter(up), "")
         if not destination:
             raise InputError("no link is up: there is no broker that could take the sessions")
-        if destination not in self._engine.site.links.reach.next_hops:
-            raise InputError(f"broker {destination} cannot be reached; links are up to: {', '.join(up)}")
+        self._engine.site.check_draining(destination)
         drained = Drained(destination, str(request.get("reference") or ""))
         log.warning("draining: all sessions go to %s; no client is served until the next start", destination)
         again_at = 0.0
         while True:
-            left = self._left()
+            left = self._engine.site.sessions_left()
             yield {"to": destination, "sessions": left, "done": not left and again_at > 0}
             if not left and again_at:
                 log.info("drained: no session is here any more")
@@ -163,16 +160,6 @@ class Operations:
                 self._engine.push(drained)
                 again_at = time.monotonic() + DRAIN_AGAIN_S
             await asyncio.sleep(DRAIN_POLL_S)
-
-    def _left(self) -> int:
-        """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
-        site = self._engine.site
-        broker = site.broker
-        stored = [client for client, queue in broker.protocol.stored() if queue]
-        held = dict.fromkeys([*broker.sessions, *broker.locator.moved_to, *stored])
-        if not held and any(end.kept_bytes for end in site.links.ends.values() if end.is_up):
-            return 1
-        return len(held)
 
 
 def _text(request: dict[str, Any], name: str) -> str:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from roamcast.site.contract import AnySite
 from roamcast.site.inputs import Frames, SiteInput
-from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
 
 
 class Pressure:
     def __init__(
-        self, site: Site, hold: Callable[[int], None], release: Callable[[], None], bytes_max: int
+        self, site: AnySite, hold: Callable[[int], None], release: Callable[[], None], bytes_max: int
     ) -> None:
         self.bytes_max = bytes_max
         """What may be kept for one peer; when it was more, half of it is little enough."""

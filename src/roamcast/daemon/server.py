@@ -33,9 +33,9 @@ from roamcast.mqtt.packets import Connack, Connect, Disconnect
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.traffic import Note
 from roamcast.mqtt.writing import write
+from roamcast.site.contract import AnySite
 from roamcast.site.inputs import Full, Gone, Ruled, SiteInput, Started, Tuned
 from roamcast.site.seeking import IsHere
-from roamcast.site.site import Site
 
 log = logging.getLogger("roamcast")
 
@@ -50,7 +50,7 @@ class Server:
     def __init__(
         self,
         config: Config,
-        site: Site,
+        site: AnySite,
         journal: Journal | None,
         reread: Callable[[], Config],
         events: EventLog | None = None,

@@ -15,12 +15,14 @@ import msgspec
 
 from roamcast.core.codec import Codec
 from roamcast.core.effects import Configured, Deadline, Pressed, Told
+from roamcast.core.notification import Burst
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
 from roamcast.mqtt.endpoint import Endpoint
 from roamcast.mqtt.sessions import Subscription
 from roamcast.node.broker import Broker, BrokerSettings
+from roamcast.node.figures import Figures
 from roamcast.node.link import LinkError
 from roamcast.node.links import Links, LinkTurn, Offer
 from roamcast.site.announcing import Announcements, RecallAnnounced
@@ -54,6 +56,8 @@ from roamcast.site.wills import PublishThat, Wills
 
 
 class Site:
+    links_may_cycle = False
+
     __unsaved__ = ("_out",)
 
     def __init__(self, settings: SiteSettings) -> None:
@@ -111,10 +115,51 @@ class Site:
         times = [one for one in (self.broker.deadline(), self.endpoint.timers.next()) if one is not None]
         return min(times, default=None)
 
+    # --- for those who look on (see contract.AnySite) ---
+
     @property
     def queued_bytes(self) -> int:
         """What is stored for clients here."""
         return sum(queue.size_bytes for _, queue in self.broker.protocol.stored())
+
+    @property
+    def figures(self) -> Figures:
+        return self.broker.figures
+
+    @property
+    def strategy(self) -> str:
+        return self.broker.router.strategy
+
+    @property
+    def session_count(self) -> int:
+        return len(self.broker.sessions)
+
+    @property
+    def retained_count(self) -> int:
+        return len(self.retained)
+
+    def stored(self) -> Iterable[Burst]:
+        return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
+
+    def sessions_left(self) -> int:
+        """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
+        broker = self.broker
+        stored = [client for client, queue in broker.protocol.stored() if queue]
+        held = dict.fromkeys([*broker.sessions, *broker.locator.moved_to, *stored])
+        if not held and any(end.kept_bytes for end in self.links.ends.values() if end.is_up):
+            return 1
+        return len(held)
+
+    def check_forgetting(self, broker: str) -> None:
+        known = self.links.reach.next_hops
+        if broker not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise InputError(f"there is no broker {broker} in the network; known are: {names}")
+
+    def check_draining(self, destination: str) -> None:
+        if destination not in self.links.reach.next_hops:
+            up = ", ".join(peer for peer, end in self.links.ends.items() if end.is_up)
+            raise InputError(f"broker {destination} cannot be reached; links are up to: {up}")
 
     def journalled(self, over: Collection[str] = ()) -> None:
         """Everything that this site has received is in the journal: its peers may be told.

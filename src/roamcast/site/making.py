@@ -1,0 +1,18 @@
+"""The site for a protocol. Which family it belongs to is asked of the registries, never by name."""
+
+from __future__ import annotations
+
+from roamcast.errors import InputError
+from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS
+from roamcast.site.contract import AnySite
+from roamcast.site.settings import SiteSettings
+from roamcast.site.site import Site
+
+
+def make_site(settings: SiteSettings) -> AnySite:
+    if settings.protocol in PROTOCOLS:
+        return Site(settings)
+    if settings.protocol in MOBILE_PROTOCOLS:
+        raise InputError(f"protocol {settings.protocol}: the daemon does not offer brokers that move yet")
+    valid = ", ".join(sorted({**PROTOCOLS, **MOBILE_PROTOCOLS}))
+    raise InputError(f"protocol {settings.protocol!r}: valid are {valid}")
