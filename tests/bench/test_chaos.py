@@ -22,13 +22,17 @@ HOST = "127.0.0.1"
 
 def test_a_short_one_keeps_every_promise(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "chaos", "--seconds", "8", "--seed", "3", "--clients", "16", "--brokers", "3"]
-    code = run(build_app(), [*arguments, "--json"])
+    code = run(build_app(), [*arguments, "--sync", "group", "--json"])
     output = capsys.readouterr()
     result = json.loads(output.out)
     assert code == 0, (result["troubles"], result["examples"], result["folder"])
     assert output.err.startswith("seed 3\n")
     assert (result["kept"], result["lost"], result["duplicated_qos_2"]) == (True, 0, 0)
     assert result["folder"] is None
+    assert "journal.sync=group" in result["settings"]
+    assert result["faults"]["unheard"] == 1
+    assert result["unknown"] >= result["faults"]["unheard"] * chaos.UNHEARD
+    assert result["recovered"] > 0, "what nobody was told of has arrived"
     assert result["handoffs"] > 5
     assert result["acknowledged"] > 20
     assert result["deliveries"] >= result["expected"] > 20
@@ -37,9 +41,10 @@ def test_a_short_one_keeps_every_promise(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_long_one_keeps_every_promise(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(build_app(), ["bench", "chaos", "--seconds", "60", "--seed", str(seed), "--json"])
+@pytest.mark.parametrize(("seed", "sync"), [(1, "process"), (2, "group")])
+def test_a_long_one_keeps_every_promise(seed: int, sync: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "chaos", "--seconds", "60", "--seed", str(seed), "--sync", sync, "--json"]
+    code = run(build_app(), arguments)
     result = json.loads(capsys.readouterr().out)
     assert code == 0, (result["troubles"], result["examples"], result["folder"])
     assert result["handoffs"] > 200

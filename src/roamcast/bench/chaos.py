@@ -21,7 +21,7 @@ from typing import Any
 from roamcast.bench.broker_network import BrokerNetwork, damage_tail
 from roamcast.bench.ledger import Audit, Ledger, audit
 from roamcast.bench.processes import BenchFailed
-from roamcast.bench.roaming_clients import Client, RoamingClient, World, foreign_kinds
+from roamcast.bench.roaming_clients import Client, RoamingClient, World, foreign_kinds, publish_unheard
 
 BROKERS = 5
 CLIENTS = 50
@@ -33,16 +33,21 @@ SUBSCRIBE_S = 60.0
 DRAIN_S = 60.0
 QUIET_S = 2.0
 RESTART_S = 60.0
+UNHEARD = 6
+"""Messages of a client that hears no answer."""
+UNHEARD_S = 0.1
 PAUSE_S = 0.25
 SETTINGS = (
-    "journal.sync=process", "journal.segment_bytes=262144", "journal.snapshot_after_bytes=1048576",
-    "link.heartbeat_s=0.5", "link.timeout_s=2.5", "link.reconnect_max_s=0.5", "mobility.locate_timeout_s=2",
+    "journal.segment_bytes=262144", "journal.snapshot_after_bytes=1048576", "link.heartbeat_s=0.5",
+    "link.timeout_s=2.5", "link.reconnect_max_s=0.5", "mobility.locate_timeout_s=2",
 )  # fmt: skip
 
 KINDS = {
     "kill": "kill -9, and a restart after a while",
     "kill, torn tail": "the same, with half a record behind the last one of the journal",
     "kill, flipped tail": "the same, with a record behind the last one in which a bit is wrong",
+    "kill, unheard": "kill -9 at the moment when a client publishes",
+    "unheard": "a client publishes, and is gone for good before it has heard of anything",
     "stop": "SIGSTOP, and SIGCONT after its clients have moved on",
     "cut": "both sides of a link are closed",
     "apart": "both sides of a link are closed and cannot connect for a while",
@@ -87,12 +92,18 @@ def draw_tree(rng: random.Random, brokers: int) -> list[tuple[int, int]]:
 
 
 def run(
-    *, seconds: float, seed: int, clients: int = CLIENTS, brokers: int = BROKERS, keep: Path | None = None
+    *,
+    seconds: float,
+    seed: int,
+    clients: int = CLIENTS,
+    brokers: int = BROKERS,
+    sync: str = "process",
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Run it; the folder with logs and journals stays, and is named, if a promise was broken."""
     folder = keep or Path(tempfile.mkdtemp(prefix="roamcast-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    chaos = Chaos(folder, seconds, seed, clients, brokers)
+    chaos = Chaos(folder, seconds, seed, clients, brokers, sync)
     result = asyncio.run(chaos.run())
     if result["kept"] and keep is None:
         shutil.rmtree(folder)
@@ -101,12 +112,15 @@ def run(
 
 
 class Chaos:
-    def __init__(self, folder: Path, seconds: float, seed: int, clients: int, brokers: int) -> None:
+    def __init__(
+        self, folder: Path, seconds: float, seed: int, clients: int, brokers: int, sync: str
+    ) -> None:
         rng = self.rng = random.Random(seed)
         self.seed = seed
         self.seconds = seconds
         self.tree = draw_tree(rng, brokers)
-        self.network = BrokerNetwork(folder, self.tree, SETTINGS)
+        self.settings = (f"journal.sync={sync}", *SETTINGS)
+        self.network = BrokerNetwork(folder, self.tree, self.settings)
         self.faults = draw_faults(rng, seconds, brokers, len(self.tree))
         self.ledger = Ledger()
         self.topics = [f"chaos/{number}" for number in range(TOPICS)]
@@ -179,7 +193,16 @@ class Chaos:
             await self._trouble_link(fault)
         else:
             async with self._care[fault.target]:
-                await (self._stop(fault) if fault.kind == "stop" else self._kill(fault))
+                await self._trouble_broker(fault)
+
+    async def _trouble_broker(self, fault: Fault) -> None:
+        if fault.kind == "stop":
+            await self._stop(fault)
+            return
+        if "unheard" in fault.kind:
+            await self._publish_unheard(fault)
+        if fault.kind != "unheard":
+            await self._kill(fault)
 
     async def _stop(self, fault: Fault) -> None:
         broker = self.network.brokers[fault.target]
@@ -188,10 +211,17 @@ class Chaos:
         await asyncio.sleep(fault.seconds)
         broker.send(signal.SIGCONT)
 
+    async def _publish_unheard(self, fault: Fault) -> None:
+        """A publisher whose messages stay unknown: it does not read, and never comes back."""
+        rng, port = random.Random(f"{self.seed} {fault.at_s}"), self.network.brokers[fault.target].port
+        id, topics = f"unheard{fault.at_s:.3f}", rng.choices(self.topics, k=UNHEARD)
+        stay_s = rng.uniform(0, UNHEARD_S) if fault.kind != "unheard" else None
+        await publish_unheard(port, self.ledger, id, topics, rng.choice((1, 2)), stay_s)
+
     async def _kill(self, fault: Fault) -> None:
         number, kind = fault.target, fault.kind
         await asyncio.to_thread(self.network.brokers[number].kill)
-        if kind != "kill":
+        if "tail" in kind:
             journal = self.network.data(number) / "journal"
             tail = "torn" if kind == "kill, torn tail" else "flipped"
             damage_tail(journal, tail, random.Random(f"{self.seed} {fault.at_s}"))
@@ -286,7 +316,7 @@ class Chaos:
             "seed": self.seed,
             "seconds": self.seconds,
             "kept": found.is_kept and not self.troubles,
-            "settings": "MQTT 5, QoS 1 and 2, " + ", ".join(SETTINGS) + ", no event log",
+            "settings": "MQTT 5, QoS 1 and 2, " + ", ".join(self.settings) + ", no event log",
             "brokers": len(self.network.brokers),
             "links": [f"b{one} to b{other}" for one, other in self.tree],
             "clients": dict(self.kinds),

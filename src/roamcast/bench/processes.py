@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HOST = "127.0.0.1"
 START_S = 60.0
 STOP_S = 10.0
+PORTS = (20_000, 32_000)
+"""Below those that systems give to connections."""
+TRIES_MAX = 100
 _PAUSE_S = 0.02
 
 
@@ -29,10 +33,17 @@ def roamcast_command(*arguments: str) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that stays free while whoever serves on it is restarted.
+
+    The system would give one out of those that it gives to connections, too: as soon as nobody listens
+    there, any connection of anybody may get it.
+    """
+    for _ in range(TRIES_MAX):
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise BenchFailed(f"no free port between {PORTS[0]} and {PORTS[1]} in {TRIES_MAX} tries")
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:

@@ -203,6 +203,29 @@ class RoamingClient:
                     self._writer.write(data)
 
 
+async def publish_unheard(
+    port: int, ledger: Ledger, id: str, topics: Sequence[str], qos: int, stay_s: float | None
+) -> None:
+    """Publish to these topics as one client that goes for good before it has heard what became of it:
+    after a while, or when the answers are on their way.
+
+    What nobody was told is unknown for ever: it may arrive, once and in order, or not.
+    """
+    with suppress(OSError, TimeoutError):
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(HOST, port), WELCOME_S)
+        # Without an id of its own it is welcome at once, whoever is out of reach.
+        writer.write(write(packets.Connect(5, "", clean_start=True), 5))
+        await asyncio.wait_for(reader.read(READ_BYTES), WELCOME_S)
+        for packet_id, topic in enumerate(topics, start=1):
+            payload = ledger.publish(id, topic, qos).payload.encode()
+            writer.write(write(packets.Publish(topic, payload, qos, packet_id=packet_id), 5))
+        if stay_s is None:
+            await asyncio.wait_for(reader.read(READ_BYTES), WELCOME_S)
+        else:
+            await asyncio.sleep(stay_s)
+        writer.transport.abort()
+
+
 class Foreign:
     """A client of somebody else behind a relay of its own."""
 

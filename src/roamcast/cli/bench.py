@@ -348,6 +348,7 @@ def chaos(
     ] = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients that roam.")] = 50,
     brokers: Annotated[int, typer.Option(min=2, max=20, help="Broker processes.")] = 5,
+    sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.PROCESS,
     keep: Annotated[
         Path | None, typer.Option(help="A folder for logs and journals, kept in any case.")
     ] = None,
@@ -361,7 +362,9 @@ def chaos(
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
     with progress("chaos"), failing_plainly():
-        result = benchmark.run(seconds=seconds, seed=seed, clients=clients, brokers=brokers, keep=keep)
+        result = benchmark.run(
+            seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep
+        )
     if as_json:
         emit_json(result)
     else:
