@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 from textwrap import dedent
 from xml.sax.saxutils import quoteattr
 
+from roamcast.bench.interrupts import interrupts_held_back
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
 from roamcast.proxy.adapter import Adapter, ForeignMessage, open_adapter
 
@@ -46,6 +48,8 @@ class ForeignNetwork:
         return next(process for process in self.processes if process.name == f"{self.kind} {site}")
 
     def stop(self) -> None:
+        for process in self.processes:  # All at once, so that nobody waits for one after the other.
+            process.send(signal.SIGTERM)
         for process in reversed(self.processes):
             process.stop()
 
@@ -71,14 +75,16 @@ def foreign_network(kind: str, folder: Path, sites: Sequence[str] = SITES) -> It
             (folder / site).mkdir(parents=True)
         STARTS[kind](network, folder)
         for process in network.processes:
-            process.start()
+            with interrupts_held_back():
+                process.start()
         for process in network.processes:
             process.wait_listening()
         if len(sites) > 1:
             asyncio.run(settle(network))
         yield network
     finally:
-        network.stop()
+        with interrupts_held_back():
+            network.stop()
 
 
 async def settle(network: ForeignNetwork) -> None:
@@ -290,7 +296,7 @@ def _start_roamcast(network: ForeignNetwork, folder: Path) -> None:
             peers += ["--peer", f"hub={HOST}:{links['hub']}"]
         command = roamcast_command(
             "broker", "--id", site, "--listen", f"{HOST}:{port}", "--data", str(folder / site / "data"),
-            "--set", "log.level=warning", *peers,
+            "--set", "log.level=warning", "--set", "journal.sync=process", *peers,
         )  # fmt: skip
         _add(network, site, command, folder)
 

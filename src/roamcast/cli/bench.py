@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from roamcast.bench.interrupts import terminations_as_interrupts
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
@@ -383,14 +383,12 @@ def failing_plainly() -> Iterator[None]:
     """A run that cannot be counted is one line and exit code 1; one that is stopped stops its processes."""
     from roamcast.bench.processes import BenchFailed
 
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with terminations_as_interrupts():
+            yield
     except BenchFailed as error:
         print(f"roamcast: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def show(result: dict[str, Any], *, title: str, as_json: bool) -> None:

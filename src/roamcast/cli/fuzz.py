@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from roamcast.bench.interrupts import interrupts_held_back
 from roamcast.cli.output import emit_json, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
@@ -346,28 +346,6 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, and processes started meanwhile never see it.
-
-    A terminal sends it to all processes at once. Workers would each show where they were interrupted;
-    instead, the command sees it and ends them. It must not see it between starting one and telling it
-    what to do.
-    """
-    held: list[int] = []
-    # Blocking is for the workers, which inherit it. Here it does not suffice: the system may hand the
-    # signal to a thread of some library, from where Python passes it on to this one.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handler = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            raise KeyboardInterrupt
 
 
 def merged(reports: list[FuzzReport]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from roamcast.bench.interrupts import terminations_as_interrupts
 from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
 from roamcast.cli.spark import spark_session
 from roamcast.cli.usage import new_group, show_examples
@@ -171,7 +172,7 @@ def watch(
     """Run an experiment behind a progress bar."""
     from roamcast.lab.experiment import conduct
 
-    with progress(experiment.id) as report:
+    with terminations_as_interrupts(), progress(experiment.id) as report:
         sweep.report = report
         return conduct(experiment, quick, sweep, trace)
 

@@ -27,6 +27,9 @@ __all__ = [
 Report = Callable[[int, int], None]
 
 
+SAY_EVERY_S = 30.0
+
+
 def emit_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on one line of stdout, its keys in the order they were put in.
 
@@ -58,13 +61,13 @@ def plain(value: Any) -> Any:
 def progress(title: str) -> Iterator[Report]:
     """A progress bar on stderr while the block runs; the block calls what it is given.
 
-    Where stderr is no terminal, a line at the start and one at the end have to do: a bar would fill
-    a log with its every state.
+    Where stderr is no terminal, a line at the start, one at the end and one now and then have to do: a
+    bar would fill a log with its every state.
     """
     started = time.monotonic()
     if not sys.stderr.isatty():
         print(f"{title} ...", file=sys.stderr)
-        yield lambda done, total: None
+        yield _NowAndThen(title, started)
         print(f"{title}: done in {time.monotonic() - started:.1f} s", file=sys.stderr)
         return
     from rich.console import Console
@@ -74,6 +77,21 @@ def progress(title: str) -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _NowAndThen:
+    """Says how far it is, and how long the rest will take, a few times in an hour."""
+
+    def __init__(self, title: str, started: float) -> None:
+        self._title = title
+        self._started = self._said = started
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if 0 < done < total and now - self._said >= SAY_EVERY_S:
+            self._said = now
+            left_s = (now - self._started) * (total - done) / done
+            print(f"{self._title}: {done} of {total}, about {left_s:.0f} s left", file=sys.stderr)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:

@@ -12,17 +12,24 @@ link that is more than it can carry for many subscriptions; such trips are left 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
-from roamcast.bench.foreign_brokers import missing
+from roamcast.bench.foreign_brokers import foreign_network, missing
+from roamcast.bench.processes import BenchFailed
 from roamcast.lab import caporuscio_figures as pictures
-from roamcast.lab.caporuscio_runs import COPIES, Trip, batches, measure
+from roamcast.lab import caporuscio_judges as judges
+from roamcast.lab.caporuscio_judges import note_of, of, verdict
+from roamcast.lab.caporuscio_runs import AT_ONCE, Trip, batches, measure
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.sweep import Failure, Row, Sweep
 from roamcast.link.channel import HEADER_BYTES, PROFILES
+from roamcast.models.intervals import mean_interval
 from roamcast.proxy.client import SyncOption
 
 C1 = Claim("C1", "order", "without the service, everything published while away is lost (fig. 8, 9a)")
@@ -44,16 +51,15 @@ C6 = Claim(
     "936 for each system)",
 )  # fmt: skip
 
-FLOODING = ("mosquitto",)
-PROPAGATING = ("nats", "activemq", "roamcast")
 MAIN = ("mosquitto", "nats", "activemq")
 """The three real systems; the fourth is our own broker, for the traces."""
 OPTIONS: tuple[SyncOption, ...] = ("none", "basic", "delay", "ping")
 
 FULL_S, FULL_P = (1, 10, 50, 100), (1.0, 2.0, 10.0)
-NEARLY_ALL = 0.95
-"""The share of what was published while away that has to arrive for C2."""
+TIMES = 5
+"""How often each trip is made in the full setting."""
 PING_RUNS = {True: 4, False: 200}
+PING_AT_ONCE = 12
 GPRS_RATE_BPS = PROFILES["gprs"].down.slot_bps * 2
 """What the slow link carries on average."""
 GPRS_SHARE = 0.75
@@ -79,24 +85,49 @@ def installed(systems: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def fits(trip: Trip) -> bool:
     """Whether the client's link carries what is delivered to it."""
-    if trip.link == "wired":
+    if trip.link != "gprs":
         return True
-    copies = trip.subscriptions if trip.system in COPIES else 1
     # Copies of one publication leave together, and so share packets.
-    bits = 8 * trip.per_s * (copies * COPY_BYTES[trip.system] + HEADER_BYTES)
+    bits = 8 * trip.per_s * (trip.copies * COPY_BYTES[trip.system] + HEADER_BYTES)
     return bits <= GPRS_SHARE * GPRS_RATE_BPS
 
 
-def travel(sweep: Sweep, trips: Sequence[Trip], at_once: int = 24) -> list[Row]:
-    """A row for each trip."""
-    found = sweep.run(measure, batches([trip for trip in trips if fits(trip)], at_once))
-    rows = [row for batch in found for row in batch["trips"]]
-    sweep.failures += [Failure(trip_name(row), row["failed"]) for row in rows if row["failed"]]
+Group = tuple[Sequence[Trip], int]
+"""Trips, and how many of them at once."""
+
+
+def travel(sweep: Sweep, *groups: Group) -> list[Row]:
+    """A row for each trip, in their order, one group after the other.
+
+    The servers of each system are started once, and run as long as there are trips.
+    """
+    fitting = [([trip for trip in trips if fits(trip)], at_once) for trips, at_once in groups]
+    wanted = [trip for trips, _ in fitting for trip in trips]
+    found: dict[str, Row] = {}
+    with TemporaryDirectory(prefix="roamcast-trips-") as folder, ExitStack() as stack:
+        ports = start_servers(sweep, [trip.system for trip in wanted], Path(folder), stack)
+        for number, (trips, at_once) in enumerate(fitting):
+            place = Path(folder, f"group-{number}")
+            place.mkdir()
+            these = batches([trip for trip in trips if trip.system in ports], ports, place, at_once)
+            for batch in sweep.run(measure, these, is_local=True):
+                found |= {row["trip"]: row for row in batch["trips"]}
+    rows = [found[trip.name] for trip in wanted if trip.name in found]
+    sweep.failures += [Failure(row["trip"], row["failed"]) for row in rows if row["failed"]]
     return [row for row in rows if not row["failed"]]
 
 
-def trip_name(row: Row) -> str:
-    return " ".join(f"{name}={row[name]}" for name in ("system", "option", "link", "s", "p", "number"))
+def start_servers(
+    sweep: Sweep, systems: Iterable[str], folder: Path, stack: ExitStack
+) -> dict[str, dict[str, int]]:
+    """Ports by site of each system, until the stack is closed; what does not start is left out, and named."""
+    ports: dict[str, dict[str, int]] = {}
+    for system in dict.fromkeys(systems):
+        try:
+            ports[system] = stack.enter_context(foreign_network(system, folder / system)).ports
+        except BenchFailed as error:
+            sweep.failures.append(Failure(f"all trips over {system}", str(error)))
+    return ports
 
 
 def table_of(rows: Iterable[Row]) -> list[Row]:
@@ -111,14 +142,6 @@ def left_out(trips: Iterable[Trip]) -> list[str]:
     return [f"more than the slow link carries: {', '.join(found)}"] if found else []
 
 
-def note_of(parts: dict[str, bool], *reasons: str) -> str:
-    return "; ".join(text for text in (failed(parts), *reasons) if text)
-
-
-def of(rows: Iterable[Row], **wanted: object) -> list[Row]:
-    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-
-
 # --- C1 and C2: figures 8, 9 and 11 ---
 
 
@@ -130,19 +153,19 @@ def trace_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
             for system in systems for option in OPTIONS for link, s, p in points
         ]  # fmt: skip
     return [
-        Trip(system, option, s, p, link)
+        Trip(system, option, s, p, link, number)
         for system in systems for option in OPTIONS for link in ("wired", "gprs")
-        for s in FULL_S for p in FULL_P
+        for s in FULL_S for p in FULL_P for number in range(1, TIMES + 1)
     ]  # fmt: skip
 
 
 def run_traces(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN if quick else (*MAIN, "roamcast"))
     trips = trace_trips(quick, systems)
-    rows = travel(sweep, trips)
+    rows = travel(sweep, (trips, AT_ONCE))
     reasons += left_out(trips)
     return Findings(
-        [judge_none(rows, reasons), judge_basic(rows, reasons)],
+        [none_outcome(rows, reasons), basic_outcome(rows, reasons)],
         {"trips": table_of(rows)},
         {
             "fig-8": partial(pictures.draw_fig8, rows=rows),
@@ -156,39 +179,16 @@ def run_traces(quick: bool, sweep: Sweep) -> Findings:
     )  # fmt: skip
 
 
-def judge_none(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
-    figures: dict[str, object] = {}
-    parts: dict[str, bool] = {}
-    for system in dict.fromkeys(row["system"] for row in rows):
-        found = of(rows, system=system, option="none")
-        away, lost = (sum(row[name] for row in found) for name in ("away", "lost_away"))
-        figures[system] = {"published while away": away, "of these lost": lost, "trips": len(found)}
-        parts[f"{system}: {away - lost} published while away arrived"] = away == lost
-    return C1.outcome(
-        all(parts.values()) if parts else None, paper="everything is lost while away", figures=figures,
-        note=note_of(parts, *reasons),
-    )  # fmt: skip
+def none_outcome(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
+    figures, parts = judges.judge_none(rows)
+    paper = "everything is lost while away"
+    return C1.outcome(verdict(parts), paper=paper, figures=figures, note=note_of(parts, *reasons))
 
 
-def judge_basic(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
-    figures: dict[str, object] = {}
-    parts: dict[str, bool] = {}
-    for system in dict.fromkeys(row["system"] for row in rows):
-        found = of(rows, system=system, option="basic")
-        away, lost = sum(row["away"] for row in found), sum(row["lost"] for row in found)
-        figures[system] = {
-            "published while away": away, "lost": lost, "lost in one trip at most":
-            max((row["lost"] for row in found), default=0), "trips": len(found),
-        }  # fmt: skip
-        if system in FLOODING:
-            parts[f"{system} floods and lost {lost}"] = lost == 0
-        else:
-            parts[f"{system} lost {lost} of {away}"] = lost <= (1 - NEARLY_ALL) * away
-    figures["share that has to arrive"] = NEARLY_ALL
-    return C2.outcome(
-        all(parts.values()) if parts else None, figures=figures, note=note_of(parts, *reasons),
-        paper="flooding systems lose 0; Siena 0, 2, 10 with s = 10, 50, 100",
-    )  # fmt: skip
+def basic_outcome(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
+    figures, parts = judges.judge_basic(rows)
+    paper = "flooding systems lose 0; Siena 0, 2, 10 with s = 10, 50, 100"
+    return C2.outcome(verdict(parts), paper=paper, figures=figures, note=note_of(parts, *reasons))
 
 
 register(
@@ -212,7 +212,7 @@ def ping_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
 
 def run_ping(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
-    rows = travel(sweep, ping_trips(quick, systems), at_once=12)
+    rows = travel(sweep, (ping_trips(quick, systems), PING_AT_ONCE))
     figures: dict[str, object] = {}
     parts: dict[str, bool] = {}
     for system in systems:
@@ -237,73 +237,57 @@ register(Experiment("caporuscio-ping", "Many moves with ping: nothing is lost", 
 
 PAPER_AT_ONCE, DENSE_AT_ONCE = 8, 2
 """Dense trips keep a core busy each: beside more of them, or beside others, load would be measured."""
+SYNCHRONISED: tuple[SyncOption, ...] = ("basic", "ping")
+NARROW_P, NARROW_S = 20.0, (10, 50)
 
 
 def duplicate_trips(quick: bool, systems: Sequence[str]) -> tuple[list[Trip], list[Trip]]:
     """Those of the paper, none if it has to be quick, and the dense ones."""
-    options: tuple[SyncOption, ...] = ("basic", "ping")
-    numbers = (1, 2) if quick else (1, 2, 3)
     dense = [
         short(Trip(system, option, s, DENSE_P, number=number))
-        for system in systems for option in options for s in ((1, 10) if quick else DENSE_S)
-        for number in numbers
+        for system in systems for option in SYNCHRONISED for s in ((1, 10) if quick else DENSE_S)
+        for number in range(1, 3 if quick else TIMES + 2)
     ]  # fmt: skip
     paper = [
         Trip(system, option, s, p, number=number)
-        for system in systems for option in options for s in FULL_S for p in FULL_P for number in numbers
+        for system in systems for option in SYNCHRONISED for s in FULL_S for p in FULL_P
+        for number in range(1, TIMES + 1)
     ]  # fmt: skip
     return [] if quick else paper, dense
+
+
+def narrow_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
+    """With and without waiting for confirmations."""
+    kinds = [("mosquitto", False), ("nats", False), ("nats", True)]
+    return [
+        replace(short(Trip(system, option, s, NARROW_P, "narrow", number)), is_hasty=is_hasty)
+        for system, is_hasty in kinds if system in systems
+        for option in SYNCHRONISED for s in (NARROW_S[1:] if quick else NARROW_S)
+        for number in range(1, 4 if quick else TIMES + 1)
+    ]  # fmt: skip
 
 
 def run_duplicates(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
     paper, dense = duplicate_trips(quick, systems)
-    rows = travel(sweep, paper, PAPER_AT_ONCE) + travel(sweep, dense, DENSE_AT_ONCE)
-    return Findings(
-        [judge_duplicates(rows, reasons)],
-        {"trips": table_of(rows)},
-        {"fig-10": partial(pictures.draw_fig10, rows=rows)},
-    )
-
-
-def judge_duplicates(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
-    """They grow from the fewest subscriptions to the most, at the highest rate of each kind of trip; and ping
-    adds something on every system that propagates, and a smaller share on those that flood."""
-    figures: dict[str, object] = {}
-    parts: dict[str, bool] = {}
-    added: dict[str, float] = {}
-    for system in dict.fromkeys(row["system"] for row in rows):
-        means = {
-            option: mean_duplicates(of(rows, system=system, option=option)) for option in ("basic", "ping")
-        }
-        for option, points in means.items():
-            for rate in (max(FULL_P), DENSE_P):
-                values = [mean for (_, p), mean in points.items() if p == rate]
-                if values:
-                    text = f"{system} {option} p={rate:g}: from {values[0]:.3g} to {values[-1]:.3g}"
-                    parts[text] = values[-1] > values[0]
-        basic, ping = (sum(means[option].values()) for option in ("basic", "ping"))
-        added[system] = ping / basic - 1 if basic else 0.0
-        figures[system] = {
-            option: {f"s={s} p={p:g}": round(mean, 2) for (s, p), mean in points.items()}
-            for option, points in means.items()
-        } | {"ping adds, share": round(added[system], 2)}
-    others = [share for system, share in added.items() if system not in FLOODING]
-    for system in set(FLOODING) & set(added) if others else ():
-        text = f"ping adds {added[system]:.0%} on {system}, {min(others):.0%} on one that propagates"
-        parts[text] = added[system] < min(others) and min(others) > 0
-    return C4.outcome(
-        all(parts.values()) if parts else None, figures=figures, note=note_of(parts, *reasons),
+    narrow = narrow_trips(quick, systems)
+    found = travel(sweep, (paper, PAPER_AT_ONCE), (dense, DENSE_AT_ONCE), (narrow, PAPER_AT_ONCE))
+    rows, narrowed = ([row for row in found if (row["link"] == "narrow") is one] for one in (False, True))
+    figures, parts = judges.judge_duplicates(rows)
+    why, explanation = judges.explain_duplicates(narrowed)
+    outcome = C4.outcome(
+        verdict(parts), figures=figures | {f"narrow way: {name}": value for name, value in why.items()},
         paper="proportional to s and p; ping adds up to 45 % on Siena",
+        note=note_of(parts, explanation, *reasons),
     )  # fmt: skip
-
-
-def mean_duplicates(rows: Iterable[Row]) -> dict[tuple[int, float], float]:
-    """By s and p, in their order."""
-    found: dict[tuple[int, float], list[int]] = {}
-    for row in rows:
-        found.setdefault((row["s"], row["p"]), []).append(row["duplicates"])
-    return {point: fmean(found[point]) for point in sorted(found, key=lambda one: (one[1], one[0]))}
+    return Findings(
+        [outcome],
+        {"trips": table_of(rows), "narrow": table_of(narrowed)},
+        {
+            "fig-10": partial(pictures.draw_fig10, rows=rows),
+            "fig-10-why": partial(pictures.draw_why, rows=narrowed),
+        },
+    )
 
 
 register(
@@ -321,32 +305,28 @@ TABLE_S = (10, 50, 100)
 
 
 def slow_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
-    options: tuple[SyncOption, ...] = ("basic", "ping")
-    numbers = (1,) if quick else (1, 2, 3)
     trips = [
         Trip(system, option, s, 2.0, "gprs", number)
-        for system in systems for option in options
-        for s in SLOW_S.get(system, (1, 10, 30) if quick else TABLE_S) for number in numbers
+        for system in systems for option in SYNCHRONISED
+        for s in SLOW_S.get(system, (1, 10, 30) if quick else TABLE_S)
+        for number in range(1, 2 if quick else TIMES + 1)
     ]  # fmt: skip
     return [short(trip) for trip in trips] if quick else trips
 
 
 def run_slow(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
-    rows = travel(sweep, slow_trips(quick, systems))
+    rows = travel(sweep, (slow_trips(quick, systems), AT_ONCE))
     for system in systems:
         if system in SLOW_S:
             many = ", ".join(map(str, SLOW_S[system]))
             reasons.append(f"{system} sends a copy for each subscription, so s = {many}")
     table = table3(rows)
-    parts: dict[str, bool] = {}
-    for system in systems:
-        for option in ("basic", "ping"):
-            delays = [row[f"delay {option} ms"] for row in table if row["system"] == system]
-            parts[f"{system} {option}: {delays[0]} ms, then {delays[-1]} ms"] = delays[-1] > 1.2 * delays[0]
-    figures = {f"{row['system']} s={row['s']}": row for row in table}
+    parts = judges.judge_slow(rows)
     outcome = C5.outcome(
-        all(parts.values()) if parts else None, figures=figures, note=note_of(parts, *reasons),
+        verdict(parts), note=note_of(parts, *reasons),
+        figures={f"{row['system']} s={row['s']}": row for row in table}
+        | {"each subscription adds to a move-in": list(parts)},
         paper="13.6, 48.6, 95.0 s on Elvin; 13.9, 40.5, 74.8 s on FioranoMQ; Siena 8.3, 11.0, 10.8 s (basic)",
     )  # fmt: skip
     return Findings(
@@ -361,12 +341,15 @@ def table3(rows: Sequence[Row]) -> list[Row]:
     points = dict.fromkeys((row["system"], row["s"]) for row in rows)
     table: list[Row] = []
     for system, s in points:
-        line: Row = {"system": system, "s": s}
+        line: Row = {"system": system, "s": s, "trips": len(of(rows, system=system, s=s))}
         for name, key in (("delay", "move_in_s"), ("losses", "lost"), ("duplicates", "duplicates")):
             for option in ("basic", "ping"):
-                mean = fmean(row[key] for row in of(rows, system=system, s=s, option=option))
+                values = [row[key] for row in of(rows, system=system, s=s, option=option)]
+                mean = fmean(values)
                 if name == "delay":
                     line[f"delay {option} ms"] = round(1000 * mean)
+                    bounds = mean_interval(values) if len(values) > 1 else (mean, mean)
+                    line[f"delay {option} ms, from to"] = [round(1000 * bound) for bound in bounds]
                 else:
                     line[f"{name} {option}"] = round(mean, 1)
         table.append(line)

@@ -15,6 +15,8 @@ from roamcast.lab.sweep import Row
 
 NAMES = {"mosquitto": "Mosquitto", "nats": "NATS", "activemq": "ActiveMQ", "roamcast": "Roamcast"}
 WORDS = {"none": "no service", "basic": "basic service", "delay": "delay option", "ping": "ping option"}
+LINKS = {"wired": "wired", "gprs": "over GPRS"}
+FIG8_S = 50
 PENS = {
     "basic": Pen("basic", "#1f6fb2", "o"),
     "ping": Pen("with ping", "#c8372d", "s"),
@@ -27,9 +29,9 @@ def draw_fig8(figure: Figure, rows: Sequence[Row]) -> None:
     systems = [system for system in ("nats", *NAMES) if any(row["system"] == system for row in slow)]
     if not systems:
         return
-    chosen = [row for row in slow if row["system"] == systems[0]]
+    chosen = [row for row in slow if row["system"] == systems[0] and row["s"] <= FIG8_S]
     panels(figure, [chosen], ["none", "basic"])
-    finish(figure, "End-to-end effect of the mobility service over GPRS, figure 8", traced(chosen))
+    finish(figure, "End-to-end effect of the mobility service over GPRS, figure 8")
 
 
 def draw_systems(figure: Figure, rows: Sequence[Row], link: str, options: Sequence[str]) -> None:
@@ -43,7 +45,7 @@ def draw_systems(figure: Figure, rows: Sequence[Row], link: str, options: Sequen
         return
     panels(figure, systems, options)
     number = {"wired": "9", "gprs": "11"}[link]
-    finish(figure, f"Departures and arrivals, {link}, figure {number}", traced(systems[0]))
+    finish(figure, f"Departures and arrivals, {LINKS[link]}, figure {number}")
 
 
 def panels(figure: Figure, systems: Sequence[Sequence[Row]], options: Sequence[str]) -> None:
@@ -68,14 +70,16 @@ def traced(rows: Sequence[Row]) -> Row | None:
 
 
 def trace_of(row: Row) -> Trace:
-    label = f"{NAMES[row['system']]}, {WORDS[row['option']]}: {row['lost']} of {row['published']} lost"
+    label = (
+        f"{NAMES[row['system']]}, {WORDS[row['option']]}: {row['lost']} of {row['published']} lost\n"
+        f"s = {row['s']}, p = {row['p']:g} per second"
+    )
     points = tuple((published, arrived) for published, arrived in row["trace"])
     return Trace(label, points, row["left_s"], row["attached_s"])
 
 
-def finish(figure: Figure, title: str, row: Row | None) -> None:
-    setting = f"s = {row['s']}, p = {row['p']:g} per second" if row is not None else ""
-    figure.suptitle(f"{title}\n{setting}", x=0.02, ha="left", fontsize=12, fontweight="bold")
+def finish(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
     figure.tight_layout()
 
 
@@ -95,8 +99,7 @@ def draw_fig10(figure: Figure, rows: Sequence[Row]) -> None:
             axes.set_ylabel("duplicates per move")
             axes.set_ylim(bottom=0)
     grid[0][0].legend(frameon=False, loc="upper left")
-    figure.suptitle("Duplicates upon a move, figure 10", x=0.02, ha="left", fontsize=12, fontweight="bold")
-    figure.tight_layout()
+    finish(figure, "Duplicates upon a move, figure 10")
 
 
 def count_subscriptions(axes: Axes) -> None:
@@ -117,6 +120,26 @@ def draw_delays(figure: Figure, rows: Sequence[Row]) -> None:
         axes.set_ylabel("move-in, s")
         axes.set_ylim(bottom=0)
     grid[0][0].legend(frameon=False, loc="upper left")
-    title = "Move-in over GPRS, p = 2 per second, table 3"
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
-    figure.tight_layout()
+    finish(figure, "Move-in over GPRS, p = 2 per second, table 3")
+
+
+def draw_why(figure: Figure, rows: Sequence[Row]) -> None:
+    """Duplicates and losses over a narrow way to the broker, with and without confirmed subscriptions."""
+    kinds = [
+        ("Mosquitto, confirmed", "mosquitto", False),
+        ("NATS, confirmed", "nats", False),
+        ("NATS, not confirmed", "nats", True),
+    ]
+    figure.set_size_inches(11.5, 6.4)
+    grid: Any = figure.subplots(2, len(kinds), squeeze=False, sharex=True, sharey="row")
+    for column, (title, system, is_hasty) in enumerate(kinds):
+        found = [row for row in rows if row["system"] == system and row["hasty"] == is_hasty]
+        for line, what in enumerate(("duplicates", "lost")):
+            axes: Axes = grid[line][column]
+            draw(axes, curves_of(found, "option", "s", what), PENS)
+            axes.set_title(title, loc="left", fontsize=10)
+            count_subscriptions(axes)
+            axes.set_ylabel(f"{what} per move")
+            axes.set_ylim(bottom=0)
+    grid[0][0].legend(frameon=False, loc="upper left")
+    finish(figure, "Where the duplicates of ping come from: a narrow way to the broker, p = 20 per second")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
-from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network
+from roamcast.bench.foreign_brokers import ForeignNetwork
 from roamcast.bench.processes import HOST, free_port
 from roamcast.lab.sweep import Row
-from roamcast.link.channel import find_profile
+from roamcast.link.channel import Direction, Profile, find_profile
 from roamcast.link.relay import SlowLink
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage
 from roamcast.proxy.client import MoveFailed, Options, RoamingClient, SyncOption
@@ -31,10 +31,16 @@ COPIES = {"activemq", "mosquitto"}
 """Systems that deliver a message once for each subscription that it matches; the others once."""
 WILDCARDS = 7
 """Levels of a topic, each of which a filter may leave open: so up to 128 filters match it."""
+AT_ONCE = 24
+COPIES_PER_S_MAX = 2_000
+"""What trips at once may receive altogether: a fraction of what a core can do, so nobody waits for it."""
+SUBSCRIBE_S = {"gprs": 0.35}
+NARROW = Profile(Direction(96_000), Direction(10_000_000), "96 kbit/s to the broker, 10 Mbit/s back")
+"""So narrow that it takes a while to subscribe."""
 WARM_UP = -1
 SETTLE_S = 0.3
 PATIENCE_S = 600.0
-QUIET_S = {"wired": 1.5, "gprs": 10.0}
+QUIET_S = {"wired": 1.5, "narrow": 3.0, "gprs": 10.0}
 """When nothing has come for so long after the end, nothing more will."""
 
 
@@ -53,26 +59,48 @@ class Trip:
     after_s: float = 3.0
     is_unique: bool = False
     """Whether the client leaves out copies that it can recognise; the paper's does not."""
+    is_hasty: bool = False
+    """Whether it waits for no confirmation of its subscriptions (NATS only)."""
 
     @property
     def name(self) -> str:
         what = f"{self.system} {self.option} s={self.subscriptions} p={self.per_s:g} {self.link}"
-        return f"{what} number={self.number}"
+        return f"{what}{' hasty' if self.is_hasty else ''} number={self.number}"
+
+    @property
+    def copies(self) -> int:
+        """Of each publication, without a move."""
+        return self.subscriptions if self.system in COPIES and not self.is_unique else 1
+
+    @property
+    def copies_per_s(self) -> float:
+        return self.per_s * self.copies
+
+    @property
+    def expected_s(self) -> float:
+        """About how long it takes; over a slow link, subscribing three times does."""
+        subscribing_s = SUBSCRIBE_S.get(self.link, 0.0) * self.subscriptions
+        return self.before_s + self.away_s + self.after_s + subscribing_s
 
     def row(self) -> Row:
         return {
-            "system": self.system, "option": self.option, "link": self.link, "s": self.subscriptions,
-            "p": self.per_s, "number": self.number, "unique": self.is_unique,
+            "trip": self.name, "system": self.system, "option": self.option, "link": self.link,
+            "s": self.subscriptions, "p": self.per_s, "number": self.number, "unique": self.is_unique,
+            "hasty": self.is_hasty,
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Trips over one network of servers."""
+    """Trips that go at the same time over one network of servers, which runs already."""
 
     system: str
+    ports: tuple[tuple[str, int], ...]
+    """Of the servers, by site."""
+    folder: str
+    """Where the proxies may keep what they have."""
+    number: int
     trips: tuple[Trip, ...]
-    at_once: int = 24
 
     @property
     def name(self) -> str:
@@ -80,18 +108,19 @@ class Batch:
 
     @property
     def cost(self) -> float:
-        return float(len(self.trips))
+        return max(trip.expected_s for trip in self.trips)
 
 
 def measure(batch: Batch) -> Row:
     """The rows of all trips, in order."""
-    with TemporaryDirectory(prefix="roamcast-trips-") as folder:
-        path = Path(folder)
-        with foreign_network(batch.system, path / "brokers") as network:
-            return {"system": batch.system, "trips": asyncio.run(_measure(network, path, batch))}
+    network = ForeignNetwork(batch.system, ports=dict(batch.ports))
+    folder = Path(mkdtemp(prefix=f"batch-{batch.number}-", dir=batch.folder))
+    # A process that died may have left subscriptions behind: this time nothing is called as it was then.
+    series = len(list(folder.parent.glob(f"batch-{batch.number}-*")))
+    return {"system": batch.system, "trips": asyncio.run(_measure(network, folder, batch, series))}
 
 
-async def _measure(network: ForeignNetwork, folder: Path, batch: Batch) -> list[Row]:
+async def _measure(network: ForeignNetwork, folder: Path, batch: Batch, series: int) -> list[Row]:
     async with AsyncExitStack() as stack:
         publisher = network.adapter("hub")
         await publisher.open()
@@ -101,16 +130,15 @@ async def _measure(network: ForeignNetwork, folder: Path, batch: Batch) -> list[
             proxy = ProxyServer(proxy_config(network, folder, site, sites))
             await proxy.start()
             stack.push_async_callback(proxy.stop)
-        turns = asyncio.Semaphore(batch.at_once)
 
         async def travel(place: int, trip: Trip) -> Row:
-            """A trip that fails is tried once more; then its row says why."""
-            for attempt in (0, 1):
+            """A trip that fails is tried once more; its row says why."""
+            reason = None
+            for attempt in (2 * series, 2 * series + 1):
+                tag = f"t{folder.parent.name[-1]}x{batch.number}x{place}x{attempt}"
                 try:
-                    async with turns:
-                        return await _Traveller(
-                            network, publisher, sites, trip, f"t{place}x{attempt}"
-                        ).travel()
+                    row = await _Traveller(network, publisher, sites, trip, tag).travel()
+                    return {**row, "again_because": reason}
                 except (MoveFailed, AdapterError, TimeoutError) as error:
                     reason = str(error) or "it took too long"
             return {**trip.row(), "failed": reason}
@@ -177,21 +205,36 @@ class _Traveller:
         trip, network = self.trip, self.network
         brokers, proxies = dict(network.ports), dict(self.proxies)
         if trip.link != "wired":
-            radio = SlowLink(brokers["a"], find_profile(trip.link), self.random.random)
-            relays = {"a": radio, "b": radio.beside(brokers["b"])}
-            behind = {site: radio.beside(port) for site, port in proxies.items()}
-            for relay in [*relays.values(), *behind.values()]:
+            relays = self._relays(brokers, proxies)
+            for relay in relays.values():
                 await relay.start()
                 stack.push_async_callback(relay.close)
-            brokers |= {site: relay.port for site, relay in relays.items()}
-            proxies |= {site: relay.port for site, relay in behind.items()}
+            brokers, proxies = (
+                {site: relays[port].port if port in relays else port for site, port in ports.items()}
+                for ports in (brokers, proxies)
+            )
         options = Options(
             sync=trip.option, is_unique=trip.is_unique, move_timeout_s=PATIENCE_S, ping_timeout_s=120.0
         )
         return RoamingClient(
             f"trip-{self.tag}", {site: f"{HOST}:{port}" for site, port in proxies.items()}, options,
-            adapter=lambda welcome: network.adapter(welcome.site, brokers[welcome.site]),
+            adapter=lambda welcome: self._adapter(welcome.site, brokers[welcome.site]),
         )  # fmt: skip
+
+    def _relays(self, brokers: dict[str, int], proxies: dict[str, int]) -> dict[int, SlowLink]:
+        """One radio, by the ports behind it; a narrow way is only that to the brokers."""
+        is_narrow = self.trip.link == "narrow"
+        profile = NARROW if is_narrow else find_profile(self.trip.link)
+        ports = [brokers["a"], brokers["b"], *([] if is_narrow else proxies.values())]
+        radio = SlowLink(ports[0], profile, self.random.random)
+        return {ports[0]: radio} | {port: radio.beside(port) for port in ports[1:]}
+
+    def _adapter(self, site: str, port: int) -> Adapter:
+        if not self.trip.is_hasty:
+            return self.network.adapter(site, port)
+        from roamcast.lab.caporuscio_variant import HastyNats
+
+        return HastyNats(self.network.url(site, port))
 
     async def _read(self, client: RoamingClient) -> None:
         loop = asyncio.get_running_loop()
@@ -253,18 +296,12 @@ class _Traveller:
         while loop.time() - heard < quiet_s:
             if len(self.arrivals) != count:
                 heard, count = loop.time(), len(self.arrivals)
-            if self._copies_of(len(self.departures) - 1) >= self._expected:
+            if self._copies_of(len(self.departures) - 1) >= self.trip.copies:
                 return
             await asyncio.sleep(0.05)
 
     def _copies_of(self, number: int) -> int:
-        return sum(found == number for found, _ in self.arrivals[-2 * self._expected :])
-
-    @property
-    def _expected(self) -> int:
-        """Copies of each publication, without a move."""
-        has_copies = self.trip.system in COPIES and not self.trip.is_unique
-        return self.trip.subscriptions if has_copies else 1
+        return sum(found == number for found, _ in self.arrivals[-2 * self.trip.copies :])
 
     def _count(self, began: float, detached: float, attached: float) -> Row:
         copies = Counter(number for number, _ in self.arrivals)
@@ -274,22 +311,36 @@ class _Traveller:
         published = range(len(self.departures))
         away = [number for number in published if detached < self.departures[number] < attached]
         lost = [number for number in published if not copies[number]]
-        extra = [max(copies[number] - self._expected, 0) for number in published]
+        extra = [max(copies[number] - self.trip.copies, 0) for number in published]
         order = [number for number, _ in self.arrivals if number >= 0]
         return {
             **self.trip.row(), "failed": None,
             "published": len(published), "away": len(away), "lost": len(lost),
             "lost_away": len(set(lost) & set(away)),
-            "lost_copies": sum(max(self._expected - copies[number], 0) for number in published),
+            "lost_copies": sum(max(self.trip.copies - copies[number], 0) for number in published),
             "duplicates": sum(count > 0 for count in extra), "duplicate_copies": sum(extra),
             "out_of_order": sum(later < earlier for earlier, later in pairwise(order)),
             "trace": [[self.departures[number] - began, first.get(number)] for number in published],
         }  # fmt: skip
 
 
-def batches(trips: Sequence[Trip], at_once: int = 24) -> list[Batch]:
-    """One for each system, the longest trips first."""
-    systems = dict.fromkeys(trip.system for trip in trips)
+def batches(
+    trips: Sequence[Trip], ports: Mapping[str, Mapping[str, int]], folder: Path, at_once: int
+) -> list[Batch]:
+    """Trips over the same system that take about as long, as many at once as this machine can serve."""
+    open_ones: dict[str, list[list[Trip]]] = {}
+    for trip in sorted(trips, key=lambda one: -one.expected_s):
+        places = open_ones.setdefault(trip.system, [])
+        for place in places:
+            load = sum(one.copies_per_s for one in [*place, trip])
+            is_alike = place[0].expected_s < 1.5 * trip.expected_s
+            if len(place) < at_once and load <= COPIES_PER_S_MAX and is_alike:
+                place.append(trip)
+                break
+        else:
+            places.append([trip])
+    chosen = [(system, place) for system, places in open_ones.items() for place in places]
     return [
-        Batch(system, tuple(trip for trip in trips if trip.system == system), at_once) for system in systems
+        Batch(system, tuple(ports[system].items()), str(folder), number, tuple(place))
+        for number, (system, place) in enumerate(chosen)
     ]

@@ -23,6 +23,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from roamcast.bench.interrupts import interrupts_held_back, workers_ended
+
 Row = dict[str, Any]
 """Name to a plain value: text, number, truth value or None."""
 
@@ -76,12 +78,16 @@ class Sweep:
         self.failures: list[Failure] = []
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
 
-    def run(self, function: Callable[[J], Row], jobs: Sequence[J]) -> list[Row]:
+    def run(
+        self, function: Callable[[J], Row], jobs: Sequence[J], *, is_local: bool = False
+    ) -> list[Row]:
         """The rows of all jobs that succeeded, in the order of the jobs.
 
         A run that fails is tried once more, in a process of its own; then it is listed in
-        `failures`, and the others go on.
+        `failures`, and the others go on. What is local needs something of this machine, and is not spread.
         """
+        if is_local and self.spread is not None:
+            return self._run_here(function, jobs)
         new = [job for job in dict.fromkeys(jobs) if (function, job) not in self._done]
         new.sort(key=lambda job: -job.cost)
         progress = _Progress(self.report, len(new))
@@ -105,6 +111,12 @@ class Sweep:
         rows = (self._done[function, job] for job in jobs)
         return [row for row in rows if not isinstance(row, Failure)]
 
+    def _run_here(self, function: Callable[[J], Row], jobs: Sequence[J]) -> list[Row]:
+        here = Sweep(self.workers, self.report, self.logs)
+        rows = here.run(function, jobs)
+        self.failures += here.failures
+        return rows
+
     def _finish(
         self, function: Callable[[J], Row], job: J, row: Row | Exception, progress: _Progress
     ) -> None:
@@ -127,7 +139,8 @@ class Sweep:
             for job in jobs:
                 yield job, _caught(function, self._with_log(job))
             return
-        with ProcessPoolExecutor(min(self.workers, len(jobs)), mp_context=_context()) as pool:
+        workers = min(self.workers, len(jobs))
+        with ProcessPoolExecutor(workers, mp_context=_context()) as pool, workers_ended():
             yield from self._collect(pool, function, jobs)
 
     def _attempt_alone(
@@ -137,13 +150,14 @@ class Sweep:
         if self.workers == 1 or self.spread is not None:
             yield from self._attempt(function, jobs)
             return
-        with ThreadPoolExecutor(self.workers) as threads:
+        with ThreadPoolExecutor(self.workers) as threads, workers_ended():
             yield from self._collect(threads, _InOwnProcess(function), jobs)
 
     def _collect(
         self, pool: Executor, function: Callable[[J], Row], jobs: list[J]
     ) -> Iterator[tuple[J, Row | Exception]]:
-        futures: dict[Future[Row], J] = {pool.submit(function, self._with_log(job)): job for job in jobs}
+        with interrupts_held_back():  # The first ones start the workers.
+            futures: dict[Future[Row], J] = {pool.submit(function, self._with_log(job)): job for job in jobs}
         try:
             for future in as_completed(futures):
                 error = future.exception()

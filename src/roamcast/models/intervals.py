@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import betaincinv, ndtri, stdtrit
 
 from roamcast.errors import InputError
 
@@ -24,6 +24,34 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Bounds:
     sample = np.asarray(values, dtype=np.float64)
     mean = float(sample.mean())
     reach = t_factor(confidence, len(values) - 1) * float(sample.std(ddof=1)) / math.sqrt(len(values))
+    return Bounds(mean - reach, mean + reach)
+
+
+def share_interval(counted: int, total: int, confidence: float = 0.95) -> Bounds:
+    """Bounds of a probability, where so many of all were counted (by Clopper and Pearson)."""
+    if not 0 <= counted <= total or not total:
+        raise InputError(f"bounds of a share need 0 to {total} of one or more, not {counted}")
+    _check_confidence(confidence)
+    beyond = (1.0 - confidence) / 2.0
+    low = float(betaincinv(counted, total - counted + 1, beyond)) if counted else 0.0
+    high = float(betaincinv(counted + 1, total - counted, 1.0 - beyond)) if counted < total else 1.0
+    return Bounds(low, high)
+
+
+def difference_interval(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float = 0.95
+) -> Bounds:
+    """Bounds of how much the second of each pair is above the first in the mean, the mean over all pairs.
+
+    Each pair holds the runs of one setting in two ways, so that settings which differ do not blur it.
+    """
+    if not pairs or any(len(values) < 2 for pair in pairs for values in pair):
+        raise InputError("bounds of a difference need two values or more on each side")
+    samples = [[np.asarray(values, dtype=np.float64) for values in pair] for pair in pairs]
+    mean = float(np.mean([second.mean() - first.mean() for first, second in samples]))
+    variance = sum(float(one.var(ddof=1)) / len(one) for pair in samples for one in pair) / len(pairs) ** 2
+    freedom = sum(len(one) - 1 for pair in samples for one in pair)
+    reach = t_factor(confidence, freedom) * math.sqrt(variance)
     return Bounds(mean - reach, mean + reach)
 
 
