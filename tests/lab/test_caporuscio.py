@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roamcast.bench.foreign_brokers import missing
-from roamcast.lab import caporuscio
-from roamcast.lab.caporuscio import fits, judge_basic, judge_none, ping_trips, short, table3
-from roamcast.lab.caporuscio_runs import Batch, Trip, batches, filters_of, measure
+from roamcast.bench.processes import BenchFailed
+from roamcast.lab import caporuscio, caporuscio_judges
+from roamcast.lab.caporuscio import basic_outcome, fits, none_outcome, ping_trips, short, table3
+from roamcast.lab.caporuscio_judges import explain_duplicates, judge_duplicates, judge_slow, verdict
+from roamcast.lab.caporuscio_runs import Trip, batches, filters_of
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.sweep import Sweep
 from roamcast.mqtt.topics import matches
@@ -20,7 +23,7 @@ TRIP = Trip("mosquitto", "ping", 10, 2.0)
 def row(**values: Any) -> dict[str, Any]:
     usual = {
         "system": "nats", "option": "basic", "link": "wired", "s": 1, "p": 2.0, "number": 1, "published": 30,
-        "away": 20, "lost": 0, "lost_away": 0, "duplicates": 0, "move_in_s": 0.5,
+        "away": 20, "lost": 0, "lost_away": 0, "duplicates": 0, "move_in_s": 0.5, "hasty": False,
     }  # fmt: skip
     return {**usual, **values}
 
@@ -41,20 +44,26 @@ def test_the_slow_link_carries_what_is_let_over_it() -> None:
 
 
 def test_without_the_service_all_must_be_lost() -> None:
-    assert judge_none([row(option="none", lost=20, lost_away=20)], []).holds is True
-    outcome = judge_none([row(option="none", lost=19, lost_away=19)], ["rabbits are not installed"])
+    found = none_outcome([row(option="none", lost=20, lost_away=20)] * 10, [])
+    assert found.holds is True
+    # Ten trips without an arrival do not show that there is never one, only that it is rare.
+    assert found.figures["nats"]["trips on which one arrives, at most"] == 0.308  # type: ignore[index]
+    outcome = none_outcome([row(option="none", lost=19, lost_away=19)], ["rabbits are not installed"])
     assert outcome.holds is False
     assert outcome.note == "nats: 1 published while away arrived; rabbits are not installed"
 
 
 @pytest.mark.parametrize(
     ("system", "lost", "holds"),
-    [("nats", 1, True), ("nats", 2, False), ("mosquitto", 0, True), ("mosquitto", 1, False)],
-)
+    [
+        ("nats", (0, 0, 1, 0, 0), True), ("nats", (2, 3, 2, 3), False), ("nats", (0, 0, 3, 0), None),
+        ("nats", (0,), None), ("mosquitto", (0, 0), True), ("mosquitto", (0, 1), False),
+    ],
+)  # fmt: skip
 def test_the_basic_service_may_lose_little_and_on_flooding_systems_nothing(
-    system: str, lost: int, holds: bool
+    system: str, lost: tuple[int, ...], holds: bool | None
 ) -> None:
-    assert judge_basic([row(system=system, lost=lost)], []).holds is holds
+    assert basic_outcome([row(system=system, lost=count) for count in lost], []).holds is holds
 
 
 def test_one_loss_in_many_trips_with_ping_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,24 +84,68 @@ def given(rows: list[dict[str, Any]], *_: object, **__: object) -> list[dict[str
     return rows
 
 
-def duplicated(basic: int, ping: int, system: str) -> list[dict[str, Any]]:
-    """One duplicate with one subscription, and these many with ten."""
+def duplicated(
+    system: str, basic: tuple[int, int], ping: tuple[int, int], **more: Any
+) -> list[dict[str, Any]]:
+    """Duplicates with one and with ten subscriptions, on ten trips each, all but one of which are alike."""
     return [
-        row(system=system, option=option, s=s, p=100.0, duplicates=count)
-        for option, most in (("basic", basic), ("ping", ping))
-        for s, count in ((1, 1), (10, most))
+        row(system=system, option=option, s=s, p=100.0, duplicates=count + (number == 9), **more)
+        for option, counts in (("basic", basic), ("ping", ping))
+        for s, count in zip((1, 10), counts, strict=True)
+        for number in range(10)
     ]
 
 
 @pytest.mark.parametrize(
     ("flooding", "propagating", "holds"),
-    [((9, 10), (9, 14), True), ((9, 14), (9, 10), False), ((9, 10), (1, 14), False), ((9, 6), (9, 8), False)],
+    [
+        (((1, 9), (1, 10)), ((1, 9), (5, 14)), True),
+        (((1, 9), (5, 14)), ((1, 9), (1, 10)), False),  # more where messages are flooded
+        (((1, 9), (1, 10)), ((9, 9), (14, 14)), None),  # whether they grow cannot be told
+        (((1, 9), (1, 10)), ((9, 1), (14, 6)), False),  # they shrink
+        (((1, 9), (1, 9)), ((1, 90), (1, 90)), False),  # ping adds nothing anywhere
+    ],
 )
 def test_duplicates_must_grow_and_ping_add_less_where_messages_are_flooded(
-    flooding: tuple[int, int], propagating: tuple[int, int], holds: bool
+    flooding: tuple[tuple[int, int], tuple[int, int]],
+    propagating: tuple[tuple[int, int], tuple[int, int]],
+    holds: bool | None,
 ) -> None:
-    rows = duplicated(*flooding, "mosquitto") + duplicated(*propagating, "nats")
-    assert caporuscio.judge_duplicates(rows, []).holds is holds
+    _, parts = judge_duplicates(duplicated("mosquitto", *flooding) + duplicated("nats", *propagating))
+    assert verdict(parts) is holds, parts
+
+
+def test_where_the_duplicates_of_ping_come_from_is_said_only_if_it_was_seen() -> None:
+    confirmed = duplicated("nats", (5, 50), (5, 51))
+    hasty = duplicated("nats", (0, 1), (3, 30), hasty=True)
+    figures, why = explain_duplicates(confirmed + hasty)
+    assert why.startswith("it depends on whether a subscription is confirmed")
+    assert list(figures) == ["nats, confirmed", "nats, not confirmed"]
+    assert explain_duplicates(confirmed + duplicated("nats", (5, 50), (5, 51), hasty=True))[1] == ""
+    assert explain_duplicates([]) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("delays_s", "holds"),
+    [((1.0, 1.2, 5.0, 5.5), True), ((5.0, 5.5, 1.0, 1.2), False), ((1.0, 5.0, 2.0, 4.9), None)],
+)
+def test_a_delay_grows_only_if_the_interval_of_its_slope_says_so(
+    delays_s: tuple[float, ...], holds: bool | None
+) -> None:
+    rows = [
+        row(option=option, s=s, move_in_s=delay_s)
+        for option in ("basic", "ping")
+        for s, delay_s in zip((1, 1, 10, 10), delays_s, strict=True)
+    ]
+    assert verdict(judge_slow(rows)) is holds
+
+
+def test_what_is_not_so_is_named_before_what_cannot_be_told() -> None:
+    parts = {"a": True, "b": None, "c": False}
+    assert caporuscio_judges.note_of(parts, "", "no d") == "c; cannot be told: b; no d"
+    assert [verdict(parts), verdict({"a": True, "b": None}), verdict({"a": True}), verdict({})] == [
+        False, None, True, None,
+    ]  # fmt: skip
 
 
 def test_table_3_has_means_over_trips() -> None:
@@ -103,7 +156,8 @@ def test_table_3_has_means_over_trips() -> None:
     ]
     assert table3(rows) == [
         {
-            "system": "nats", "s": 1, "delay basic ms": 1500, "delay ping ms": 1500,
+            "system": "nats", "s": 1, "trips": 4, "delay basic ms": 1500, "delay ping ms": 1500,
+            "delay basic ms, from to": [-4853, 7853], "delay ping ms, from to": [-4853, 7853],
             "losses basic": 0, "losses ping": 0, "duplicates basic": 3.5, "duplicates ping": 3.5,
         }
     ]  # fmt: skip
@@ -116,9 +170,30 @@ def test_an_adapter_is_smaller_than_the_core_and_alone_knows_its_broker() -> Non
     assert found.leaks == []
 
 
-def test_trips_are_put_together_by_system() -> None:
-    trips = [TRIP, replace(TRIP, system="nats"), replace(TRIP, number=2)]
-    assert [batch.trips for batch in batches(trips)] == [(trips[0], trips[2]), (trips[1],)]
+def test_trips_of_a_system_that_take_as_long_go_at_once_as_far_as_the_machine_can_serve_them() -> None:
+    trips = [replace(TRIP, number=number) for number in range(3)]
+    slow = replace(TRIP, link="gprs", subscriptions=100)
+    busy = replace(TRIP, subscriptions=100, per_s=19.0)
+    others = [replace(TRIP, system="nats"), slow, busy, replace(busy, number=2)]
+    ports = {"mosquitto": {"hub": 1}, "nats": {"hub": 2}}
+    found = batches([*trips, *others], ports, Path("here"), 2)
+    assert {batch.trips for batch in found} == {
+        (slow,), (trips[0], trips[1]), (trips[2], busy), (replace(busy, number=2),), (others[0],),
+    }  # fmt: skip
+    assert {batch.ports for batch in found} == {(("hub", 1),), (("hub", 2),)}
+    assert len({(batch.system, batch.number) for batch in found}) == len(found)
+
+
+def test_a_system_that_does_not_start_is_a_failure_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise BenchFailed("the port is taken")
+
+    monkeypatch.setattr(caporuscio, "foreign_network", fail)
+    sweep = Sweep(1)
+    assert caporuscio.travel(sweep, ([TRIP], 1)) == []
+    assert list(map(str, sweep.failures)) == ["all trips over mosquitto: the port is taken"]
 
 
 @pytest.mark.skipif(missing("mosquitto") is not None, reason=missing("mosquitto") or "")
@@ -127,10 +202,13 @@ def test_trips_over_real_brokers() -> None:
     trips = [
         replace(wired, option="none"),
         wired,
-        replace(wired, link="gprs"),
-        replace(wired, is_unique=True),
+        replace(wired, link="gprs", subscriptions=2),
+        replace(wired, is_unique=True, number=2),
     ]
-    without, quick, slow, unique = measure(Batch("mosquitto", tuple(trips)))["trips"]
+    sweep = Sweep(1)
+    rows = caporuscio.travel(sweep, (trips[:2], 4), (trips[2:], 4))
+    assert sweep.failures == []
+    without, quick, slow, unique = rows
     assert without["lost_away"] == without["away"] > 30
     for found in (quick, slow, unique):
         assert found["lost"] == found["lost_copies"] == 0

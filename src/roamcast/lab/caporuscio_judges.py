@@ -78,12 +78,12 @@ def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         figures[system] = {
             "trips": len(found), "published while away": away, "lost": lost,
             "lost on one trip, at most": max((row["lost"] for row in found), default=0),
-            "share that arrives, of what is published while away": [round(low, 4), round(high, 4)],
+            "share that arrives, of what is published while away": [round(low, 4), min(round(high, 4), 1)],
         }  # fmt: skip
         if system in FLOODING:
             parts[f"{system} floods and lost {lost}"] = lost == 0
         else:
-            text = f"{system} lost {lost} of {away}: between {low:.1%} and {high:.1%} arrive"
+            text = f"{system} lost {lost} of {away}: {low:.1%} or more arrive, {min(high, 1):.1%} or less"
             parts[text] = True if low >= NEARLY_ALL else False if high < NEARLY_ALL else None
     figures["share that has to arrive"] = NEARLY_ALL
     return figures, parts
