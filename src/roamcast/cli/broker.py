@@ -14,6 +14,7 @@ from roamcast.cli import operate
 from roamcast.cli.usage import CommandGroup, show_examples
 from roamcast.errors import InputError, did_you_mean
 
+MOVING = "roamcast broker --id a --mobility mft --discover lo --data site-a"
 QUICK = "roamcast broker --id a --listen 127.0.0.1:1883 --peer b=127.0.0.1:7001 --data site-a"
 KINDS = ("tcp", "tls", "ws", "wss")
 
@@ -30,7 +31,7 @@ Check = Annotated[
 
 def register(app: typer.Typer) -> None:
     examples = show_examples(
-        "roamcast broker --print-config", "roamcast broker --config site.toml --check", QUICK
+        "roamcast broker --print-config", "roamcast broker --config site.toml --check", QUICK, MOVING
     )
     group = typer.Typer(
         cls=BrokerGroup, add_completion=False, rich_markup_mode=None, invoke_without_command=True,
@@ -67,6 +68,13 @@ def broker(
     peer_listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where peers connect.")
     ] = None,
+    discover: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INTERFACE",
+            help="Look for other brokers on this interface (lo, wlan0) by multicast; for --mobility mft.",
+        ),
+    ] = None,
     data: DataFolder = None,
     mobility: Annotated[str | None, typer.Option(help="The mobility protocol.")] = None,
     set_: Annotated[
@@ -96,6 +104,8 @@ def broker(
         flags["peer"] = [parse_peer(text) for text in peer]
     if peer_listen:
         flags |= parse_peer_listener(peer_listen)
+    if discover:
+        flags |= discovering(discover, is_listening=bool(peer_listen or config))
     run(config, flags, only_check=check)
 
 
@@ -145,6 +155,17 @@ def parse_peer(text: str) -> dict[str, Any]:
 def parse_peer_listener(text: str) -> dict[str, Any]:
     host, port = parse_endpoint("--peer-listen", text)
     return {"link.address": host, "link.port": port}
+
+
+def discovering(interface: str, is_listening: bool) -> dict[str, Any]:
+    """The keys for a broker that looks for others; peers can connect there unless something else is said."""
+    from roamcast.daemon.addresses import is_loopback
+
+    keys: dict[str, Any] = {"discovery.enabled": "true", "discovery.interface": interface}
+    if not is_listening:
+        is_local = interface == "lo" or is_loopback(interface)
+        keys |= {"link.port": "0", "link.address": "127.0.0.1" if is_local else "0.0.0.0"}
+    return keys
 
 
 def parse_endpoint(option: str, text: str) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from roamcast.daemon.private_files import check_private, read_secret
 from roamcast.daemon.sections import (
     Access,
     Config,
+    Discovery,
     Events,
     Journal,
     Link,
@@ -49,6 +50,8 @@ FLAGS = {
     "link.address": "--peer-listen",
     "link.port": "--peer-listen",
     "mobility.protocol": "--mobility",
+    "discovery.enabled": "--discover",
+    "discovery.interface": "--discover",
 }
 """Keys that have a flag of their own; any other is set by --set."""
 
@@ -144,6 +147,7 @@ def reference() -> str:
 __all__ = [
     "Access",
     "Config",
+    "Discovery",
     "Events",
     "Journal",
     "Link",

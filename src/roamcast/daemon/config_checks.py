@@ -7,8 +7,9 @@ reload that would fail fails here, before anything has changed.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -18,7 +19,8 @@ from roamcast.daemon.sections import Config, Link, Listener, Location
 from roamcast.daemon.tls import link_contexts, listener_context
 from roamcast.daemon.users import read_users
 from roamcast.errors import InputError, did_you_mean
-from roamcast.mobility import PROTOCOLS, check_combination
+from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
+from roamcast.mobility.mobile import MobileProtocol
 from roamcast.mqtt.access import Access as CompiledRules
 
 Warn = Callable[[str], None]
@@ -34,6 +36,7 @@ def check(config: Config, warn: Warn) -> None:
     check_peers(config)
     check_link(config, warn)
     check_mobility(config)
+    check_discovery(config)
     check_access(config, warn)
     check_quotas(config)
     check_events(config, warn)
@@ -165,11 +168,67 @@ def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
         return
 
 
+def check_discovery(config: Config) -> None:
+    discovery, link = config.discovery, config.link
+    if not discovery.enabled:
+        return
+    if config.mobility.protocol not in MOBILE_PROTOCOLS:
+        raise InputError(
+            f"discovery.enabled: with mobility.protocol = {config.mobility.protocol} links are for good, "
+            f"and peers are listed; valid with discovery are {_names(_offered())}"
+        )
+    try:
+        ipaddress.IPv4Address(discovery.group)
+    except ValueError:
+        raise InputError(f"discovery.group = {discovery.group}: there is no such address") from None
+    if link.port is None:
+        raise InputError("discovery.enabled: nobody could connect; set link.port, where 0 takes any free one")
+    is_local = discovery.interface == "lo" or is_loopback(discovery.interface)
+    if not is_local and not link.secret:
+        raise InputError(
+            f"discovery.interface = {discovery.interface}: what is said there must be signed; "
+            f"set link.secret_file"
+        )
+    if not is_local and is_loopback(link.address):
+        raise InputError(
+            f"discovery.interface = {discovery.interface}: nobody there could connect to "
+            f'link.address = {link.address}; set link.address, where "0.0.0.0" is every network'
+        )
+
+
+def _offered() -> dict[str, type[MobileProtocol]]:
+    """Protocols for brokers that move, as far as a network can rely on them."""
+    return {name: one for name, one in MOBILE_PROTOCOLS.items() if one.keeps_promises}
+
+
+def _names(protocols: Iterable[str]) -> str:
+    return ", ".join(sorted(protocols))
+
+
+def check_mobile(config: Config) -> None:
+    """The same as below for protocols whose brokers may move."""
+    mobility = config.mobility
+    if mobility.protocol not in _offered():
+        raise InputError(
+            f"mobility.protocol = {mobility.protocol}: it promises nothing, and is for comparisons in the "
+            f"simulator; valid for brokers that move are {_names(_offered())}"
+        )
+    if mobility.routing:
+        raise InputError(
+            f"mobility.routing = {mobility.routing}: {mobility.protocol} knows the way to every subscriber "
+            f"by itself; leave it out"
+        )
+
+
 def check_mobility(config: Config) -> None:
     mobility = config.mobility
+    if mobility.protocol in MOBILE_PROTOCOLS:
+        check_mobile(config)
+        return
     protocol = PROTOCOLS.get(mobility.protocol)
     if protocol is None:
-        hint = did_you_mean(mobility.protocol, PROTOCOLS) or f"valid are {', '.join(sorted(PROTOCOLS))}"
+        known = [*PROTOCOLS, *_offered()]
+        hint = did_you_mean(mobility.protocol, known) or f"valid are {_names(known)}"
         raise InputError(f"mobility.protocol = {mobility.protocol}: there is no such protocol; {hint}")
     for name, value in msgspec.structs.asdict(mobility.settings).items():
         if isinstance(value, int | float) and value < 0:

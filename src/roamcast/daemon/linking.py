@@ -6,9 +6,11 @@ import secrets
 from collections.abc import Callable
 
 from roamcast.core.codec import message_types
+from roamcast.daemon.discovery import LocalDiscovery
 from roamcast.daemon.peers import Peers
 from roamcast.daemon.sections import Config
 from roamcast.daemon.tls import link_contexts
+from roamcast.errors import InputError
 from roamcast.node.links import Offer
 from roamcast.site.contract import AnySite
 from roamcast.site.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, SiteInput
@@ -28,14 +30,31 @@ class Linking:
         }
         contexts = link_contexts(config.link) if config.link.tls else None
         self.peers = Peers(config.id, terms, config.link, config.peers, self, contexts)
+        self._config = config
+        self.discovery: LocalDiscovery | None = None
         self._site = site
         self._push = push
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
+    async def start(self) -> None:
+        await self.peers.start()
+        if self._config.discovery.enabled:
+            self.discovery = LocalDiscovery(self._config, self.peers.port, self.peers)
+            await self.discovery.start()
+
+    async def stop(self) -> None:
+        if self.discovery is not None:
+            await self.discovery.stop()
+        await self.peers.stop()
+
     def reload(self, config: Config) -> None:
+        if config.discovery != self._config.discovery:
+            raise InputError("another way of discovery needs a restart")
         contexts = link_contexts(config.link) if config.link.tls else None
         self.peers.reload(config.link, config.peers, contexts)
+        if self.discovery is not None:
+            self.discovery.secret = config.link.secret
 
     def write(self, peer: str) -> None:
         """Write what there is for the peer, as far as its connection takes it."""

@@ -42,6 +42,10 @@ class Connection(asyncio.Protocol):
         self.is_local = False
         self.host = ""
         self.address = ""
+        self.dialed = ""
+        """The address as it was given, if this end dialed."""
+        self.local_host = ""
+        """The address of this machine at its end."""
         self.why = "the peer closed the connection"
         """Why the connection ended."""
         self.is_refused = False
@@ -66,6 +70,7 @@ class Connection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
         self.host, port = (self.transport.get_extra_info("peername") or ("", 0))[:2]
         self.address, self.is_local = join_endpoint(self.host, port), is_loopback(self.host)
+        self.local_host = str((self.transport.get_extra_info("sockname") or ("",))[0])
         self._last_received = self._loop.time()
 
     def data_received(self, data: bytes) -> None:

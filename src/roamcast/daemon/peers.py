@@ -4,6 +4,7 @@ All that is decided about links is decided by the handler, which is pure code
 behind a journal; here are only sockets, who is at their other end, and when to
 try again. Brokers may dial each other: of two connections the one dialed by the
 lower id survives, unless the peer has been restarted since the other was made.
+A peer that is heard of somewhere else than before is dialed there.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import logging
 import random
 import secrets
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 
+from roamcast.daemon.address_book import AddressBook
 from roamcast.daemon.addresses import is_loopback, join_endpoint, split_endpoint
+from roamcast.daemon.complaints import Complaints
 from roamcast.daemon.handshake import NONCE_BYTES, Ended, Handshake, Hello, Own, Refused, line
 from roamcast.daemon.peer_connection import Connection
 from roamcast.daemon.sections import Link, Peer
@@ -40,8 +43,6 @@ REFUSED_FACTOR = 4
 STABLE_S = 1.0
 """A connection that was up for so long was a success: the pauses begin anew."""
 ACCEPT_AGAIN_S = 1.0
-COMPLAINTS_MAX = 256
-COMPLAINT_AGAIN_S = 600.0
 
 
 class LinkHandler(Protocol):
@@ -116,7 +117,7 @@ class Peers:
         self.id = id
         self._own = Own(id, secrets.token_bytes(16), link.secret, dict(terms))
         self._link = link
-        self._addresses = {peer.id: peer.address for peer in peers}
+        self._book = AddressBook(peers)
         self._handler = handler
         self._contexts = contexts
         self._sockets: list[socket.socket] = []
@@ -132,7 +133,7 @@ class Peers:
         self._slots: dict[str, Connection] = {}
         """The connection to each peer: up, or about to be."""
         self._whys: dict[str, str] = {}
-        self._complaints: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._complaints = Complaints()
 
     # --- from start to end ---
 
@@ -157,17 +158,21 @@ class Peers:
         """Another configuration: for handshakes from now on, and for who is dialed. It listens as before."""
         self._own = msgspec.structs.replace(self._own, secret=link.secret)
         self._link, self._contexts = link, contexts
-        self._addresses = {peer.id: peer.address for peer in peers}
-        for peer in [peer for peer in self._dialers if peer not in self._addresses]:
+        for peer in self._book.configure(peers):
+            self._follow(peer)
+        for peer in [peer for peer in self._dialers if peer not in self._book]:
             self._dialers.pop(peer).cancel()
         self._dial_all()
 
     def _dial_all(self) -> None:
-        for peer in self._addresses:
-            if peer not in self._dialers:
-                self._hurry[peer] = asyncio.Event()
-                self._dialers[peer] = asyncio.create_task(self._dial(peer))
-            self._hurry[peer].set()
+        for peer in self._book.peers:
+            self._dial_soon(peer)
+
+    def _dial_soon(self, peer: str, first_pause_s: float = 0.0) -> None:
+        if peer not in self._dialers:
+            self._hurry[peer] = asyncio.Event()
+            self._dialers[peer] = asyncio.create_task(self._dial(peer, first_pause_s))
+        self._hurry[peer].set()
 
     async def stop(self) -> None:
         tasks = [*self._listeners, *self._dialers.values(), *self._shaking]
@@ -179,6 +184,41 @@ class Peers:
         for one in self._sockets:
             one.close()
         self._sockets, self._dialers = [], {}
+
+    # --- peers that are found (see discovery.Finder) ---
+
+    def found(self, peer: str, address: str) -> None:
+        """The peer listens there, as somebody says who knows the secret."""
+        if self._book.find(peer, address):
+            self._follow(peer)
+        if peer not in self._slots:
+            # An attempt that is under way may be for where the peer was, or was begun while it was cut off.
+            if peer in self._dialers:
+                self._dialers.pop(peer).cancel()
+            # Both ends hear of each other; the lower one dials first, so that the two do not get in the way.
+            self._dial_soon(peer, self._link.reconnect_min_s if self.id > peer else 0.0)
+
+    def lose(self, peer: str) -> bool:
+        if peer in self._slots:
+            return False
+        self._book.lose(peer)
+        if peer not in self._book and peer in self._dialers:
+            self._dialers.pop(peer).cancel()
+        return True
+
+    def leave(self, host: str) -> None:
+        for connection in list(self._connections):
+            if connection.local_host == host:
+                connection.close(f"this broker is not at {host} any more")
+        self._dial_all()
+
+    def _follow(self, peer: str) -> None:
+        """The peer is elsewhere now; a connection to where it was would only be missed after a while."""
+        address, connection = self._book.addresses(peer)[0], self._slots.get(peer)
+        if connection is None or address == connection.dialed:
+            return
+        if connection.dialed or connection.host != split_endpoint(address)[0]:
+            connection.close(f"the peer is at {address} now")
 
     # --- what the daemon asks for ---
 
@@ -212,10 +252,10 @@ class Peers:
     def statuses(self) -> list[LinkStatus]:
         """Of every peer that is configured or connected."""
         statuses = []
-        for peer in sorted({**self._addresses, **self._slots}):
+        for peer in sorted(dict.fromkeys([*self._book.peers, *self._slots])):
             connection = self._slots.get(peer)
             is_up = connection is not None and connection.state == "up"
-            address = connection.address if connection is not None else self._addresses[peer]
+            address = connection.address if connection is not None else self._book.addresses(peer)[0]
             statuses.append(LinkStatus(peer, is_up, address, "" if is_up else self._whys.get(peer, "")))
         return statuses
 
@@ -281,11 +321,15 @@ class Peers:
 
     # --- dialing ---
 
-    async def _dial(self, peer: str) -> None:
+    async def _dial(self, peer: str, first_pause_s: float) -> None:
         """For ever: connect, stay connected, and after the end or a failure try again."""
         failures = 0
+        await asyncio.sleep(first_pause_s)
         while True:
-            connection = self._slots.get(peer) or await self._connect(peer)
+            addresses = self._book.addresses(peer)
+            connection = self._slots.get(peer) or await self._connect(
+                peer, addresses[failures % len(addresses)]
+            )
             if connection is not None:
                 await connection.ended.wait()
                 if connection.up_s >= STABLE_S:
@@ -297,12 +341,15 @@ class Peers:
                 failures = min(failures + 1, 30)
             hurry = self._hurry[peer]
             hurry.clear()
+            # Not `wait_for`, which takes a cancellation for the event if both come at once.
             with suppress(TimeoutError):
-                await asyncio.wait_for(hurry.wait(), pause_s * random.uniform(0.5, 1.0))
+                async with asyncio.timeout(pause_s * random.uniform(0.5, 1.0)):
+                    await hurry.wait()
 
-    async def _connect(self, peer: str) -> Connection | None:
-        host, port = split_endpoint(self._addresses[peer])
+    async def _connect(self, peer: str, address: str) -> Connection | None:
+        host, port = split_endpoint(address)
         connection = Connection(self, is_dialer=True, expected=peer)
+        connection.dialed = address
         context = self._contexts.client if self._contexts else None
         try:
             async with asyncio.timeout(self._link.timeout_s):
@@ -311,7 +358,7 @@ class Peers:
                 )
         except (OSError, TimeoutError) as error:
             why = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error) or "no answer"
-            self._whys[peer] = f"{self._addresses[peer]} cannot be reached: {why}"
+            self._whys[peer] = f"{address} cannot be reached: {why}"
             self._complain(peer, peer, self._whys[peer], logging.INFO)
             return None
         self._start(self._shake(connection))
@@ -374,8 +421,7 @@ class Peers:
     def _up(self, connection: Connection, peer: str, offer: Offer) -> None:
         connection.begin(self._link.heartbeat_s, self._link.timeout_s)
         self._whys.pop(peer, None)
-        for key in [key for key in self._complaints if key[0] == peer]:
-            del self._complaints[key]
+        self._complaints.forget(peer)
         log.info("the link to %s is up (%s)", peer, connection.address)
         try:
             self._handler.on_link_up(peer, offer)
@@ -402,16 +448,8 @@ class Peers:
         self._complain(proved or connection.host, f"{who} at {connection.address}", connection.why, level)
 
     def _complain(self, about: str, who: str, why: str, level: int) -> None:
-        """The same about the same, peer or host, is not said again for a while."""
-        now = asyncio.get_running_loop().time()
-        key = (about, why)
-        last = self._complaints.get(key)
-        if last is None or now - last > COMPLAINT_AGAIN_S:
+        if self._complaints.is_due(about, why):
             log.log(level, "no link with %s: %s", who, why)
-            self._complaints[key] = now
-        self._complaints.move_to_end(key)
-        if len(self._complaints) > COMPLAINTS_MAX:
-            self._complaints.popitem(last=False)
 
     def claim(self, connection: Connection, peer: Hello) -> bool:
         """Whether this connection is to be the one for the peer; the other one, if any, is closed then."""

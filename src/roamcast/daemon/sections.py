@@ -23,6 +23,13 @@ Name = Annotated[
 ]
 Host = Annotated[str, Meta(pattern=r"^[^\s/]+$", description="an IP address or a host name")]
 Endpoint = Annotated[str, Meta(pattern=r"^(\[[^\]\s]+\]|[^:\s/]+):\d{1,5}$", description="HOST:PORT")]
+Interface = Annotated[
+    str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
+]
+Group = Annotated[
+    str,
+    Meta(pattern=r"^2(2[4-9]|3\d)(\.\d+){3}$", description="an address from 224.0.0.0 to 239.255.255.255"),
+]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1024)]
@@ -74,7 +81,8 @@ class Listener(Section, frozen=True):
 
 
 class Peer(Section, frozen=True):
-    """A neighbouring broker; write one [[peer]] for each. The overlay must not contain a cycle."""
+    """A neighbouring broker; write one [[peer]] for each. The overlay must not contain a cycle, unless the
+    mobility protocol is for brokers that move: then name everyone who may come into reach."""
 
     id: Name
     """The id of that broker."""
@@ -115,6 +123,30 @@ class Link(Section, frozen=True):
     unacknowledged_bytes_max: Bytes = 268_435_456
     """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
     and at the brokers behind this one."""
+
+
+class Discovery(Section, frozen=True):
+    """Brokers that look for each other on the local network, with protocols whose brokers may move. Each says
+    by multicast where it can be reached, signed with link.secret; who hears it connects."""
+
+    enabled: bool = False
+    """Whether to announce this broker, and to connect to those that are heard."""
+    interface: Interface = "127.0.0.1"
+    """Where to announce and to listen: "wlan0", say, or its address. With a name, an address that changes is
+    noticed and announced. Anything but loopback needs link.secret."""
+    group: Group = "239.255.73.70"
+    """The multicast group; datagrams do not leave the local network."""
+    port: Annotated[int, Meta(ge=1, le=65_535)] = 7370
+    """Its port, the same at every broker."""
+    interval_s: Seconds = 1.0
+    """How often this broker announces itself."""
+    forget_s: Seconds = 60.0
+    """A broker that was not heard for so long, and is not connected, is not looked for any more."""
+    brokers_max: Count = 256
+    """How many are remembered."""
+    clock_error_max_s: Seconds | None = 300.0
+    """How far the clocks of two machines may differ; what is older is not believed, since somebody may have
+    recorded it. "none" for machines without a clock that is right."""
 
 
 class Mobility(Section, frozen=True):
@@ -340,6 +372,8 @@ class Config(Section, frozen=True):
     """The neighbouring brokers."""
     link: Link = Link()
     """Links to them."""
+    discovery: Discovery = Discovery()
+    """Brokers that look for each other."""
     mobility: Mobility = field(default_factory=Mobility)
     """How sessions follow their clients."""
     journal: Journal = Journal()

@@ -94,7 +94,7 @@ class Server:
         self.engine.push(Ruled(self.config.access_rules))
         self.engine.turn()
         await self.operations.start()
-        await self.linking.peers.start()
+        await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
         sweep = loop.create_task(self._sweep())
@@ -175,7 +175,7 @@ class Server:
             await asyncio.sleep(0.01)  # What was written last goes out while the loop runs.
         self.engine.turn()
         self.operations.stop()
-        await self.linking.peers.stop()
+        await self.linking.stop()
         self.engine.stop()
         log.info("broker %s has stopped", self.config.id)
 
