@@ -324,8 +324,10 @@ class Peers:
     async def _dial(self, peer: str, first_pause_s: float) -> None:
         """For ever: connect, stay connected, and after the end or a failure try again."""
         failures = 0
+        hurry = self._hurry[peer]
         await asyncio.sleep(first_pause_s)
         while True:
+            hurry.clear()
             addresses = self._book.addresses(peer)
             connection = self._slots.get(peer) or await self._connect(
                 peer, addresses[failures % len(addresses)]
@@ -339,8 +341,6 @@ class Peers:
             else:
                 pause_s = min(self._link.reconnect_max_s, self._link.reconnect_min_s * 2.0**failures)
                 failures = min(failures + 1, 30)
-            hurry = self._hurry[peer]
-            hurry.clear()
             # Not `wait_for`, which takes a cancellation for the event if both come at once.
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s * random.uniform(0.5, 1.0)):
