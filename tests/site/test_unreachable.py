@@ -21,7 +21,9 @@ def world_with(serves: bool) -> World:
 
 
 def site_of(world: World, broker: str) -> Site:
-    return world.sites[broker]
+    site = world.sites[broker]
+    assert isinstance(site, Site)
+    return site
 
 
 def test_by_default_the_client_is_refused_and_nothing_is_lost() -> None:

@@ -10,6 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from roamcast.mqtt import packets
 from roamcast.mqtt.access import Identity
@@ -29,8 +30,8 @@ from roamcast.site.inputs import (
     decode_entry,
     encode_entry,
 )
+from roamcast.site.making import make_site
 from roamcast.site.settings import SiteSettings
-from roamcast.site.site import Site
 
 PACKET_MAX = 1 << 20
 
@@ -75,7 +76,7 @@ class World:
         self.now = 1_000.0
         self.ids = [f"b{i}" for i in range(brokers)]
         self.links = [(self.ids[i], self.ids[j]) for i, j in links]
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, Any] = {}
         self.journals: dict[str, list[bytes]] = defaultdict(list)
         self.wires: dict[tuple[str, str], list[bytes]] = defaultdict(list)
         """Frames on their way, from one broker to another."""
@@ -98,9 +99,12 @@ class World:
 
     # --- brokers ---
 
+    def settings(self, id: str) -> SiteSettings:
+        return SiteSettings(id)
+
     def start(self, id: str) -> None:
-        settings = SiteSettings(id)
-        site = Site(settings)
+        settings = self.settings(id)
+        site = make_site(settings)
         for data in self.journals[id]:
             entry = decode_entry(data)
             site.step(entry.now, entry.inputs)

@@ -41,7 +41,7 @@ from typing import ClassVar
 import msgspec
 
 from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst, decode_attributes
+from roamcast.core.notification import Burst
 from roamcast.filters.filter import Filter
 from roamcast.mobility.mobile import (
     LOCAL,
@@ -170,7 +170,7 @@ class Mft(MobileProtocol):
     def _settle_question(self, subscriber: str) -> None:
         filters = self.known[subscriber].filters.values()
         for burst in self._asked.pop(subscriber, ("", []))[1]:
-            attributes = decode_attributes(burst.attributes)
+            attributes = self.attributes_of(burst)
             if any(filter.matches(attributes) for filter in filters):
                 self._enqueue(subscriber, burst)
 

@@ -20,8 +20,10 @@ import msgspec
 
 from roamcast.core.messages import Cause, Message
 from roamcast.core.notification import Burst, decode_attributes
+from roamcast.core.queues import QueueLimits
 from roamcast.errors import InputError
-from roamcast.filters.filter import Filter
+from roamcast.filters.filter import Attributes, Filter
+from roamcast.mobility.stored import Stored
 
 LOCAL = ""
 """The way to a subscriber that is, or was last, connected to this broker itself."""
@@ -87,8 +89,8 @@ class Filters(Message, frozen=True):
 class MobileSettings(msgspec.Struct, frozen=True):
     """What can be set."""
 
-    queue_max: int | None = None
-    """Notifications kept for one subscriber that cannot be reached; past it the oldest are dropped."""
+    queue: QueueLimits | None = None
+    """What is kept for one subscriber that cannot be reached."""
     seen_max: int = 1024
     """So many of the last deliveries to each of its subscribers a broker remembers, to deliver none twice."""
     departed_max: int = 10_000
@@ -121,8 +123,9 @@ class Known(msgspec.Struct):
 
 
 Identity = tuple[str, int, int]
-Place = tuple[str, int, int, int]
-"""The identity of a burst's first notification, and how many they are."""
+
+MATCHED_KEPT_MAX = 4096
+"""Of so many kinds of events it is remembered whom they are for, until subscriptions change."""
 
 
 class MobileProtocol:
@@ -133,6 +136,8 @@ class MobileProtocol:
     keeps_promises: ClassVar[bool] = True
     """Whether what is owed arrives in the end, whatever moved, crashed or parted meanwhile."""
 
+    __unsaved__ = ("_matched", "_out")
+
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         self.id = id
         self.settings = settings or MobileSettings()
@@ -142,12 +147,14 @@ class MobileProtocol:
         """Subscribers that are connected right now."""
         self.known: dict[str, Known] = {}
         """R and T."""
-        self.queues: dict[str, dict[Place, Burst]] = {}
+        self.queues: dict[str, Stored] = {}
         """Q: what could not be sent on, for each subscriber."""
         self._returned: dict[str, str] = {}
         """Subscribers whose stored events came from the very neighbour that is the way to them. They wait
         for the next word about the subscriber: it is under way, since that neighbour thinks otherwise."""
         self._seen: dict[str, dict[Identity, None]] = {}
+        self.changes = 0
+        """Counts changes of what anybody is subscribed to."""
         self._left: dict[str, dict[str, None]] = {}
         """Neighbour to the subscribers that were behind it, and no longer are: what it has not acknowledged
         may have been for them."""
@@ -158,7 +165,17 @@ class MobileProtocol:
             Uns: self._on_uns,
             Mig: self._on_mig,
         }
+        self.contents: Callable[[Burst], Attributes | None] | None = None
+        """Where events have attributes in their bodies: all that a burst has, which is a single event then;
+        None if nobody asks for more than is outside."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self._matched: dict[bytes, list[str]] = {}
         self._out = Outcome()
+
+    def understands(self, message: Message) -> bool:
+        return type(message) in self._handlers
 
     # --- the ways in ---
 
@@ -186,7 +203,7 @@ class MobileProtocol:
         left = self._left.pop(peer, {})
         for message in unacknowledged:
             if isinstance(message, Burst):
-                for subscriber in self._matching(message):
+                for subscriber in self.matching(message):
                     if self.known[subscriber].way == peer or subscriber in left:
                         self._enqueue(subscriber, message)
             elif isinstance(message, Rep):
@@ -205,8 +222,7 @@ class MobileProtocol:
             for identity in identities(burst):
                 seen.pop(identity, None)
         if again:
-            waiting = self.queues.get(subscriber, {})
-            self.queues[subscriber] = {**{place_of(burst): burst for burst in again}, **waiting}
+            self.queues.setdefault(subscriber, Stored()).add_in_front(again)
         self._flush()
         return self._out
 
@@ -243,7 +259,7 @@ class MobileProtocol:
     def _on_pub(self, way: str, burst: Burst) -> None:
         """To every neighbour behind which somebody wants it, once; what cannot be sent is stored."""
         peers: dict[str, None] = {}
-        for subscriber in self._matching(burst):
+        for subscriber in self.matching(burst):
             towards = self.known[subscriber].way
             if towards == LOCAL:
                 self._deliver(subscriber, burst)
@@ -261,13 +277,27 @@ class MobileProtocol:
         if self.known[subscriber].way == way:
             self._returned[subscriber] = way
 
-    def _matching(self, burst: Burst) -> list[str]:
-        attributes = decode_attributes(burst.attributes)
+    def matching(self, burst: Burst) -> list[str]:
+        inside = self.contents(burst) if self.contents is not None else None
+        if inside is not None:
+            return self._who_wants(inside)
+        matched = self._matched.get(burst.attributes)
+        if matched is None:
+            if len(self._matched) >= MATCHED_KEPT_MAX:
+                self._matched.clear()
+            matched = self._matched[burst.attributes] = self._who_wants(decode_attributes(burst.attributes))
+        return matched
+
+    def _who_wants(self, attributes: Attributes) -> list[str]:
         return [
             subscriber
             for subscriber, known in self.known.items()
             if any(filter.matches(attributes) for filter in known.filters.values())
         ]
+
+    def attributes_of(self, burst: Burst) -> Attributes:
+        inside = self.contents(burst) if self.contents is not None else None
+        return inside if inside is not None else decode_attributes(burst.attributes)
 
     def _deliver(self, subscriber: str, burst: Burst) -> None:
         """This is the last broker: it leaves out what the subscriber has had."""
@@ -288,21 +318,18 @@ class MobileProtocol:
         known = self.known.setdefault(subscriber, Known(None))
         if known.timestamp and not known.filters:
             return  # It has left the network.
-        queue = self.queues.setdefault(subscriber, {})
-        queue.setdefault(place_of(burst), burst)
-        limit = self.settings.queue_max
-        while limit is not None and sum(one.count for one in queue.values()) > limit:
-            self._out.dropped.append((subscriber, queue.pop(next(iter(queue)))))
+        given_up = self.queues.setdefault(subscriber, Stored()).add(burst, self.settings.queue)
+        self._out.dropped += [(subscriber, one) for one in given_up]
 
     def _flush(self) -> None:
         """sendQueuedMessages, for whoever can be reached; after all else that a message leads to."""
         for subscriber in list(self.queues):
             way = self.known[subscriber].way
             if way == LOCAL and subscriber in self.attached:
-                for burst in self.queues.pop(subscriber).values():
+                for burst in self.queues.pop(subscriber):
                     self._deliver(subscriber, burst)
             elif way and way in self.peers and self._returned.get(subscriber) != way:
-                self._out.sends.append((way, Rep(subscriber, tuple(self.queues.pop(subscriber).values()))))
+                self._out.sends.append((way, Rep(subscriber, tuple(self.queues.pop(subscriber)))))
 
     # --- ways ---
 
@@ -317,14 +344,20 @@ class MobileProtocol:
     def _set_filters(self, subscriber: str, filters: Iterable[Filter]) -> None:
         known = self.known[subscriber]
         known.filters = {filter.text: filter for filter in filters}
+        self._filters_changed()
         if not known.filters:
             self.queues.pop(subscriber, None)
             self._forget_departed()
+
+    def _filters_changed(self) -> None:
+        self.changes += 1
+        self._matched.clear()
 
     def _forget_departed(self) -> None:
         departed = [subscriber for subscriber, known in self.known.items() if not known.filters]
         for subscriber in departed[: -self.settings.departed_max or None]:
             del self.known[subscriber]
+            self._filters_changed()
             self._returned.pop(subscriber, None)
             self._seen.pop(subscriber, None)
 
@@ -345,10 +378,6 @@ class MobileProtocol:
 
 def identities(burst: Burst) -> Iterable[Identity]:
     return ((burst.publisher, burst.incarnation, number) for number in range(burst.number, burst.last + 1))
-
-
-def place_of(burst: Burst) -> Place:
-    return (burst.publisher, burst.incarnation, burst.number, burst.count)
 
 
 # --- the registry ------------------------------------------------------------------------------------

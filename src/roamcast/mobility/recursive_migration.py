@@ -75,7 +75,7 @@ class RecursiveMigration(MobileProtocol):
     def _on_sub(self, way: str, message: Sub) -> None:
         known = self.known.setdefault(message.subscriber, Known(way))
         if message.filter.text not in known.filters:
-            known.filters = {**known.filters, message.filter.text: message.filter}
+            self._set_filters(message.subscriber, [*known.filters.values(), message.filter])
             self._point(message.subscriber, way)
         self._send_others(way, message)
 
@@ -139,6 +139,7 @@ class RecursiveMigration(MobileProtocol):
 
     def _on_btab(self, way: str, message: Btab) -> None:
         theirs: dict[str, dict[str, Filter]] = {}
+        self._filters_changed()
         for subscriber, filter in message.table:
             theirs.setdefault(subscriber, {})[filter.text] = filter
         local = self._locals()

@@ -99,6 +99,7 @@ class LinkEnd:
         codec: Codec,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
+        acknowledge_every: int = ACKNOWLEDGE_EVERY,
     ) -> None:
         self.peer = peer
         self.incarnation = incarnation
@@ -117,6 +118,7 @@ class LinkEnd:
         self._codec = codec
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
+        self._acknowledge_every = acknowledge_every
         self._written: deque[Kept] = deque()
         self._unwritten: deque[Kept] = deque()
         self._offset = 0
@@ -333,7 +335,8 @@ class LinkEnd:
     @property
     def _must_tell(self) -> bool:
         untold = self._acknowledged - self._told
-        return untold >= ACKNOWLEDGE_EVERY or (untold > 0 and self._untold_bytes >= ACKNOWLEDGE_EVERY_BYTES)
+        is_much = self._untold_bytes >= ACKNOWLEDGE_EVERY_BYTES
+        return untold >= self._acknowledge_every or (untold > 0 and is_much)
 
     def heartbeat(self) -> bytes:
         """A sign of life, which also says what has been journalled here."""

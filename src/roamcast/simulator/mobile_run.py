@@ -113,7 +113,7 @@ class MobileChecker:
         node = self.network.brokers[broker]
         held: dict[Owed, None] = {}
         for client, queue in node.machine.queues.items():
-            held.update({(client, one): None for burst in queue.values() for one in identities(burst)})
+            held.update({(client, one): None for burst in queue for one in identities(burst)})
         for client, connected in node.clients.items():
             held.update(
                 {(client, one): None for burst in connected.unacknowledged() for one in identities(burst)}

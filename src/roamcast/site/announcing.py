@@ -6,16 +6,28 @@ there are new ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 from roamcast.core.messages import Cause, Deliver, Fleeting
 from roamcast.core.notification import Message, encode_attributes
+from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mqtt.marks import PLAIN, RETAINED, TOPIC
 from roamcast.mqtt.outgoing import identified
+from roamcast.node.front import Front
 
-if TYPE_CHECKING:
-    from roamcast.node.broker import Broker
+
+class AnnouncingHost(Protocol):
+    """The broker that announces."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def front(self) -> Front | None: ...
+    def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None: ...
+    def as_it_is(self, filter: Filter, client: str) -> Filter: ...
+    def tell(self, client: str, message: Message) -> None: ...
 
 
 class RecallAnnounced(Message, frozen=True):
@@ -31,7 +43,7 @@ class RecallAnnounced(Message, frozen=True):
 class Announcements:
     __unsaved__ = ("_last",)
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: AnnouncingHost) -> None:
         self._broker = broker
         broker.serve(RecallAnnounced, self.on_recall)
         self._restore()

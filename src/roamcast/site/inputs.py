@@ -130,6 +130,33 @@ class Tick(SiteInput, frozen=True):
     """The time that `deadline()` named has come."""
 
 
+# --- of brokers that move; all but the inputs above follow from these, so that no election is replayed ---
+
+
+class Elapsed(SiteInput, frozen=True):
+    """Of a `Tick`, what is not the election's: a time has come that was set for clients."""
+
+
+class ParentTaken(SiteInput, frozen=True):
+    """The election has a parent for this broker; `old` was the last one, if the link to it is gone."""
+
+    old: str | None
+    new: str
+
+
+class LinkLeft(SiteInput, frozen=True):
+    """The election has no use for the link of the tree to this peer any more."""
+
+    peer: str
+
+
+class Confirmed(SiteInput, frozen=True):
+    """The peer has journalled everything up to this number."""
+
+    peer: str
+    number: int
+
+
 AnyInput = (
     Started
     | Ruled
@@ -148,6 +175,10 @@ AnyInput = (
     | Asked
     | Drained
     | Tick
+    | Elapsed
+    | ParentTaken
+    | LinkLeft
+    | Confirmed
 )
 
 

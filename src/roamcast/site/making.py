@@ -5,6 +5,7 @@ from __future__ import annotations
 from roamcast.errors import InputError
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS
 from roamcast.site.contract import AnySite
+from roamcast.site.mobile_site import MobileSite
 from roamcast.site.settings import SiteSettings
 from roamcast.site.site import Site
 
@@ -13,6 +14,6 @@ def make_site(settings: SiteSettings) -> AnySite:
     if settings.protocol in PROTOCOLS:
         return Site(settings)
     if settings.protocol in MOBILE_PROTOCOLS:
-        raise InputError(f"protocol {settings.protocol}: the daemon does not offer brokers that move yet")
+        return MobileSite(settings)
     valid = ", ".join(sorted({**PROTOCOLS, **MOBILE_PROTOCOLS}))
     raise InputError(f"protocol {settings.protocol!r}: valid are {valid}")

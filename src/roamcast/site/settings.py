@@ -7,8 +7,10 @@ import msgspec
 from roamcast.location.movement_graph import parse_movement_graph
 from roamcast.location.settings import LocationSettings
 from roamcast.location.variables import NumberSteps, Variable
+from roamcast.mobility.mobile import MobileSettings
 from roamcast.mqtt.endpoint import EndpointSettings
 from roamcast.node.broker import BrokerSettings
+from roamcast.overlay.election import ElectionSettings
 
 
 class StateSettings(msgspec.Struct, frozen=True):
@@ -41,6 +43,10 @@ class SiteSettings(msgspec.Struct, frozen=True):
     stay_first_s: float = 1.0
     retained_messages_max: int = 100_000
     retained_bytes_max: int = 256 << 20
+    election: ElectionSettings = ElectionSettings()
+    """For brokers that move, and …"""
+    seen_max: int = MobileSettings().seen_max
+    """… how many deliveries to each of its clients a broker remembers, to deliver none twice."""
 
     def location(self) -> LocationSettings:
         states = {state.name: state.variable() for state in self.states}

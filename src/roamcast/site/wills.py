@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 from roamcast.core.messages import Cause
 from roamcast.core.notification import Message, encode_attributes
 from roamcast.mqtt.marks import TOPIC
-
-if TYPE_CHECKING:
-    from roamcast.node.broker import Broker
 
 
 class PublishThat(Message, frozen=True):
@@ -21,8 +19,15 @@ class PublishThat(Message, frozen=True):
     cause: ClassVar[Cause] = "publish"
 
 
+class PublishingHost(Protocol):
+    """The broker that publishes."""
+
+    def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None: ...
+    def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None: ...
+
+
 class Wills:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: PublishingHost) -> None:
         self._broker = broker
         broker.serve(PublishThat, self.on_publish_that)
 
