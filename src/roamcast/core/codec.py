@@ -49,6 +49,7 @@ class _AboutFrame(msgspec.Struct, frozen=True, tag="About", array_like=True):
 
 
 _WRAPPERS = (Relayed, About)
+_FRAMES = (_RelayedFrame, _AboutFrame)
 
 
 class Codec:
@@ -85,10 +86,11 @@ class Codec:
     def decode_batch(self, data: bytes | memoryview) -> list[Message]:
         """The messages of a batch: their encodings one behind the other, after `batch_head`."""
         try:
-            return [
-                self._unwrapped(one) if isinstance(one, _RelayedFrame | _AboutFrame) else one
-                for one in self._batch_decoder.decode(data)
-            ]
+            messages: list[Any] = self._batch_decoder.decode(data)
+            for position, one in enumerate(messages):
+                if type(one) in _FRAMES:
+                    messages[position] = self._unwrapped(one)
+            return messages
         except _MALFORMED as error:
             raise _malformed("batch", data, error) from None
 

@@ -101,8 +101,7 @@ class MatchingTable:
                 self._enter(decided, rest, filter)
         interfaces[interface] = interfaces.get(interface, 0) + 1
         if interfaces[interface] == 1:
-            self._label(filter)
-            self._forget_routes(filter)
+            self._changed(filter)
 
     def remove(self, filter: Filter, interface: Interface) -> None:
         interfaces = self._interfaces[filter]
@@ -110,9 +109,8 @@ class MatchingTable:
         if interfaces[interface]:
             return
         del interfaces[interface]
-        self._forget_routes(filter)
+        self._changed(filter)
         if interfaces:
-            self._label(filter)
             return
         del self._interfaces[filter]
         decided, rest = self._divisions.pop(filter)
@@ -121,11 +119,20 @@ class MatchingTable:
         else:
             self._leave(decided, filter)
 
+    def _changed(self, filter: Filter) -> None:
+        """Other interfaces want it now: forget the routes that it is part of."""
+        decided, rest = self._divisions[filter]
+        if rest is not None:
+            self._label(filter)
+            self._forget_parts()
+        if self._routes:
+            self._forget_routes(decided)
+
     def _label(self, filter: Filter) -> None:
         """Say in its group where a filter leads: a place that many lead to is then found once."""
         decided, rest = self._divisions[filter]
-        if rest is not None:
-            interfaces = self._interfaces[filter]
+        interfaces = self._interfaces[filter]
+        if rest is not None and interfaces:
             self._groups[decided].label(filter, filter if len(interfaces) > 1 else next(iter(interfaces)))
 
     def _divided(self, filter: Filter) -> tuple[Filter, Filter | None]:
@@ -255,10 +262,7 @@ class MatchingTable:
         self._parts.clear()
         self._parts_kept = 0
 
-    def _forget_routes(self, filter: Filter) -> None:
-        decided, rest = self._divisions[filter]
-        if rest is not None:
-            self._forget_parts()
+    def _forget_routes(self, decided: Filter) -> None:
         if len(self._routes) > ROUTES_CHECKED_MAX:
             self._routes.clear()
         else:

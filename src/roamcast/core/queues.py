@@ -190,7 +190,8 @@ class DeliveryQueue:
 
     def rewind(self, received: int) -> None:
         """The client attached anew, having received this: send the rest again."""
-        self.acknowledge(received)
+        if received > self.base:
+            self.acknowledge(received)
         self.waiting.extendleft(reversed(self.in_flight))
         self.in_flight.clear()
         self.sent = self.base

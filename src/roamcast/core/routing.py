@@ -90,6 +90,12 @@ class _PeerState:
                     del self.depending[client]
                     self.staged_whereabouts.pop(client, None)
 
+    @property
+    def is_staged(self) -> bool:
+        return bool(
+            self.staged or self.staged_whereabouts or self.staged_advertise or self.staged_unadvertise
+        )
+
     def take_update(self, cause: Cause, flush: bool, dependents: Dependents) -> Update:
         """What is staged, as one update; nothing is staged any more."""
         change = _joined(self.staged)
@@ -269,7 +275,7 @@ class Router:
         if isinstance(source, str):
             self._apply(source, update or Update())
             # The source has these already.
-            assumed = tuple(self._as_from(source, entry) for entry in entries)
+            assumed = tuple([self._as_from(source, entry) for entry in entries])
             state = self._peers[source]
             state.staged.append(Change(unsubscribe=assumed))
             if self.dependents.heard_from(subscriber) == source:
@@ -370,12 +376,14 @@ class Router:
 
     def listen(self, owner: Owner, filter: Filter) -> None:
         """A local owner gets what passes; nobody is told."""
-        self._note_use(filter, +1)
+        if filter.own:
+            self._note_use(filter, +1)
         self._add_route(filter, owner)
 
     def unlisten(self, owner: Owner, filter: Filter) -> None:
         self._remove_route(filter, owner)
-        self._note_use(filter, -1)
+        if filter.own:
+            self._note_use(filter, -1)
         self.dependents.forget_unused()
 
     # --- where clients are, on whose own state filters depend ---
@@ -431,8 +439,8 @@ class Router:
                 state.staged_whereabouts[client] = None
 
     def _note_use(self, filter: Filter, change: int) -> None:
-        if filter.own:
-            self.dependents.use(owner_of(filter), change)
+        """Of a filter that depends on its client's own state."""
+        self.dependents.use(owner_of(filter), change)
 
     # --- peers ---
 
@@ -483,8 +491,9 @@ class Router:
     # --- subscriptions on their way ---
 
     def _collect(self, interface: Interface, entry: Entry) -> None:
-        self._note_use(entry[0], +1)
-        if self._is_routed(interface, entry):
+        if entry[0].own:
+            self._note_use(entry[0], +1)
+        if not self._diverted or self._is_routed(interface, entry):
             self._add_route(entry[0], interface)
         entries = self._collected.setdefault(interface, {})
         entries[entry] = entries.get(entry, 0) + 1
@@ -493,9 +502,10 @@ class Router:
                 state.stage(state.aggregate.add(entry))  # type: ignore[union-attr]
 
     def _release(self, interface: Interface, entry: Entry) -> None:
-        if self._is_routed(interface, entry):
+        if not self._diverted or self._is_routed(interface, entry):
             self._remove_route(entry[0], interface)
-        self._note_use(entry[0], -1)
+        if entry[0].own:
+            self._note_use(entry[0], -1)
         entries = self._collected[interface]
         entries[entry] -= 1
         if entries[entry]:
@@ -579,6 +589,8 @@ class Router:
         """
         waiting = {}
         for peer, state in self._peers.items():
+            if then is None and not state.is_staged:
+                continue
             update = state.take_update(cause, flush, self.dependents)
             news = update.is_news
             must_answer = then is not None and peer != asker and (flush or news or state.settled < state.sent)
@@ -621,10 +633,12 @@ def _joined(changes: Iterable[Change]) -> Change:
             net[entry] = net.get(entry, 0) + 1
         for entry in change.unsubscribe:
             net[entry] = net.get(entry, 0) - 1
-    return Change(
-        tuple(entry for entry, count in net.items() if count > 0),
-        tuple(entry for entry, count in net.items() if count < 0),
-    )
+    subscribe: list[Entry] = []
+    unsubscribe: list[Entry] = []
+    for entry, count in net.items():
+        if count:
+            (subscribe if count > 0 else unsubscribe).append(entry)
+    return Change(tuple(subscribe), tuple(unsubscribe))
 
 
 __all__ = ["STRATEGIES", "Interface", "MatchingTable", "Owner", "Route", "Router"]

@@ -44,7 +44,7 @@ from roamcast.mqtt.topics import decode_topic
 from roamcast.mqtt.traffic import Note, Traffic
 from roamcast.mqtt.user_properties import DESTINATION
 from roamcast.mqtt.welcoming import acceptance, check_will, session_expiry_of
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.writing import connack, write
 
 PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096
@@ -261,7 +261,9 @@ class Endpoint:
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
         present = self._present.pop(client, True)
-        self._write(connection, acceptance(connection, present, self.settings))
+        answer = acceptance(connection, present, self.settings)
+        written = write if answer.assigned_client_id else connack
+        connection.out.append(written(answer, connection.version))
         self.traffic.welcomed += 1
         self._note(connection, "connected", "with its session" if present else "with a new session")
 

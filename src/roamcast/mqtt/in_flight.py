@@ -62,12 +62,15 @@ class InFlight:
         """Acknowledged before others that were sent earlier."""
         self._released: dict[int, None] = dict.fromkeys(packed.released)
         """QoS 2: PUBREC has come; the client has it, and never gets it again."""
-        self._resend: dict[Identity, tuple[int, int]] = {one[:3]: one[3:] for one in packed.resend}
+        self._resend: dict[Identity, tuple[int, int]] = {}
         """What was in flight when the connection ended, and its packet id and QoS."""
+        for one in packed.resend:
+            self._resend[one[:3]] = one[3:]
 
     def pack(self) -> PackedInFlight:
-        self.rewind()
-        resend = [(*identity, *known) for identity, known in self._resend.items()]
+        if self._runs:
+            self.rewind()
+        resend = [(*identity, *known) for identity, known in self._resend.items()] if self._resend else []
         return PackedInFlight(self._next, resend, list(self._early), list(self._released))
 
     # --- sending ---

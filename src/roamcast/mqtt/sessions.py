@@ -5,7 +5,6 @@ It lives where the session lives, and travels as the session's capsule.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -92,19 +91,21 @@ class MqttSession:
         self.will_timer = 0
         self.expiry_s = 0
         self.subscriptions: dict[str, Subscription] = {}
-        self.in_flight = InFlight()
+        self.in_flight = InFlight(capsule.in_flight if capsule is not None else None)
         self.received: dict[int, None] = {}
         self.stream = ""
         """The stream of the core's access link that is being delivered."""
         if capsule is not None:
             self.expiry_s = capsule.expiry_s
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
-            self.in_flight = InFlight(capsule.in_flight)
             self.received = dict.fromkeys(capsule.received)
         self._restore()
 
     def _restore(self) -> None:
-        self._filters = Counter(one.filter for one in self._by_way(shared=False))
+        self._filters: dict[str, int] = {}
+        """What is asked of the core, and by how many subscriptions."""
+        for subscription in self.subscriptions.values():
+            self._count(subscription, +1)
         self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
@@ -144,8 +145,10 @@ class MqttSession:
 
     def _count(self, subscription: Subscription | None, change: int) -> None:
         if subscription is not None and not subscription.group:
-            self._filters[subscription.filter] += change
-            if not self._filters[subscription.filter]:
+            count = self._filters.get(subscription.filter, 0) + change
+            if count:
+                self._filters[subscription.filter] = count
+            else:
                 del self._filters[subscription.filter]
 
     def _forget_options(self) -> None:

@@ -5,6 +5,7 @@ not fit its field) is the caller's mistake, and raises InputError.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from roamcast.errors import InputError
@@ -22,7 +23,9 @@ from roamcast.mqtt.fields import (
 from roamcast.mqtt.packets import Connack, Packet, SubscriptionEntry
 from roamcast.mqtt.reasons import Reason, connack_3_1_1
 
-__all__ = ["puback", "publish_frames", "refusal", "write"]
+CONNACKS_KEPT_MAX = 64
+
+__all__ = ["connack", "puback", "publish_frames", "refusal", "write"]
 
 
 def write(packet: Packet, version: int) -> bytes:
@@ -69,6 +72,12 @@ def _connack(packet: Connack, version: int) -> tuple[int, bytes]:
         return 0x20, bytes((packet.session_present, connack_3_1_1(packet.reason)))
     start = bytes((packet.session_present, packet.reason))
     return 0x20, start + properties.write(packet, properties.CONNACK)
+
+
+@lru_cache(maxsize=CONNACKS_KEPT_MAX)
+def connack(packet: Connack, version: int) -> bytes:
+    """The frame of a CONNACK that many clients get alike."""
+    return write(packet, version)
 
 
 def refusal(error: PacketError) -> bytes:

@@ -527,6 +527,8 @@ class Broker(SubscribingHost, SessionsHost):
             )
 
     def next_hop(self, broker: str) -> str:
+        if broker == self.id:
+            return broker
         return self._next_hops.get(broker) or self.returns.hop_towards(broker)
 
     def is_attached(self, client: str) -> bool:

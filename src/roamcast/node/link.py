@@ -373,7 +373,10 @@ class LinkEnd:
         self.peer_incarnation = reading.incarnation
         self._parts, self._fleeting_parts = reading.parts, reading.fleeting_parts
         self._untold_bytes += len(frames)
-        return Arrivals(reading.numbered, reading.fleeting, b"".join(reading.durable))
+        durable = reading.durable
+        return Arrivals(
+            reading.numbered, reading.fleeting, durable[0] if len(durable) == 1 else b"".join(durable)
+        )
 
 
 def _size(kept: Kept) -> int:
@@ -409,15 +412,16 @@ class _Reading:
                 body, at = at + wire.HEAD.size, at + LENGTH_BYTES + length
                 if not body <= at <= len(frames):
                     raise LinkError(f"{self.end.peer} sent a frame of {length} bytes that is not whole")
-                self._read_frame(kind, body, at)
+                if kind == wire.BATCH:
+                    self._read_batch(body, at)
+                else:
+                    self._read_frame(kind, body, at)
         except (struct.error, InputError) as error:
             raise LinkError(f"{self.end.peer} sent what cannot be read: {error}") from None
 
     def _read_frame(self, kind: int, start: int, stop: int) -> None:
         codec = self.end._codec
-        if kind == wire.BATCH:
-            self._read_batch(start, stop)
-        elif kind == wire.ACKNOWLEDGED:
+        if kind == wire.ACKNOWLEDGED:
             self._note(*wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start))
         elif kind == wire.FLEETING:
             self.fleeting += codec.decode_batch(memoryview(self.frames)[start:stop])
@@ -435,7 +439,8 @@ class _Reading:
     def _read_batch(self, start: int, stop: int) -> None:
         fields = wire.BATCH_FIELDS
         incarnation, acknowledged, first = fields.unpack_from(self.frames, start)
-        self._note(acknowledged)
+        if acknowledged > self.acknowledged:
+            self.acknowledged = acknowledged
         self._expect(incarnation, first)
         messages = self.end._codec.decode_batch(memoryview(self.frames)[start + fields.size : stop])
         known = self.received + 1 - first
@@ -443,7 +448,9 @@ class _Reading:
             self.numbered += messages[known:] if known else messages
             self.received = first + len(messages) - 1
             self.parts = []
-            self._journal(start, stop)
+            start -= wire.HEAD.size
+            is_everything = start == 0 and stop == len(self.frames)
+            self.durable.append(self.frames if is_everything else self.frames[start:stop])
 
     def _read_part(self, start: int, stop: int) -> None:
         fields = wire.PART_FIELDS
@@ -474,8 +481,3 @@ class _Reading:
     def _limit(self, parts: list[bytes]) -> None:
         if sum(map(len, parts)) > MESSAGE_BYTES_MAX + len(parts) * 64:
             raise LinkError(f"{self.end.peer} sent a message of more than {MESSAGE_BYTES_MAX} bytes")
-
-    def _journal(self, start: int, stop: int) -> None:
-        start -= wire.HEAD.size
-        is_everything = start == 0 and stop == len(self.frames)
-        self.durable.append(self.frames if is_everything else self.frames[start:stop])

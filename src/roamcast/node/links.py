@@ -132,7 +132,8 @@ class Links:
                 self._perform(turn, self.reach.receive(peer, message))
             else:
                 turn.inputs.append(Received(peer, message))
-        turn.fleeting = [Received(peer, message) for message in arrivals.fleeting]
+        if arrivals.fleeting:
+            turn.fleeting = [Received(peer, message) for message in arrivals.fleeting]
         return turn
 
     def send(self, sends: Iterable[tuple[str, Message]]) -> None:

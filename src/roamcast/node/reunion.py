@@ -222,6 +222,8 @@ class Reunion:
 
     def holds_back(self, request: AttachRequest) -> bool:
         """Whether the session may not go to this broker yet; its request is answered later."""
+        if not self._joining and not self._older:
+            return False
         is_joining = any(request.broker in joining.brokers for joining in self._joining)
         if not is_joining and request.client not in self._older:
             return False

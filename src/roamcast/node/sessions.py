@@ -125,10 +125,14 @@ class SessionsHost:
 
     def _is_overtaken(self, hello: Hello) -> bool:
         """Whether a later attach of the same client is known here: this connection is an old one."""
-        known = [self.attachments[hello.client].hello.moves] if hello.client in self.attachments else []
-        known += [one.moves for one in (self._departing.get(hello.client),) if one is not None]
-        known += [one.moves for one in (self.sessions.get(hello.client),) if one is not None]
-        return any(0 <= hello.moves < moves for moves in known)
+        client, moves = hello.client, hello.moves
+        if moves < 0:
+            return False  # It does not count them.
+        attachment = self.attachments.get(client)
+        if attachment is not None and moves < attachment.hello.moves:
+            return True
+        known = (self._departing.get(client), self.sessions.get(client))
+        return any(one is not None and moves < one.moves for one in known)
 
     def new_attachment(self, connection: int, hello: Hello) -> Attachment:
         return Attachment(connection, hello, hello.window or self.settings.window, self.now)
