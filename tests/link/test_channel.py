@@ -55,14 +55,20 @@ def test_timeslots_are_drawn_anew_every_second() -> None:
     assert channel.send(2.0, 960) == pytest.approx(3.0)
 
 
+def test_the_rate_changes_within_a_packet() -> None:
+    # 12,000 bits: 8,000 in the first second, and the rest at three times the rate.
+    channel = Channel(Direction(8_000, 1, 3), numbers(0.0, 0.99, 0.5))
+    assert channel.send(0.0, PACKET_BYTES) == pytest.approx(1 + 4_000 / 24_000)
+
+
 def test_gprs_has_the_rates_of_the_table() -> None:
     gprs = PROFILES["gprs"]
-    rng = random.Random(3)
+    rng = random.Random(1)
     for direction, slots in ((gprs.up, 2), (gprs.down, 3)):
         channel = Channel(direction, rng.random)
-        arrival = channel.send(0.0, 500_000)
-        rate_bps = (500_000 + channel.packets * HEADER_BYTES) * 8 / arrival
-        assert rate_bps == pytest.approx(13_400 * (1 + slots) / 2, rel=0.1)
+        arrival = channel.send(0.0, 5_000_000)
+        rate_bps = (5_000_000 + channel.packets * HEADER_BYTES) * 8 / arrival
+        assert rate_bps == pytest.approx(13_400 * (1 + slots) / 2, rel=0.03)
 
 
 def test_an_unknown_profile_is_answered_with_the_nearest() -> None:

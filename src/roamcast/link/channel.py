@@ -127,13 +127,23 @@ class Channel:
         direction = self.direction
         at = max(now, self._free_at)
         self.packets += 1
-        at += size * 8 / self._rate_bps(at)
+        at = self._sent_at(at, size * 8)
         for _ in range(RETRIES_MAX):
             if self._random() >= direction.error:
                 break
             self.retries += 1
             at += direction.retry_min_s + self._random() * (direction.retry_max_s - direction.retry_min_s)
         self._free_at = at
+
+    def _sent_at(self, at: float, bits: float) -> float:
+        """When the last bit has left; the rate may change on the way, else slow times would last longer."""
+        while True:
+            rate_bps = self._rate_bps(at)
+            end = at + bits / rate_bps
+            if end <= self._slots_until:
+                return end
+            bits -= (self._slots_until - at) * rate_bps
+            at = self._slots_until
 
     def _rate_bps(self, at: float) -> float:
         direction = self.direction
