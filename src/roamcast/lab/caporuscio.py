@@ -56,8 +56,9 @@ MAIN = ("mosquitto", "nats", "activemq")
 OPTIONS: tuple[SyncOption, ...] = ("none", "basic", "delay", "ping")
 
 FULL_S, FULL_P = (1, 10, 50, 100), (1.0, 2.0, 10.0)
-TIMES = 5
-"""How often each trip is made in the full setting."""
+TRACE_TIMES, TIMES = 3, 5
+"""How often each trip is made in the full setting: where trips of all kinds are counted together, and
+where each kind has an interval of its own."""
 PING_RUNS = {True: 4, False: 200}
 PING_AT_ONCE = 12
 GPRS_RATE_BPS = PROFILES["gprs"].down.slot_bps * 2
@@ -155,7 +156,7 @@ def trace_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
     return [
         Trip(system, option, s, p, link, number)
         for system in systems for option in OPTIONS for link in ("wired", "gprs")
-        for s in FULL_S for p in FULL_P for number in range(1, TIMES + 1)
+        for s in FULL_S for p in FULL_P for number in range(1, TRACE_TIMES + 1)
     ]  # fmt: skip
 
 

@@ -31,8 +31,8 @@ COPIES = {"activemq", "mosquitto"}
 """Systems that deliver a message once for each subscription that it matches; the others once."""
 WILDCARDS = 7
 """Levels of a topic, each of which a filter may leave open: so up to 128 filters match it."""
-AT_ONCE = 24
-COPIES_PER_S_MAX = 2_000
+AT_ONCE = 48
+COPIES_PER_S_MAX = 3_000
 """What trips at once may receive altogether: a fraction of what a core can do, so nobody waits for it."""
 SUBSCRIBE_S = {"gprs": 0.35}
 NARROW = Profile(Direction(96_000), Direction(10_000_000), "96 kbit/s to the broker, 10 Mbit/s back")
