@@ -322,7 +322,7 @@ def proxy(
     messages: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="How many wait for the client at its move-in.")
     ] = 10_000,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; medians count.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; medians count.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """A client of a foreign broker moves in at another site: how long, against the broker's own delivery."""

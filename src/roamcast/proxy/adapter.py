@@ -36,7 +36,7 @@ class AdapterError(Exception):
     """A foreign broker refused something or cannot be reached; the text is one line: what and why."""
 
 
-class ForeignMessage(msgspec.Struct, frozen=True, array_like=True):
+class ForeignMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message as a foreign broker carries it."""
 
     topic: str
