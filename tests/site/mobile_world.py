@@ -6,13 +6,16 @@ Time is virtual: when nothing is under way, it jumps to the next deadline of a s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
-from tests.site.world import World
+from tests.site.world import Client, World
 
+from roamcast.mqtt.packets import Packet
 from roamcast.site.inputs import LinkDown, LinkUp, SiteInput, Tick, decode_entry, encode_entry
 from roamcast.site.making import make_site
 from roamcast.site.mobile_site import MobileSite
+from roamcast.site.noted_filters import subscriptions_in
 from roamcast.site.settings import SiteSettings
 
 REST_S = 14.0
@@ -26,6 +29,10 @@ class MobileWorld(World):
         self.told: dict[str, list[tuple[Any, ...]]] = {}
         """What each turn that is in the journal let out, by broker."""
         self.duplicates = 0
+        self.heard: dict[str, list[Packet]] = defaultdict(list)
+        """All that each client has got."""
+        self.clocks: dict[str, float] = {}
+        """How far the clock of a broker is ahead."""
         super().__init__(seed, brokers, links)
 
     # --- brokers ---
@@ -40,9 +47,10 @@ class MobileWorld(World):
     def step(self, id: str, inputs: list[SiteInput]) -> None:
         site = self.sites[id]
         self.now += 0.001
-        effects = site.step(self.now, inputs)
+        now = self.now + self.clocks.get(id, 0.0)
+        effects = site.step(now, inputs)
         if effects.durable:
-            self.journals[id].append(encode_entry(self.now, effects.durable))
+            self.journals[id].append(encode_entry(now, effects.durable))
             self.told[id].append(seen_of(effects))
             if self.crashes and self.rng.random() < 0.002:
                 self.crash(id)
@@ -101,6 +109,20 @@ class MobileWorld(World):
             if peer in self.sites[id].links.ends:
                 self.step(id, [LinkDown(peer)])
 
+    # --- clients ---
+
+    def _on_packet(self, client: Client, packet: Packet) -> None:
+        self.heard[client.id].append(packet)
+        super()._on_packet(client, packet)
+
+    def say(self, name: str, *packets: Packet) -> list[Packet]:
+        """A client says this; gives what it hears until all is at rest."""
+        self.heard[name].clear()
+        for packet in packets:
+            self._send(self.clients[name], packet)
+        self.settle()
+        return list(self.heard[name])
+
     # --- time ---
 
     def run_for(self, seconds: float) -> None:
@@ -112,7 +134,7 @@ class MobileWorld(World):
                 self.rng.choice(found)()
                 continue
             times = {id: self.sites[id].deadline() for id in self.ids}
-            at, id = min((at, id) for id, at in times.items() if at is not None)
+            at, id = min((at - self.clocks.get(id, 0.0), id) for id, at in times.items() if at is not None)
             self.now = min(end, max(self.now, at))
             if self.now < end:
                 self.step(id, [Tick()])
@@ -127,6 +149,30 @@ class MobileWorld(World):
     def leaders(self) -> list[str]:
         elections = {id: site.election for id, site in self.sites.items()}
         return [id for id, election in elections.items() if election is not None and election.is_leader]
+
+    # --- what everyone knows ---
+
+    def check_knowledge(self) -> None:
+        """Every broker knows exactly what the clients are subscribed to, and the way to each of them."""
+        wanted = {}
+        for name, client in self.clients.items():
+            session = self.sites[client.broker].endpoint.sessions[name]
+            wanted[name] = session.subscriptions
+            assert set(session.subscriptions) == set(client.subscriptions), name
+        for id in self.ids:
+            machine = self.sites[id].core.machine
+            known = {name: subscriptions_in(one.filters.values()) for name, one in machine.known.items()}
+            assert {name: found for name, found in known.items() if found} == wanted, id
+            for name in known:
+                assert self.end_of_way(id, name) == self.clients[name].broker, (id, name)
+            assert not machine.queues, (id, machine.queues)
+
+    def end_of_way(self, broker: str, name: str) -> str:
+        seen = [broker]
+        while way := self.sites[seen[-1]].core.machine.known[name].way:
+            assert way not in seen, f"the way to {name} runs in a circle: {seen}"
+            seen.append(way)
+        return seen[-1]
 
     # --- replay ---
 

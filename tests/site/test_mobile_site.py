@@ -78,6 +78,13 @@ def drive(world: MobileWorld, rng: random.Random, rounds: int) -> None:
             world.connect_link(*rng.choice(world.links))
         elif choice < 0.55:
             world.run_for(rng.choice((0.3, 1.0, 4.0)))
+        elif choice < 0.6 and client.is_welcome and not client.asked and not client.withdrawn:
+            topic = rng.choice(("more/1", "more/2"))
+            known = world.sites[client.broker].endpoint.sessions[name].subscriptions
+            if topic in known and rng.random() < 0.6:
+                world.unsubscribe(name, topic)
+            else:
+                world.subscribe(name, topic, 1)
         else:
             world.publish(name, rng.choice(("a/1", "a/2", "b/1")), 1)
         world.run(rng.randrange(12))
@@ -101,6 +108,7 @@ def check(world: MobileWorld) -> None:
             missing = [one for one in wanted if one not in seen and one in writer.acknowledged]
             assert not missing, f"{reader.id} lost {missing}"
             assert not [one for one in writer.sent if one in seen and one not in wanted]
+    world.check_knowledge()
     for id in world.ids:
         world.check_replay(id)
 

@@ -61,11 +61,13 @@ class Client:
     subscriptions: dict[str, int] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
     asked: dict[int, str] = field(default_factory=dict)
+    withdrawn: dict[int, str] = field(default_factory=dict)
     next_id: int = 1
     presents: list[bool] = field(default_factory=list)
 
     def take_id(self) -> int:
-        while any(self.next_id in used for used in (self.unacknowledged, self.released, self.asked)):
+        taken = (self.unacknowledged, self.released, self.asked, self.withdrawn)
+        while any(self.next_id in used for used in taken):
             self.next_id = self.next_id % 65_535 + 1
         return self.next_id
 
@@ -201,6 +203,13 @@ class World:
         entry = packets.SubscriptionEntry(topic, qos)
         self._send(client, packets.Subscribe(packet_id, (entry,)))
 
+    def unsubscribe(self, name: str, topic: str) -> None:
+        client = self.clients[name]
+        client.subscriptions.pop(topic, None)
+        packet_id = client.take_id()
+        client.withdrawn[packet_id] = topic
+        self._send(client, packets.Unsubscribe(packet_id, (topic,)))
+
     def _send(self, client: Client, packet: Packet) -> None:
         if client.connection:
             self.towards[client.connection].append(write(packet, client.version))
@@ -237,7 +246,9 @@ class World:
                 client.open_ids.pop(packet_id, None)
                 self._send(client, packets.Pubcomp(packet_id))
             case packets.Suback(packet_id):
-                client.settled.add(client.asked.pop(packet_id))
+                client.settled.add(client.asked.pop(packet_id, ""))
+            case packets.Unsuback(packet_id):
+                client.withdrawn.pop(packet_id)
             case packets.Disconnect():
                 pass
             case _:
@@ -251,8 +262,10 @@ class World:
             self._send(client, again)
         for packet_id in client.released:
             self._send(client, packets.Pubrel(packet_id))
+        for packet_id, topic in client.withdrawn.items():
+            self._send(client, packets.Unsubscribe(packet_id, (topic,)))
         for packet_id, topic in client.asked.items():
-            entry = packets.SubscriptionEntry(topic, client.subscriptions[topic])
+            entry = packets.SubscriptionEntry(topic, client.subscriptions.get(topic, 1))
             self._send(client, packets.Subscribe(packet_id, (entry,)))
         self._send_backlog(client)
 

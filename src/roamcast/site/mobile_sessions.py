@@ -8,8 +8,9 @@ neither, so its broker does it in its stead:
   matter. Between parts that have not met the later clock is newer; if clocks differ by more than the time
   between two attaches in two parts, the older attach wins when they meet. Then the connection is closed as
   taken over, and the client's next attach, which knows that timestamp, wins.
-- **Subscriptions** come from what the brokers know (see `noted_filters`). Of two parts that know different
-  ones, those that were changed last count: `Missed` tells them to the client's broker, wherever it is.
+- **Subscriptions** come from what the brokers know (see `noted_filters`). Where two parts of the network meet
+  that know different ones, of each subscription the last change counts: `Missed` tells the client's broker,
+  wherever it is, and that one tells everybody.
 - **A client that nobody here knows** may be new, or known by somebody who has not been heard yet. So
   CONNACK waits for a wave over the tree, or if there is no tree yet for one to form, but not for long: then
   the client is served as a new one. If its session is found later, when parts meet, it is taken over, unless
@@ -39,21 +40,28 @@ from roamcast.core.messages import (
 )
 from roamcast.filters.filter import Filter
 from roamcast.mobility.mft import Bsub
-from roamcast.mobility.mobile import LOCAL, Known, Mig, Sub, Uns
+from roamcast.mobility.mobile import LOCAL, Known, Mig, Sub
 from roamcast.mqtt.endpoint import Endpoint
 from roamcast.mqtt.in_flight import PackedInFlight
 from roamcast.mqtt.sessions import Capsule, MqttSession
 from roamcast.site.mobile_core import MobileCore, Visit
-from roamcast.site.noted_filters import noted, owners_of, subscriptions_in
+from roamcast.site.noted_filters import (
+    merged,
+    misses,
+    noted,
+    owners_of,
+    read_all,
+    subscriptions_in,
+    withdrawn,
+)
 
 BROKER_BITS = 16
 
 
 class Missed(Message, frozen=True):
-    """On its way to the client's broker: the subscriptions were changed elsewhere, later than it knows."""
+    """On its way to the client's broker: elsewhere there are subscriptions that it does not know of."""
 
     subscriber: str
-    since: int
     filters: tuple[Filter, ...]
     cause: ClassVar[Cause] = "handoff"
 
@@ -248,50 +256,52 @@ class MobileSessions:
         self._say_subscriptions(client, visit)
 
     def _say_subscriptions(self, client: str, visit: Visit) -> None:
-        wanted = {one.text: one for one in (noted(one, visit.owner) for one in visit.subscriptions.values())}
-        known = self._known(client)
-        had = known.filters if known is not None else {}
-        added = [filter for text, filter in wanted.items() if text not in had]
-        removed = [filter for text, filter in had.items() if text not in wanted]
-        if not added and not removed:
+        had, stamp = read_all(self.core.filters_of(client)), self._next_stamp(client)
+        new = [
+            noted(one, visit.owner, stamp)
+            for name, one in visit.subscriptions.items()
+            if name not in had or had[name].subscription != one
+        ]
+        new += [
+            withdrawn(name, visit.owner, stamp)
+            for name, one in had.items()
+            if one.subscription is not None and name not in visit.subscriptions
+        ]
+        if not new:
             return
         self._attach(client)
-        since, stamp = self.core.machine.known[client].since, self._next_stamp(client)
-        if len(added) == 1 and not removed:
-            self.core.say(client, Sub(added[0], client, stamp, 0, since))
-        elif len(removed) == 1 and not added:
-            self.core.say(client, Uns(removed[0], client, stamp, 0, since))
+        if len(new) == 1 and not had.keys() & read_all(new).keys():
+            since = self.core.machine.known[client].since
+            self.core.say(client, Sub(new[0], client, stamp, 0, since))
         else:
-            self.core.say(client, Bsub(client, tuple(wanted.values()), stamp, 0))
+            self._say_all(client, merged([one.filter for one in had.values()], new))
+
+    def _say_all(self, client: str, filters: tuple[Filter, ...]) -> None:
+        self.core.say(client, Bsub(client, filters, self._next_stamp(client), 0))
 
     # --- what others say about a client ---
 
     def receive(self, peer: str, message: Message) -> None:
         """A message over the tree, and what follows from it for whoever it is about."""
         subscriber = getattr(message, "subscriber", "")
-        before = self._before(subscriber) if isinstance(message, Bsub) else None
+        if isinstance(message, Bsub):
+            self._look_for_missed(message)
         self.core.receive(peer, message)
-        if before is not None and isinstance(message, Bsub):
-            self._look_for_missed(message, *before)
         if subscriber:
             self._review(subscriber)
 
-    def _before(self, client: str) -> tuple[int, int, tuple[Filter, ...]] | None:
-        known = self._known(client)
-        return (known.timestamp, known.since, tuple(known.filters.values())) if known is not None else None
-
-    def _look_for_missed(
-        self, message: Bsub, timestamp: int, since: int, filters: tuple[Filter, ...]
-    ) -> None:
-        """The sender knows more, but not of the last change of subscriptions that was known here."""
-        its_since = message.since if message.since >= 0 else message.timestamp
-        if message.timestamp > timestamp and its_since < since:
-            self._missed[message.subscriber] = Missed(message.subscriber, since, filters)
+    def _look_for_missed(self, message: Bsub) -> None:
+        """The sender knows more, but not all subscriptions that are known here. None at all is the end."""
+        known = self._known(message.subscriber)
+        is_newer = known is not None and message.timestamp > known.timestamp and bool(message.filters)
+        filters = tuple(self.core.filters_of(message.subscriber))
+        if is_newer and misses(message.filters, filters):
+            self.on_missed("", Missed(message.subscriber, filters))
 
     def on_missed(self, peer: str, message: Missed) -> None:
         known = self._missed.get(message.subscriber)
-        if known is None or known.since < message.since:
-            self._missed[message.subscriber] = message
+        filters = merged(known.filters if known is not None else (), message.filters)
+        self._missed[message.subscriber] = Missed(message.subscriber, filters)
 
     def give_back(self, messages: list[Message]) -> None:
         """These were on a link that is lost."""
@@ -301,13 +311,14 @@ class MobileSessions:
 
     def _pass_on_missed(self) -> None:
         for client, message in list(self._missed.items()):
-            known = self._known(client)
-            if known is None or known.since >= message.since:
+            known, filters = self._known(client), self.core.filters_of(client)
+            if known is None or not misses(filters, message.filters):
                 del self._missed[client]
             elif known.way == LOCAL:
                 del self._missed[client]
-                self._load(client, message.filters)
-                self.core.say(client, Bsub(client, message.filters, self._next_stamp(client), 0))
+                found = merged(filters, message.filters) if filters else ()
+                self._load(client, found)
+                self._say_all(client, found)
             elif known.way in self.core.machine.peers:
                 del self._missed[client]
                 self.core.links.send(known.way, message)
@@ -335,8 +346,9 @@ class MobileSessions:
                 self.core.close(client, visit.connection, ATTACHED_ELSEWHERE)
         elif visit.is_clean:
             self._attach(client)
-            filters = tuple(noted(one, visit.owner) for one in visit.subscriptions.values())
-            self.core.say(client, Bsub(client, filters, self._next_stamp(client), 0))
+            stamp = self._next_stamp(client)
+            mine = tuple(noted(one, visit.owner, stamp) for one in visit.subscriptions.values())
+            self._say_all(client, mine)
         else:
             self._load(client, tuple(known.filters.values()))
             self._claim(client, visit)
