@@ -158,16 +158,24 @@ class MemoryAdapter:
         self._is_open = True
 
     async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        await self.resume(name, (filter,), receive)
+
+    async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
+        is_kept = False
+
         def work() -> None:
+            nonlocal is_kept
+            is_kept = name in self._site.sessions
             session = self._site.sessions.setdefault(name, Session())
-            session.filters[filter] = None
-            session.receivers[filter] = receive
+            session.filters |= dict.fromkeys(filters)
+            session.receivers |= dict.fromkeys(filters, receive)
             if name not in self._names:
                 self._names[name] = None
                 session.attach(self._down)
             self._site.change()
 
         await self._at_the_site(work)
+        return is_kept
 
     async def unsubscribe(self, name: str, filter: str) -> None:
         def work() -> None:
@@ -186,10 +194,6 @@ class MemoryAdapter:
     async def suspend(self, name: str) -> None:
         await self._at_the_site(self._site.sessions[name].detach)
         self._names.pop(name, None)
-
-    async def resume(self, name: str) -> None:
-        await self._at_the_site(lambda: self._site.sessions[name].attach(self._down))
-        self._names[name] = None
 
     async def publish(self, message: ForeignMessage) -> None:
         await self._at_the_site(lambda: self._site.route(message))

@@ -10,7 +10,7 @@ import pytest
 from tests.proxy.foreign import Network
 from tests.proxy.world import World, run, until, with_options
 
-from roamcast.proxy import client, discovery
+from roamcast.proxy import discovery, line
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.client import RoamingClient
 from roamcast.proxy.discovery import Credentials, measure
@@ -25,7 +25,7 @@ class Distances:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds: dict[str, float] = {}
         monkeypatch.setattr(discovery, "connect_client", self.connect)
-        monkeypatch.setattr(client, "connect_client", self.connect)
+        monkeypatch.setattr(line, "connect_client", self.connect)
         monkeypatch.setattr("time.perf_counter", asyncio.get_running_loop().time)
 
     async def connect(self, address: str, *rest: Any) -> tuple[Pipe, Welcome]:

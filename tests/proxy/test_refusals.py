@@ -14,7 +14,8 @@ from tests.proxy.world import SECRET, World, run, with_options
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import size_of
-from roamcast.proxy.client import MoveFailed, RoamingClient, Source
+from roamcast.proxy.client import MoveFailed, RoamingClient
+from roamcast.proxy.client_state import Source
 from roamcast.proxy.config import Buffers as BufferSettings
 from roamcast.proxy.messages import Refused
 from roamcast.proxy.wire import ProxyError, connect_client, connect_proxy

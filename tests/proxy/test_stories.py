@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from tests.proxy.foreign import Network
+from tests.proxy.foreign import MemoryAdapter, Network
 from tests.proxy.world import World, run, until, with_options
 
 from roamcast.proxy import buffers, service, steps
@@ -73,8 +73,31 @@ async def read_all(client: RoamingClient, findings: Findings) -> None:
         findings.got.append(message.identity)
 
 
+async def leave(world: World, client: RoamingClient, way: str) -> None:
+    """How a client goes away."""
+    site, adapter = client.site, client._adapter
+    assert site is not None
+    match way:
+        case "handed over":
+            assert await client.move_out() in ("proxy", "nobody")
+        case "returning":
+            assert await client.move_out(is_returning=True) == "broker"
+        case "no proxy":
+            world.kill(site)
+            assert await client.move_out() == "broker"
+            world.start(site)
+        case "cut off":
+            assert isinstance(adapter, MemoryAdapter)
+            adapter.lose("the radio is gone")
+            await until(lambda: client.site is None)
+
+
 async def story(
-    seed: int, monkeypatch: pytest.MonkeyPatch, sync: str = "ping", kills: bool = True
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    sync: str = "ping",
+    kills: bool = True,
+    ways: Sequence[str] = ("handed over",),
 ) -> Findings:
     random = Random(seed)
     network = Network(random, random_tree(random))
@@ -94,7 +117,7 @@ async def story(
     for _ in range(random.randint(2, 6)):
         await asyncio.sleep(random.uniform(0, 2))
         left = client.site
-        await client.move_out()
+        await leave(world, client, random.choice(ways))
         await asyncio.sleep(random.uniform(0, 4))
         if kills and left is not None and random.random() < 0.4:
             world.kill(left)
@@ -123,6 +146,24 @@ def test_with_ping_nothing_is_lost_repeated_or_reordered(seed: int, monkeypatch:
 @pytest.mark.parametrize("seed", MANY_SEEDS)
 def test_the_same_over_many_seeds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = run(story(seed, monkeypatch))
+    assert (findings.lost, findings.repeated, findings.disordered) == ([], [], [])
+
+
+WAYS = ("handed over", "returning", "no proxy", "cut off")
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_what_the_broker_keeps_is_not_lost_repeated_or_reordered_either(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = run(story(seed, monkeypatch, ways=WAYS))
+    assert (findings.lost, findings.repeated, findings.disordered) == ([], [], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MANY_SEEDS)
+def test_what_the_broker_keeps_over_many_seeds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = run(story(seed, monkeypatch, ways=WAYS))
     assert (findings.lost, findings.repeated, findings.disordered) == ([], [], [])
 
 

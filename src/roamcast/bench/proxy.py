@@ -168,7 +168,7 @@ async def _plain(network: ForeignNetwork, publisher: Adapter, numbers: range) ->
         await asyncio.sleep(1.0)  # What is still on its way between the servers gets there.
         gc.collect()  # As before a move-in: what publishing has left is not swept up within it.
         began_s = time.perf_counter()
-        await subscriber.resume("plain")
+        await subscriber.resume("plain", (topic,), got.add)
     else:
         data = b"".join(
             b"PUB %s %d\r\n%0*d\r\n" % (topic.encode(), PAYLOAD_BYTES, PAYLOAD_BYTES, number)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import cast
 
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import ForeignAdapter, Place, parse_url, with_identity, without_identity
+from roamcast.proxy.base import ConnectionsAdapter, Place, parse_url, with_identity, without_identity
 from roamcast.proxy.stomp import Frame, Reader, StompError, write_frame
 
 TOPIC = "/topic/"
@@ -27,8 +27,7 @@ OWN_HEADERS = {
 }  # fmt: skip
 
 
-class ActiveMqAdapter(ForeignAdapter):
-    can_suspend = True
+class ActiveMqAdapter(ConnectionsAdapter["_Connection", "_Handler"]):
     separator = "."
 
     def __init__(self, url: str, *, prefix: str = "roamcast-") -> None:
@@ -36,32 +35,13 @@ class ActiveMqAdapter(ForeignAdapter):
         super().__init__()
         self._place = parse_url(url, "stomp", 61613)
         self._prefix = prefix
-        self._publisher: _Connection | None = None
-        self._handlers: dict[str, _Handler] = {}
-        self._suspended: dict[str, dict[str, Receive]] = {}
 
-    # --- life ---
-
-    async def open(self) -> None:
-        await self._end_all()
+    async def connect_publisher(self) -> _Connection:
         publisher = _Connection(self._place, "")
         publisher.on_lost = self.lose
         with adapted(self._place):
             await publisher.open()
-        self._publisher = publisher
-        self._is_open = True
-
-    async def close(self) -> None:
-        self._is_open = False
-        await self._end_all()
-
-    async def _end_all(self) -> None:
-        handlers, self._handlers, self._suspended = self._handlers, {}, {}
-        publisher, self._publisher = self._publisher, None
-        for handler in handlers.values():
-            await handler.connection.close()
-        if publisher is not None:
-            await publisher.close()
+        return publisher
 
     # --- subscribing ---
 
@@ -89,34 +69,19 @@ class ActiveMqAdapter(ForeignAdapter):
 
     async def unsubscribe(self, name: str, filter: str) -> None:
         self.check_open()
-        if name in self._suspended:
-            await self.resume(name)
         handler = self._handler_of(name)
         with adapted(self._place):
             await handler.unsubscribe(filter)
         if not handler.receivers and self._handlers.pop(name, None) is not None:
-            await handler.connection.close()
-
-    async def suspend(self, name: str) -> None:
-        self.check_open()
-        handler = self._handlers.pop(name, None)
-        if handler is not None:
-            self._suspended[name] = handler.receivers
-            await handler.connection.close()
-
-    async def resume(self, name: str) -> None:
-        self.check_open()
-        for filter, receive in self._suspended.pop(name, {}).items():
-            await self.subscribe(name, filter, receive)
+            await handler.close()
 
     # --- publishing ---
 
     async def publish(self, message: ForeignMessage) -> None:
-        self.check_open()
-        assert self._publisher is not None
+        publisher = self.open_publisher
         headers = {"destination": TOPIC + message.topic, "persistent": "true", **with_identity(message)}
         with adapted(self._place):
-            await self._publisher.ask("SEND", headers, message.body)
+            await publisher.ask("SEND", headers, message.body)
 
 
 class _Handler:
@@ -154,6 +119,9 @@ class _Handler:
         )
         self._filters.pop(durable, None)
         self.receivers.pop(filter, None)
+
+    async def close(self) -> None:
+        await self.connection.close()
 
     def _receive(self, frames: list[Frame]) -> None:
         latest: dict[str, str] = {}

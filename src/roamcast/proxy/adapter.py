@@ -83,8 +83,10 @@ class Adapter(Protocol):
     async def suspend(self, name: str) -> None:
         """Stop listening for a name and let the foreign broker keep its subscriptions (`can_suspend`)."""
 
-    async def resume(self, name: str) -> None:
-        """Listen again, with the `receive` of before: first comes what was kept."""
+    async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
+        """Listen again under a name that this or another process has suspended: what was kept comes first,
+        then what comes. False if the foreign broker says that it had nothing under this name any more: then
+        the filters are subscribed, but something may be lost."""
 
     async def publish(self, message: ForeignMessage) -> None:
         """Returns when the foreign broker has it, where it acknowledges. In order of the calls."""

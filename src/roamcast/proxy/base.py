@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from roamcast.errors import InputError
-from roamcast.proxy.adapter import IDENTITY_HEADER, AdapterError, ForeignMessage
+from roamcast.proxy.adapter import IDENTITY_HEADER, AdapterError, ForeignMessage, Receive
+
+DAY_S = 86_400
 
 
-class ForeignAdapter:
+class ForeignAdapter(ABC):
     """The part of an adapter that is the same for every foreign broker."""
 
     can_suspend = False
@@ -37,6 +40,69 @@ class ForeignAdapter:
             self._is_open = False
             if self._lost is not None:
                 self._lost(reason)
+
+    @abstractmethod
+    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        """As Adapter says."""
+
+    async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
+        """Enough where a name that is subscribed again continues, and nobody can tell whether it was kept."""
+        for filter in filters:
+            await self.subscribe(name, filter, receive)
+        return True
+
+
+class Connection(Protocol):
+    async def close(self) -> None:
+        """Leave; what the foreign broker keeps stays there."""
+
+
+Publisher = TypeVar("Publisher", bound=Connection)
+Listener = TypeVar("Listener", bound=Connection)
+
+
+class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
+    """An adapter with one connection to publish, and one for each name that listens."""
+
+    can_suspend = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._publisher: Publisher | None = None
+        self._handlers: dict[str, Listener] = {}
+
+    @abstractmethod
+    async def connect_publisher(self) -> Publisher:
+        """Be connected; AdapterError if that cannot be."""
+
+    async def open(self) -> None:
+        await self._end_all()
+        self._publisher = await self.connect_publisher()
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        handlers, self._handlers = self._handlers, {}
+        publisher, self._publisher = self._publisher, None
+        for handler in handlers.values():
+            await handler.close()
+        if publisher is not None:
+            await publisher.close()
+
+    async def suspend(self, name: str) -> None:
+        self.check_open()
+        handler = self._handlers.pop(name, None)
+        if handler is not None:
+            await handler.close()
+
+    @property
+    def open_publisher(self) -> Publisher:
+        self.check_open()
+        assert self._publisher is not None
+        return self._publisher
 
 
 class Place(NamedTuple):

@@ -6,7 +6,6 @@ snapshot, applied again in their order, give the same state.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -14,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.messages import channel_name
 
 SEEN_MAX = 100_000
 """Identities remembered for each handler."""
@@ -143,8 +143,7 @@ class Handler:
     @property
     def name(self) -> str:
         """What the foreign broker knows it by: the same after a restart, and another one for each stay."""
-        digest = hashlib.sha256("\0".join(self.key).encode()).hexdigest()
-        return f"roamcast-{digest[:20]}"
+        return channel_name(*self.key)
 
     def knows(self, message: ForeignMessage) -> bool:
         return self.opened.is_unique and message.identity != "" and message.identity in self.seen

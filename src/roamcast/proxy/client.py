@@ -4,18 +4,22 @@
     await client.move_in("a")
     await client.subscribe("road/#")
     …
-    await client.move_out()          # before the connection goes
+    await client.move_out()          # before the connection goes; the proxy listens, or the broker keeps
     await client.move_in("b")        # wherever it comes back
     async for message in client: …   # nothing missing in between
 
 While attached, the client publishes and receives directly at the foreign broker of its site, and the
 proxy only knows that it is there (section 3 of Caporuscio et al.). `monitor.py` moves it by itself.
+
+Each stay has a ticket, and a channel at the foreign broker that is named after it. Where the broker can
+keep a channel (`Adapter.can_suspend`), one that the client has left without a hand-over is a source like a
+proxy's handler: the client resumes it when it comes back to the same site, and elsewhere the proxy of that
+site resumes it in the client's place. Never do both listen, so nothing comes twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import ssl
 import time
@@ -30,11 +34,25 @@ import msgspec
 from roamcast.errors import InputError
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_adapter
+from roamcast.proxy.client_state import Source, State, Suspended, read_state, write_state
 from roamcast.proxy.discovery import Credentials, measure
-from roamcast.proxy.messages import PING_LEVELS, Batch, Downloaded, Message, Refused, Welcome, ping_key
-from roamcast.proxy.wire import Pipe, ProxyError, connect_client
+from roamcast.proxy.line import Line
+from roamcast.proxy.messages import (
+    PING_LEVELS,
+    Batch,
+    Downloaded,
+    MoveOut,
+    Refused,
+    StandIn,
+    Welcome,
+    channel_name,
+    ping_key,
+)
+from roamcast.proxy.wire import ProxyError
 
 SyncOption = Literal["none", "basic", "delay", "ping"]
+SuspendOption = Literal["never", "unreachable", "always"]
+Keeper = Literal["proxy", "broker", "nobody"]
 SEEN_MAX = 100_000
 LASTING = ("expired", "unknown", "identity")
 """Refusals of a download that asking again cannot change."""
@@ -44,18 +62,8 @@ class MoveFailed(Exception):
     """A move that did not happen; the client is where it was. One line that says why."""
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A handler that holds something for this client."""
-
-    site: str
-    ticket: str
-
-
-class State(msgspec.Struct, frozen=True):
-    """What a client must know again after a restart of its own."""
-
-    filters: tuple[str, ...]
-    sources: tuple[Source, ...]
+class Unreachable(MoveFailed):
+    """The proxy did not say no: it said nothing."""
 
 
 class MoveIn(msgspec.Struct):
@@ -92,6 +100,9 @@ class Options(msgspec.Struct, frozen=True):
     """How large a buffer may become; 0 leaves it to the proxy."""
     is_unique: bool = True
     """Whether copies of a message are left out, where they can be recognised."""
+    suspend: SuspendOption = "unreachable"
+    """When the foreign broker itself keeps what comes, where it can, instead of the proxy: "unreachable" is
+    when no proxy answers at move-out, which otherwise fails."""
     publishes_max: int = 10_000
     """What is published while away waits here, at most so many."""
     again_s: float = 5.0
@@ -129,10 +140,12 @@ class RoamingClient:
         self._state_file = state_file
         self._incarnation = secrets.token_hex(4)
         self._published = 0
+        self._name = ""
+        """Of this stay's channel at the foreign broker."""
+        self._stay: Source | None = None
+        """This stay, as it would be found if it ended now without a word."""
         self._adapter: Adapter | None = None
-        self._pipe: Pipe | None = None
-        self._answers: dict[int, asyncio.Queue[Message | None]] = {}
-        self._requests = 0
+        self._line: Line | None = None
         self._pings: dict[str, tuple[bytes, asyncio.Event]] = {}
         self._ping_prefix = ""
         self._merge: list[ForeignMessage] | None = None
@@ -140,10 +153,11 @@ class RoamingClient:
         self._seen: dict[str, None] = {}
         self._duplicates = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reader: asyncio.Task[None] | None = None
         self._moving = asyncio.Lock()
         self._publishing = asyncio.Lock()
-        self._read_state()
+        if state_file is not None:
+            state = read_state(state_file)
+            self.filters, self.sources = dict.fromkeys(state.filters), list(state.sources)
 
     # --- what applications use ---
 
@@ -194,60 +208,90 @@ class RoamingClient:
 
     # --- move-out ---
 
-    async def move_out(self) -> None:
-        """Let the proxy of this site listen, and detach. MoveFailed: the client is still attached."""
+    async def move_out(self, *, is_returning: bool = False) -> Keeper:
+        """Detach, and let the proxy of this site listen; who keeps what comes from now on.
+
+        A client that says `is_returning`, because it will come back here, is not handed over if the foreign
+        broker can keep its subscriptions itself. MoveFailed: the client is still attached.
+        """
         async with self._moving:
-            if self._adapter is None or self.site is None:
+            adapter, site, options = self._adapter, self.site, self.options
+            if adapter is None or site is None:
                 raise MoveFailed(f"client {self.id} is not attached")
-            if self.options.sync != "none":
-                await self._hand_over(self.site, self._adapter)
+            if options.sync == "none":
+                await self._detach(unsubscribe=True)
+                return "nobody"
+            if adapter.can_suspend and (is_returning or options.suspend == "always"):
+                await self._suspend(adapter)
+                return "broker"
+            try:
+                await self._hand_over(site, adapter)
+            except Unreachable:
+                if not adapter.can_suspend or options.suspend == "never":
+                    raise
+                await self._suspend(adapter)
+                return "broker"
             await self._detach(unsubscribe=True)
+            return "proxy"
+
+    async def _suspend(self, adapter: Adapter) -> None:
+        try:
+            await adapter.suspend(self._name)
+        except AdapterError as error:
+            raise MoveFailed(f"site {self.site}: {error}") from None
+        await self._detach(unsubscribe=False)
 
     async def _hand_over(self, site: str, adapter: Adapter) -> None:
         options, ticket = self.options, secrets.token_hex(16)
         source = Source(site, ticket)
         key = ping_key(ticket)
-        request = self._next_request()
-        move = messages.MoveOut(
-            request, self.id, ticket, tuple(self.filters), _sync_of(options), options.delay_s,
+        line = self._connected()
+        move = MoveOut(
+            line.next_request(), self.id, ticket, tuple(self.filters), _sync_of(options), options.delay_s,
             options.lease_s, options.bytes_max, options.is_unique,
         )  # fmt: skip
         # Written down first: who is stopped in between asks for a buffer that is perhaps not there.
         self.sources.append(source)
         self._write_state()
+        ping = self._ping_topic(key, "out-request")
         try:
             async with asyncio.timeout(options.move_timeout_s + options.delay_s):
                 if options.sync == "ping":
-                    await adapter.subscribe(self._name, self._ping_topic(key, "out-request"), self._receive)
-                answer = await self._ask(move)
-                if options.sync == "ping":
-                    await adapter.unsubscribe(self._name, self._ping_topic(key, "out-request"))
-        except (AdapterError, ProxyError, TimeoutError) as error:
-            raise self._not_moved_out(source, str(error) or "no answer in time") from None
+                    await adapter.subscribe(self._name, ping, self._receive)
+                answer = await line.ask(move)
+        except (ProxyError, TimeoutError) as error:
+            raise self._not_moved_out(source, Unreachable, str(error) or "no answer in time") from None
+        except AdapterError as error:
+            raise self._not_moved_out(source, MoveFailed, str(error)) from None
+        finally:
+            if options.sync == "ping":
+                with suppress(AdapterError):
+                    await adapter.unsubscribe(self._name, ping)
         if not isinstance(answer, messages.MovedOut):
-            text = answer.text if isinstance(answer, Refused) else "the connection ended"
-            raise self._not_moved_out(source, text)
+            text = answer.text if isinstance(answer, Refused) else f"it said {type(answer).__name__}"
+            raise self._not_moved_out(source, MoveFailed, text)
 
-    def _not_moved_out(self, source: Source, why: str) -> MoveFailed:
+    def _not_moved_out(self, source: Source, kind: type[MoveFailed], why: str) -> MoveFailed:
         self.sources.remove(source)
         self._write_state()
-        return MoveFailed(f"site {source.site}: {why}")
+        return kind(f"site {source.site}: {why}")
 
     async def _detach(self, unsubscribe: bool) -> None:
-        adapter, pipe = self._adapter, self._pipe
-        self.site = self._adapter = self._pipe = None
-        if self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
+        """Leave. What is not unsubscribed is kept by the foreign broker, where it can, for this client."""
+        adapter, line, name = self._adapter, self._line, self._name
+        if self._stay is not None and not unsubscribe:
+            self.sources.append(self._with_filters(self._stay))
+        self.site = self._adapter = self._line = self._stay = None
         if adapter is not None:
             try:
                 for filter in self.filters if unsubscribe else ():
-                    await adapter.unsubscribe(self._name, filter)
+                    await adapter.unsubscribe(name, filter)
                 await adapter.close()
             except AdapterError:
                 pass  # The broker is gone: that is as detached as it gets.
-        if pipe is not None:
-            await pipe.end()
+        if line is not None:
+            await line.close()
+        self._write_state()
 
     # --- move-in ---
 
@@ -264,17 +308,19 @@ class RoamingClient:
             if site not in self.proxies:
                 raise MoveFailed(f"site {site!r} is not known; known are {', '.join(self.proxies)}")
             self._merge, self._duplicates = [], 0
+            result, kept = MoveIn(site), self._to_resume(site)
             try:
-                adapter = await self._listen_at(site)
+                adapter = await self._listen_at(site, kept, result)
             except (AdapterError, ProxyError, InputError, TimeoutError) as error:
-                await self._detach(unsubscribe=False)
+                await self._detach(unsubscribe=kept is None)
                 self._merge = None
                 raise MoveFailed(f"site {site}: {error or 'no answer in time'}") from None
             self.lost_because = ""
-            result = MoveIn(site)
             for source in list(self.sources):
                 await self._download(adapter, source, result)
             self._switch(result)
+            if self.lost_because:
+                raise MoveFailed(f"site {site}: {self.lost_because}")
             self.site = site
             await self._flush_publishes()
             if self.sources:
@@ -288,42 +334,106 @@ class RoamingClient:
             raise MoveFailed(f"no proxy answers; asked were {', '.join(self.proxies.values())}")
         return next(iter(found))
 
-    async def _listen_at(self, site: str) -> Adapter:
+    async def _listen_at(self, site: str, kept: Source | None, result: MoveIn) -> Adapter:
         """Steps 1 and 2 of a move-in: from here on, what comes is put into the merge queue."""
-        pipe, welcome = await connect_client(self.proxies[site], *self.credentials)
-        self._pipe = pipe
-        self._reader = asyncio.get_running_loop().create_task(self._read(pipe))
-        if welcome.site != site:
-            raise InputError(f"the proxy there is that of site {welcome.site}")
+        welcome = await self._welcomed(site, kept)
         adapter = self._adapter = self._open_adapter(welcome)
         adapter.on_lost(lambda why: self._on_lost(adapter, why))
         async with asyncio.timeout(self.options.move_timeout_s):
             await adapter.open()
             self._ping_prefix = adapter.topic_of((*PING_LEVELS, "x"))[:-1]
+            stay = kept or Source(site, secrets.token_hex(16), Suspended((), welcome.kind, welcome.url))
+            if adapter.can_suspend and self.options.sync != "none":
+                # Written down first: whoever is stopped from now on finds it again.
+                self._stay = stay
+                if kept is not None:
+                    self.sources.remove(kept)
+                self._write_state()
+            self._name = channel_name(self.id, stay.ticket)
+            if kept is not None:
+                await self._resume(adapter, kept, result)
             for filter in self.filters:
                 await adapter.subscribe(self._name, filter, self._receive)
         return adapter
 
+    def _to_resume(self, site: str) -> Source | None:
+        """The channel of the last stay, if it was here. One of an earlier stay has what belongs before that
+        of later ones: it is downloaded in its turn."""
+        last = self.sources[-1] if self.sources else None
+        is_here = last is not None and last.site == site and last.suspended is not None
+        return last if is_here and self.options.sync != "none" else None
+
+    async def _welcomed(self, site: str, kept: Source | None) -> Welcome:
+        """What the proxy says of its broker; if it does not answer, what it said before."""
+        self._line = Line(self.proxies[site], self.credentials)
+        try:
+            welcome = await self._line.open()
+        except ProxyError as error:
+            if kept is None or kept.suspended is None or error.code is not None:
+                raise
+            return Welcome(site, kept.suspended.kind, kept.suspended.url)
+        if welcome.site != site:
+            raise InputError(f"the proxy there is that of site {welcome.site}")
+        return welcome
+
+    async def _resume(self, adapter: Adapter, kept: Source, result: MoveIn) -> None:
+        """The abbreviated move-in: what the foreign broker has kept comes before what comes now."""
+        assert kept.suspended is not None
+        filters = kept.suspended.filters
+        if not await adapter.resume(self._name, filters, self._receive):
+            result.lost += (f"site {kept.site}: the broker has not kept what came for this client",)
+        for filter in filters:
+            if filter not in self.filters:
+                await adapter.unsubscribe(self._name, filter)
+        self._stay = Source(kept.site, kept.ticket, msgspec.structs.replace(kept.suspended, filters=()))
+
     async def _download(self, adapter: Adapter, source: Source, result: MoveIn) -> None:
         """Steps 3 and 4 for one handler; what cannot be had now stays in `sources`."""
         try:
+            if source.suspended is not None:
+                refused = await self._let_stand_in(source, source.suspended)
+                if refused is not None:
+                    self._on_refused(source, refused, result)
+                    return
+                source = self._handed_over(source)
             await self._synchronise(adapter, source)
             answer = await self._fetch(source, result)
         except (AdapterError, ProxyError, TimeoutError) as error:
             result.missing += (f"site {source.site}: {error or 'no ping came back through the brokers'}",)
             return
         if isinstance(answer, Refused):
-            text = f"site {source.site}: {answer.text}"
-            if answer.code in LASTING:
-                result.lost += (text,)
-                self._forget(source)
-            else:
-                result.missing += (text,)
+            self._on_refused(source, answer, result)
         elif answer.missing:
             result.missing += (answer.missing,)
         else:
             result.dropped += answer.dropped
             self._forget(source)
+
+    def _on_refused(self, source: Source, refused: Refused, result: MoveIn) -> None:
+        text = f"site {source.site}: {refused.text}"
+        if refused.code in LASTING:
+            result.lost += (text,)
+            self._forget(source)
+        else:
+            result.missing += (text,)
+
+    async def _let_stand_in(self, source: Source, suspended: Suspended) -> Refused | None:
+        """Have the proxy of that site listen on the channel that this client has left there."""
+        options, line = self.options, self._connected()
+        stand_in = StandIn(
+            line.next_request(), self.id, source.ticket, suspended.filters, options.lease_s,
+            options.bytes_max, options.is_unique, source.site,
+        )  # fmt: skip
+        async with asyncio.timeout(options.move_timeout_s):
+            answer = await line.ask(stand_in)
+        return answer if isinstance(answer, Refused) else None
+
+    def _handed_over(self, source: Source) -> Source:
+        """A handler has it now: there is nothing to resume any more."""
+        place = self.sources.index(source)
+        self.sources[place] = Source(source.site, source.ticket)
+        self._write_state()
+        return self.sources[place]
 
     async def _synchronise(self, adapter: Adapter, source: Source) -> None:
         """Before the handler stops listening: be sure that the new subscriptions are effective (3.3)."""
@@ -350,24 +460,22 @@ class RoamingClient:
             del self._pings[answer]
 
     async def _fetch(self, source: Source, result: MoveIn) -> Downloaded | Refused:
-        request = self._next_request()
-        answers = self._answers[request] = asyncio.Queue()
-        pipe = self._connected()
-        pipe.write(messages.Download(request, self.id, source.ticket, source.site))
-        try:
-            while True:
-                answer = await answers.get()
-                match answer:
-                    case Batch(first=first, messages=batch):
-                        for message in batch:
-                            result.downloaded += self._deliver(message)
-                        pipe.write(messages.Taken(request, first + len(batch) - 1))
-                    case Downloaded() | Refused():
-                        return answer
-                    case _:
-                        raise ProxyError("the connection to the proxy ended")
-        finally:
-            del self._answers[request]
+        line = self._connected()
+        request = line.next_request()
+        async with line.asking(messages.Download(request, self.id, source.ticket, source.site)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Downloaded | Refused):
+                    return answer
+                if isinstance(answer, Batch):
+                    for message in answer.messages:
+                        result.downloaded += self._deliver(message)
+                    line.write(messages.Taken(request, answer.first + len(answer.messages) - 1))
+        raise ProxyError("the proxy has not said everything")
+
+    def _connected(self) -> Line:
+        if self._line is None:
+            raise ProxyError("the client has been detached")
+        return self._line
 
     def _switch(self, result: MoveIn) -> None:
         """Steps 5 and 6: behind what was downloaded comes what had been merged, then what comes directly."""
@@ -435,46 +543,7 @@ class RoamingClient:
             self.lost_because = why
             self._spawn(self._detach(unsubscribe=False))
 
-    # --- the connection to the proxy ---
-
-    async def _read(self, pipe: Pipe) -> None:
-        try:
-            while True:
-                message = await pipe.read()
-                waiting = self._answers.get(getattr(message, "request", 0))
-                if waiting is not None:
-                    waiting.put_nowait(message)
-        except ProxyError:
-            pass
-        finally:
-            pipe.close()
-            if self._pipe is pipe:
-                self._pipe = None
-            for waiting in self._answers.values():
-                waiting.put_nowait(None)
-
-    async def _ask(self, message: messages.MoveOut) -> Message | None:
-        answers = self._answers[message.request] = asyncio.Queue()
-        try:
-            self._connected().write(message)
-            return await answers.get()
-        finally:
-            del self._answers[message.request]
-
-    def _connected(self) -> Pipe:
-        if self._pipe is None:
-            raise ProxyError("the connection to the proxy ended")
-        return self._pipe
-
-    def _next_request(self) -> int:
-        self._requests += 1
-        return self._requests
-
     # --- odds and ends ---
-
-    @property
-    def _name(self) -> str:
-        return f"roamcast-client-{self.id}"
 
     def _ping_topic(self, key: str, kind: str) -> str:
         assert self._adapter is not None
@@ -489,22 +558,17 @@ class RoamingClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _read_state(self) -> None:
-        if self._state_file is None or not self._state_file.exists():
-            return
-        try:
-            state = msgspec.json.decode(self._state_file.read_bytes(), type=State)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise InputError(f"{self._state_file}: is no state of a client ({error})") from None
-        self.filters, self.sources = dict.fromkeys(state.filters), list(state.sources)
+    def _with_filters(self, stay: Source) -> Source:
+        """What it would take to resume it: also filters that were still to be ended."""
+        assert stay.suspended is not None
+        filters = dict.fromkeys((*stay.suspended.filters, *self.filters))
+        suspended = msgspec.structs.replace(stay.suspended, filters=tuple(filters))
+        return Source(stay.site, stay.ticket, suspended)
 
     def _write_state(self) -> None:
-        if self._state_file is None:
-            return
-        draft = self._state_file.with_name(f"{self._state_file.name}.tmp")
-        with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(msgspec.json.encode(State(tuple(self.filters), tuple(self.sources))))
-        os.replace(draft, self._state_file)
+        if self._state_file is not None:
+            stay = (self._with_filters(self._stay),) if self._stay is not None else ()
+            write_state(self._state_file, State(tuple(self.filters), (*self.sources, *stay)))
 
 
 def _sync_of(options: Options) -> messages.Sync:

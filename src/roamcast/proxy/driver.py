@@ -256,12 +256,16 @@ class ProxyServer:
         def receive(message: ForeignMessage) -> None:
             self.step([steps.Received(name, message)])
 
+        is_kept = True
         try:
-            for filter in listen.filters:
-                await self.adapter.subscribe(name, filter, receive)
+            if listen.is_resumed:
+                is_kept = await self.adapter.resume(name, listen.filters, receive)
+            else:
+                for filter in listen.filters:
+                    await self.adapter.subscribe(name, filter, receive)
         except AdapterError as error:
             return steps.ForeignFailed(name, "listen", str(error), listen.token)
-        return steps.Listening(name, listen.token)
+        return steps.Listening(name, listen.token, is_kept)
 
     async def _unlisten(self, unlisten: steps.Unlisten) -> steps.Input:
         name = unlisten.name

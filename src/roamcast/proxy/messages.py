@@ -25,7 +25,7 @@ from roamcast.errors import InputError
 from roamcast.proxy.adapter import ForeignMessage
 
 MAGIC = b"roamprxy"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 PREFACE = MAGIC + WIRE_VERSION.to_bytes(2, "big")
 LENGTH_BYTES = 4
 STRANGER_BYTES_MAX = 4096
@@ -108,6 +108,25 @@ class MoveOut(_Message, frozen=True):
     bytes_max: Number = 0
     is_unique: bool = True
     """Whether a message with an identity is kept once, however often the foreign broker delivers it."""
+
+
+class StandIn(_Message, frozen=True):
+    """I have left a channel suspended at the broker of that site: listen on it in my place.
+
+    Answered with MovedOut; then it is a handler like any other. The proxy asks that of the other site in
+    the same words, for the user that it knows.
+    """
+
+    request: Number
+    client: Name
+    ticket: Ticket
+    """The channel is named after it."""
+    filters: Annotated[tuple[Filter, ...], Meta(max_length=10_000)]
+    lease_s: Annotated[float, Meta(ge=0)] = 0.0
+    bytes_max: Number = 0
+    is_unique: bool = True
+    site: Annotated[str, Meta(max_length=256)] = ""
+    user: Annotated[str, Meta(max_length=256)] = ""
 
 
 class MovedOut(_Message, frozen=True):
@@ -200,6 +219,7 @@ Message = (
     | Welcome
     | Echo
     | MoveOut
+    | StandIn
     | MovedOut
     | Download
     | Batch
@@ -235,6 +255,12 @@ def proof(secret: str, role: str, dialer: Hello, listener: Challenge) -> bytes:
 
 def is_proof(given: bytes, secret: str, role: str, dialer: Hello, listener: Challenge) -> bool:
     return bool(secret) and hmac.compare_digest(given, proof(secret, role, dialer, listener))
+
+
+def channel_name(client: str, ticket: str) -> str:
+    """What the foreign broker knows a stay by, or a handler: whoever has the ticket can go on with it."""
+    digest = hashlib.sha256(f"{client}\0{ticket}".encode()).hexdigest()
+    return f"roamcast-{digest[:20]}"
 
 
 # --- pings, which travel through the foreign broker ---

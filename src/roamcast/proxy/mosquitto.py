@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from roamcast.client import Client, ClientError, Notification, connect
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import ForeignAdapter, parse_url, with_identity, without_identity
+from roamcast.proxy.base import DAY_S, ConnectionsAdapter, parse_url, with_identity, without_identity
 
-DAY_S = 86_400
 IDENTIFIER_MAX = 268_435_455
 """The largest that MQTT has for a subscription."""
 QUEUE_MAX = 16_384
 
 
-class MosquittoAdapter(ForeignAdapter):
-    can_suspend = True
-
+class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
     def __init__(
         self, url: str, *, session_expiry: int = DAY_S, keep_alive: int = 20, prefix: str = "roamcast-"
     ) -> None:
@@ -32,31 +29,12 @@ class MosquittoAdapter(ForeignAdapter):
         super().__init__()
         self._place = parse_url(url, "mqtt", 1883)
         self._expiry_s, self._keep_alive_s, self._prefix = session_expiry, keep_alive, prefix
-        self._publisher: Client | None = None
-        self._handlers: dict[str, _Handler] = {}
-        self._suspended: dict[str, dict[str, Receive]] = {}
 
-    # --- life ---
-
-    async def open(self) -> None:
-        await self._end_all()
+    async def connect_publisher(self) -> Client:
         publisher = self._connect(None)
         with adapted():
             await publisher.__aenter__()
-        self._publisher = publisher
-        self._is_open = True
-
-    async def close(self) -> None:
-        self._is_open = False
-        await self._end_all()
-
-    async def _end_all(self) -> None:
-        handlers, self._handlers, self._suspended = self._handlers, {}, {}
-        publisher, self._publisher = self._publisher, None
-        for handler in handlers.values():
-            await handler.close()
-        if publisher is not None:
-            await publisher.close()
+        return publisher
 
     def _connect(self, client_id: str | None) -> Client:
         return connect(
@@ -84,13 +62,11 @@ class MosquittoAdapter(ForeignAdapter):
         handler = self._handlers.get(name)
         if handler is None:
             handler = self._handlers[name] = _Handler(self, self._connect(self._prefix + name))
-            for filter, receive in self._suspended.pop(name, {}).items():
-                handler.add(filter, receive)
         return handler
 
     async def unsubscribe(self, name: str, filter: str) -> None:
         self.check_open()
-        if name not in self._handlers and name not in self._suspended:
+        if name not in self._handlers:
             with adapted():
                 await self._unsubscribe_unknown(name, filter)
             return
@@ -113,27 +89,22 @@ class MosquittoAdapter(ForeignAdapter):
         finally:
             await client.close(forget=not client.session_present)
 
-    async def suspend(self, name: str) -> None:
+    async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
         self.check_open()
-        handler = self._handlers.pop(name, None)
-        if handler is not None:
-            self._suspended[name] = handler.receivers
-            await handler.close()
-
-    async def resume(self, name: str) -> None:
-        self.check_open()
-        if name in self._suspended:
-            with adapted():
-                await self._handler_of(name).begin()
+        handler = self._handler_of(name)
+        for filter in filters:
+            handler.add(filter, receive)
+        with adapted():
+            await handler.begin()
+        await super().resume(name, filters, receive)
+        return handler.client.session_present
 
     # --- publishing ---
 
     async def publish(self, message: ForeignMessage) -> None:
-        self.check_open()
-        assert self._publisher is not None
+        publisher = self.open_publisher
         with adapted():
-            properties = with_identity(message)
-            await self._publisher.publish(message.topic, message.body, qos=1, properties=properties)
+            await publisher.publish(message.topic, message.body, qos=1, properties=with_identity(message))
 
     # --- what other brokers of MQTT do in another way ---
 

@@ -5,7 +5,7 @@ A queue gets each message once, however many of its bindings match, and keeps it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import aio_pika
@@ -15,12 +15,13 @@ from aio_pika.abc import (
     AbstractExchange,
     AbstractIncomingMessage,
     AbstractQueue,
+    FieldValue,
     HeadersType,
 )
-from aio_pika.exceptions import AMQPError
+from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity
 
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import ForeignAdapter, parse_url, with_identity, without_identity
+from roamcast.proxy.base import DAY_S, ForeignAdapter, parse_url, with_identity, without_identity
 
 CONNECT_S = 10.0
 PREFETCH = 1_000
@@ -30,9 +31,13 @@ class RabbitMqAdapter(ForeignAdapter):
     can_suspend = True
     separator = "."
 
-    def __init__(self, url: str, *, exchange: str = "amq.topic", prefix: str = "roamcast-") -> None:
-        """`exchange`: a topic exchange that is there already; `prefix`: of the names of queues."""
+    def __init__(
+        self, url: str, *, exchange: str = "amq.topic", prefix: str = "roamcast-", kept_s: float = DAY_S
+    ) -> None:
+        """`exchange`: a topic exchange that is there already; `prefix`: of the names of queues; `kept_s`:
+        how long a queue is kept while nobody listens."""
         super().__init__()
+        self._kept_s = kept_s
         self._place = parse_url(url, "amqp", 5672)
         self._exchange_name, self._prefix = exchange, prefix
         self._connection: AbstractConnection | None = None
@@ -78,9 +83,14 @@ class RabbitMqAdapter(ForeignAdapter):
         self.check_open()
         assert self._connection is not None
         if name not in self._handlers:
+            is_there = await self._is_there(name)
             channel = await self._connection.channel()
             await channel.set_qos(prefetch_count=PREFETCH)
-            queue = await channel.declare_queue(self._prefix + name, durable=True)
+            # One that is there stays as it was made, by whatever settings.
+            made: dict[str, FieldValue] = {"x-expires": int(self._kept_s * 1000)}
+            queue = await channel.declare_queue(
+                self._prefix + name, durable=True, passive=is_there, arguments=None if is_there else made
+            )
             self._handlers.setdefault(name, _Handler(channel, queue))
         return self._handlers[name]
 
@@ -102,11 +112,23 @@ class RabbitMqAdapter(ForeignAdapter):
             with adapted(name):
                 await self._handlers[name].stop()
 
-    async def resume(self, name: str) -> None:
+    async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
+        with adapted(name):
+            is_kept = name in self._handlers or await self._is_there(name)
+        await super().resume(name, filters, receive)
+        return is_kept
+
+    async def _is_there(self, name: str) -> bool:
+        """Whether there is a queue; a channel on which it is asked for in vain is closed by the server."""
         self.check_open()
-        if name in self._handlers:
-            with adapted(name):
-                await self._handlers[name].listen()
+        assert self._connection is not None
+        channel = await self._connection.channel()
+        try:
+            await channel.declare_queue(self._prefix + name, passive=True)
+        except ChannelNotFoundEntity:
+            return False
+        await channel.close()
+        return True
 
     # --- publishing ---
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from roamcast.proxy.messages import Batch, Download, Downloaded, Fetch, Message, Refused, Taken
+from roamcast.proxy.messages import (
+    Batch,
+    Download,
+    Downloaded,
+    Fetch,
+    Message,
+    MovedOut,
+    Refused,
+    StandIn,
+    Taken,
+)
 from roamcast.proxy.steps import Close, Dial, Joined
 
 if TYPE_CHECKING:
@@ -16,24 +26,24 @@ if TYPE_CHECKING:
 
 class Relay(msgspec.Struct, frozen=True):
     link: int
-    """The connection to the other proxy, which serves this download alone."""
+    """The connection to the other proxy, which serves this request alone."""
     client: Joined
-    download: Download
+    asked: Download | StandIn
 
 
 class Relays:
-    """Downloads from other sites."""
+    """What clients ask of other sites."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._by_link: dict[int, Relay] = {}
         self._by_request: dict[tuple[int, int], Relay] = {}
 
-    def begin(self, client: Joined, download: Download) -> None:
+    def begin(self, client: Joined, asked: Download | StandIn) -> None:
         service, settings = self._service, self._service.settings
-        connection, request = client.connection, download.request
-        if download.site not in settings.sites:
-            text = f"site {settings.site} knows no proxy of a site {download.site!r}"
+        connection, request = client.connection, asked.request
+        if asked.site not in settings.sites:
+            text = f"site {settings.site} knows no proxy of a site {asked.site!r}"
             service.refuse(connection, request, "proxy", text)
         elif service.down:
             text = f"the broker of site {settings.site} is down ({service.down}): nothing was taken over"
@@ -41,26 +51,28 @@ class Relays:
         elif (connection, request) in self._by_request:
             service.refuse(connection, request, "busy", "this request is under way")
         else:
-            relay = Relay(service.new_link(), client, download)
+            relay = Relay(service.new_link(), client, asked)
             self._by_link[relay.link] = self._by_request[connection, request] = relay
-            service.do(Dial(relay.link, download.site))
+            service.do(Dial(relay.link, asked.site))
 
     def on_joined(self, joined: Joined) -> None:
         relay = self._by_link.get(joined.connection)
         if relay is not None:
-            download = relay.download
-            fetch = Fetch(download.request, download.client, download.ticket, relay.client.who)
-            self._service.send(joined.connection, fetch)
+            asked, user = relay.asked, relay.client.who
+            if isinstance(asked, StandIn):
+                self._service.send(joined.connection, msgspec.structs.replace(asked, site="", user=user))
+            else:
+                self._service.send(joined.connection, Fetch(asked.request, asked.client, asked.ticket, user))
 
     def on_answer(self, joined: Joined, message: Message) -> bool:
-        """Whether it belongs to a relayed download."""
+        """Whether it belongs to a relayed request."""
         relay = self._by_link.get(joined.connection)
         if relay is None:
             return False
         match message:
             case Batch():
                 self._service.send(relay.client.connection, message)
-            case Downloaded() | Refused():
+            case Downloaded() | MovedOut() | Refused():
                 self._end(relay)
                 self._service.send(relay.client.connection, message)
             case _:
@@ -69,7 +81,7 @@ class Relays:
         return True
 
     def on_taken(self, connection: int, taken: Taken) -> bool:
-        """Whether it belongs to a relayed download."""
+        """Whether it belongs to a relayed request."""
         relay = self._by_request.get((connection, taken.request))
         if relay is not None:
             self._service.send(relay.link, taken)
@@ -84,9 +96,9 @@ class Relays:
             self._end(relay)
 
     def _end(self, relay: Relay) -> None:
-        del self._by_link[relay.link], self._by_request[relay.client.connection, relay.download.request]
+        del self._by_link[relay.link], self._by_request[relay.client.connection, relay.asked.request]
         self._service.do(Close(relay.link))
 
     def _refuse(self, relay: Relay, why: str) -> None:
-        text = f"the proxy of site {relay.download.site} cannot be asked ({why}): what it has stays there"
-        self._service.refuse(relay.client.connection, relay.download.request, "proxy", text)
+        text = f"the proxy of site {relay.asked.site} cannot be asked ({why}): what it has stays there"
+        self._service.refuse(relay.client.connection, relay.asked.request, "proxy", text)

@@ -9,7 +9,8 @@ relays to the proxy of the move-out, which unsubscribes the handler and gives wh
 
 Where this goes beyond the paper: the client acknowledges what it got, and only that leaves the buffer,
 so a download that breaks off, or a client that leaves again, loses nothing and can be continued. The
-move-in proxy keeps nothing. Buffers have quotas and leases, and survive the proxy (buffers.py).
+move-in proxy keeps nothing. Buffers have quotas and leases, and survive the proxy (buffers.py). A client
+that left its own channel suspended at the foreign broker has it resumed by a handler of the same name.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Moving(msgspec.Struct):
     request: messages.MoveOut
     nonce: bytes
     """What an answer to this move-out's pings must say."""
+    is_resumed: bool = False
+    """Whether the client's own channel is resumed: then the foreign broker must have it."""
     pings_until: float = 0.0
 
 
@@ -131,8 +134,8 @@ class Service:
                 self._residents.on_joined(input)
             case Left(connection=connection, why=why):
                 self._on_left(connection, why)
-            case Listening(name=name, token=token):
-                self._on_listening(name, token)
+            case Listening():
+                self._on_listening(input)
             case Unlistened(name=name, is_end=True):
                 self._on_unlistened(name)
             case ForeignFailed():
@@ -145,7 +148,7 @@ class Service:
                 self._residents.on_back()
                 for handler in self.buffers.by_id.values():
                     if not handler.is_frozen:
-                        self.listen(handler)
+                        self.listen(handler, is_resumed=True)
 
     # --- what happens, as effects ---
 
@@ -190,7 +193,14 @@ class Service:
             case messages.Echo():
                 self.send(connection, message)
             case messages.MoveOut() if joined.role == "client":
-                self._on_move_out(joined, message)
+                self._on_move_out(connection, joined.who, message)
+            case messages.StandIn(site=site) if joined.role == "client":
+                if site in ("", self.settings.site):
+                    self._on_stand_in(connection, joined.who, message)
+                else:
+                    self._relays.begin(joined, message)
+            case messages.StandIn(user=user) if joined.role == "proxy":
+                self._on_stand_in(connection, user, message)
             case messages.Download(request=request, client=client, ticket=ticket, site=site) if (
                 joined.role == "client"
             ):
@@ -222,22 +232,39 @@ class Service:
 
     # --- move-out ---
 
-    def _on_move_out(self, joined: Joined, request: messages.MoveOut) -> None:
-        connection, number = joined.connection, request.request
+    def _on_move_out(
+        self, connection: int, user: str, request: messages.MoveOut, is_resumed: bool = False
+    ) -> None:
         handler = self.buffers.by_key.get((request.client, request.ticket))
-        obstacle = self._obstacle(joined.who, request, handler)
+        obstacle = self._obstacle(user, request, handler)
         if obstacle is not None:
-            self.refuse(connection, number, *obstacle)
+            self.refuse(connection, request.request, *obstacle)
             return
+        is_resumed = is_resumed and handler is None
         if handler is None:
-            handler = self._open(joined.who, request)
-        nonce = f"{handler.id}-{number}".encode()[:PING_BODY_MAX]
-        was_moving = handler.id in self._moving
-        self._moving[handler.id] = Moving(connection, request, nonce)
+            handler = self._open(user, request)
+        nonce = f"{handler.id}-{request.request}".encode()[:PING_BODY_MAX]
+        before = self._moving.get(handler.id)
+        is_resumed = is_resumed or (before is not None and before.is_resumed)
+        self._moving[handler.id] = Moving(connection, request, nonce, is_resumed)
         if handler.id in self._listening:
             self._synchronise(handler)
-        elif not was_moving:
-            self.listen(handler)
+        elif before is None:
+            self.listen(handler, is_resumed)
+
+    def _on_stand_in(self, connection: int, user: str, request: messages.StandIn) -> None:
+        """Listen on the channel that a client has suspended: a move-out after the fact."""
+        key = request.client, request.ticket
+        if key in self.buffers.by_key and self.buffers.by_key[key].is_frozen:
+            self._acknowledge_lease(connection, request.request, self.buffers.by_key[key])
+        elif self.buffers.gone.get(key) == "taken":  # The answers did not reach the client.
+            self.send(connection, messages.MovedOut(request.request, 0.0, 0))
+        else:
+            move = messages.MoveOut(
+                request.request, request.client, request.ticket, request.filters, "basic", 0.0,
+                request.lease_s, request.bytes_max, request.is_unique,
+            )  # fmt: skip
+            self._on_move_out(connection, user, move, is_resumed=True)
 
     def _obstacle(
         self, user: str, request: messages.MoveOut, handler: Handler | None
@@ -272,8 +299,8 @@ class Service:
         self.watch_lease(handler)
         return handler
 
-    def listen(self, handler: Handler) -> None:
-        self.do(Listen(handler.name, self._foreign_filters(handler)))
+    def listen(self, handler: Handler, is_resumed: bool = False) -> None:
+        self.do(Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
 
     def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
         """The client's own, then those for pings: what a ping proves it proves of all before it."""
@@ -288,13 +315,17 @@ class Service:
     def ping_topic(self, key: str, kind: str) -> str:
         return self._topic_of((*PING_LEVELS, key, kind))
 
-    def _on_listening(self, name: str, token: int) -> None:
-        handler = self.buffers.by_name.get(name)
+    def _on_listening(self, listening: Listening) -> None:
+        handler = self.buffers.by_name.get(listening.name)
         if handler is None or self.down:
             return
         self._listening[handler.id] = None
-        self._residents.on_listening(handler, token)
-        if handler.id in self._moving:
+        self._residents.on_listening(handler, listening.token)
+        moving = self._moving.get(handler.id)
+        if moving is not None and moving.is_resumed and not listening.is_kept:
+            text = f"the broker of site {self.settings.site} has not kept what came for {handler.client!r}"
+            self._give_up(handler, "expired", text)
+        elif moving is not None:
             self._synchronise(handler)
 
     def _synchronise(self, handler: Handler) -> None:
@@ -323,9 +354,11 @@ class Service:
         if self._moving.get(handler.id) is not moving:
             return
         del self._moving[handler.id]
+        self._acknowledge_lease(moving.connection, moving.request.request, handler)
+
+    def _acknowledge_lease(self, connection: int, request: int, handler: Handler) -> None:
         opened = handler.opened
-        answer = messages.MovedOut(moving.request.request, opened.lease_s, opened.bytes_max)
-        self.send(moving.connection, answer)
+        self.send(connection, messages.MovedOut(request, opened.lease_s, opened.bytes_max))
 
     def _give_up(self, handler: Handler, code: Code, text: str) -> None:
         """A move-out that cannot be promised leaves nothing behind."""

@@ -120,6 +120,8 @@ class Listening(msgspec.Struct, frozen=True):
 
     name: str
     token: int = 0
+    is_kept: bool = True
+    """Whether it had the name all the time, as far as it says; of interest where that was to be resumed."""
 
 
 class Unlistened(msgspec.Struct, frozen=True):
@@ -179,6 +181,8 @@ class Listen(msgspec.Struct, frozen=True):
     filters: tuple[str, ...]
     token: int = 0
     """Comes back with the answer."""
+    is_resumed: bool = False
+    """Whether the foreign broker may have kept something under this name."""
 
 
 class Unlisten(msgspec.Struct, frozen=True):
