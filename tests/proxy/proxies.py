@@ -16,12 +16,15 @@ SECRET = "what the proxies of these tests share"
 class Proxies:
     """One proxy at each site of a network."""
 
-    def __init__(self, network: ForeignNetwork, folder: Path, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, network: ForeignNetwork, folder: Path, settings: Mapping[str, object], query: str
+    ) -> None:
         self.ports = {site: free_port() for site in network.ports}
         self.mqtt_ports = {site: free_port() for site in network.ports}
         self.addresses = {site: f"{HOST}:{port}" for site, port in self.ports.items()}
         self.processes: dict[str, Process] = {}
         self.has_mqtt = network.kind == "mosquitto"
+        self._query = query
         for site in self.ports:
             file = folder / f"{site}.toml"
             file.write_text(self._config(network, folder, site, settings))
@@ -34,7 +37,7 @@ class Proxies:
     ) -> str:
         lines = [f'site = "{site}"', f'data = "{folder / site}-data"']
         lines += [f"{key} = {toml_value(value)}" for key, value in settings.items()]
-        lines += ["[broker]", f'kind = "{network.kind}"', f'url = "{network.url(site)}"']
+        lines += ["[broker]", f'kind = "{network.kind}"', f'url = "{network.url(site)}{self._query}"']
         lines += ["[listener]", f"port = {self.ports[site]}", "[peers]", f'secret = "{SECRET}"']
         lines += ["[mqtt]", f"enabled = {toml_value(self.has_mqtt)}"]
         lines += [f"port = {self.mqtt_ports[site]}"]
@@ -56,10 +59,10 @@ class Proxies:
 
 @contextmanager
 def proxies_of(
-    network: ForeignNetwork, folder: Path, settings: Mapping[str, object] | None = None
+    network: ForeignNetwork, folder: Path, settings: Mapping[str, object] | None = None, query: str = ""
 ) -> Iterator[Proxies]:
-    """The proxies while the block runs."""
-    proxies = Proxies(network, folder, settings or {})
+    """The proxies while the block runs; `query` is what the URLs of their brokers end with."""
+    proxies = Proxies(network, folder, settings or {}, query)
     try:
         for site in proxies.ports:
             proxies.start(site)

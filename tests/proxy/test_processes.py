@@ -39,9 +39,9 @@ async def heard(client: RoamingClient, publisher: Adapter, topic: str) -> None:
     tries = 0
     while client._queue.empty():
         tries += 1
-        await publisher.publish(ForeignMessage(topic, b"try", {}, f"t/{tries}"))
+        await publisher.publish(ForeignMessage(topic, b"try", {}, f"{topic}/{tries}"))
         await asyncio.sleep(0.1)
-    await publisher.publish(ForeignMessage(topic, b"last try", {}, "t/last"))
+    await publisher.publish(ForeignMessage(topic, b"last try", {}, f"{topic}/last"))
     while (await take(client, 1)) != ["last try"]:
         pass
 

@@ -309,3 +309,56 @@ def test_what_is_published_while_away_goes_out_in_order_at_move_in(monkeypatch: 
         assert topics == [f"said/{number}" for number in (0, 1, 2, 3, 5)]
 
     story(work())
+
+
+@pytest.mark.parametrize("site", ["a", "b"])
+def test_what_the_broker_has_not_kept_is_told(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        world = new_world(monkeypatch)
+        client = await moved_out(world, suspend="always")
+        world.network.sites["a"].sessions.clear()
+        result = await client.move_in(site)
+        (why,) = result.lost
+        assert "has not kept what came for" in why
+        assert (result.missing, client.sources) == ((), [])
+        await asyncio.sleep(1)  # Until every site knows the new subscription.
+        await publish(world, range(3))
+        assert received(client) == names(range(3))
+
+    story(work())
+
+
+def test_a_suspended_channel_is_only_for_who_has_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        world = new_world(monkeypatch)
+        client = await moved_out(world, suspend="always")
+        await publish(world, range(3))
+        pipe, _ = await connect_client("b:1", "car", "", "")
+        pipe.write(messages.StandIn(1, "car", "fedcba9876543210", ("road/#",), site="a"))
+        answer = await pipe.read()
+        assert isinstance(answer, Refused)
+        assert answer.code == "expired"
+        await client.move_in("b")
+        assert received(client) == names(range(3))
+
+    story(work())
+
+
+def test_without_a_proxy_a_broker_that_keeps_nothing_lets_no_client_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        world = new_world(monkeypatch, can_suspend=False)
+        client = RoamingClient(
+            "car", world.proxies, adapter=lambda welcome: world.network.adapter(welcome.site, False)
+        )
+        await asyncio.sleep(0.5)
+        await client.subscribe("road/#")
+        await client.move_in("a")
+        world.kill("a")
+        with pytest.raises(MoveFailed, match="a:1: connection refused"):
+            await client.move_out()
+        await publish(world, range(3))
+        assert (client.site, received(client)) == ("a", names(range(3)))
+
+    story(work())

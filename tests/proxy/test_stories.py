@@ -251,6 +251,12 @@ def broken_restart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def test_a_stand_in_that_listens_on_another_channel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the client's channel and the handler that shall resume it have different names."""
+    monkeypatch.setattr("roamcast.proxy.client.channel_name", lambda client, ticket: f"{client}-{ticket}")
+    assert any(run(story(seed, monkeypatch, ways=WAYS)).lost for seed in SEEDS)
+
+
 @pytest.mark.parametrize(
     ("broken", "what"),
     [

@@ -6,7 +6,7 @@
 A host that knows that its network goes away says so with `going_down`, and with `back` that there is one
 again (a power or network daemon can call these). Without such a word the monitor sees only what it
 measures: a nearer proxy in time, but a cut connection too late for a move-out; what comes between a cut
-and the next move-in is then not kept by a library client (by the MQTT endpoint it is).
+and the next move-in is then kept only where the foreign broker can keep a client's channel.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ class HostMonitor:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def going_down(self) -> None:
-        """The network of this host will be gone soon: move out, while that can be done."""
+    async def going_down(self, *, is_returning: bool = False) -> None:
+        """The network of this host will be gone soon: move out, while that can be done. A host that sleeps
+        and wakes at the same place says `is_returning`."""
         self._is_up = False
-        await asyncio.gather(*(self._move_out(client) for client in self._clients if client.is_attached))
+        attached = [client for client in self._clients if client.is_attached]
+        await asyncio.gather(*(self._move_out(client, is_returning) for client in attached))
 
     def back(self) -> None:
         """There is a network again."""
@@ -91,9 +93,9 @@ class HostMonitor:
             self._nearer[key] = rounds
         return rounds >= self._rounds
 
-    async def _move_out(self, client: RoamingClient) -> bool:
+    async def _move_out(self, client: RoamingClient, is_returning: bool = False) -> bool:
         try:
-            await client.move_out()
+            await client.move_out(is_returning=is_returning)
         except MoveFailed as error:
             log.warning("client %s stays where it is: %s", client.id, error)
             return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import parse_qsl, urlsplit
@@ -28,7 +27,7 @@ from roamcast.proxy.base import DAY_S, ForeignAdapter, parse_url, with_identity,
 
 CONNECT_S = 10.0
 ACK_PENDING_MAX = 1_024
-ORDER_WAIT_S = 5.0
+DELIVERED_PAUSE_S = 0.02
 MESSAGE_ID = "Nats-Msg-Id"
 """The header by which publishers let a stream leave out copies."""
 
@@ -94,46 +93,29 @@ class NatsAdapter(ForeignAdapter):
     # --- subscribing ---
 
     async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
-        await self.resume(name, (filter,), receive)
+        await self._subscribe(name, filter, receive)
 
     async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
-        """All at once: so that what the stream has kept for several filters comes in its order."""
+        return any([await self._subscribe(name, filter, receive) for filter in filters])
+
+    async def _subscribe(self, name: str, filter: str, receive: Receive) -> bool:
+        """Whether the stream had a consumer for it."""
         client = self._open_client
         known = self._subscriptions.setdefault(name, {})
-        for filter in filters:
-            if filter in known:
-                known[filter].receive = receive
-        new = {filter: _Subscribed(receive) for filter in filters if filter not in known}
-        known |= new
-        is_kept = True
+        if filter in known:
+            known[filter].receive = receive
+            return True
+        one = known[filter] = _Subscribed(receive)
         try:
-            for filter, one in new.items():
-                with adapted(filter):
-                    is_kept &= await self._prepare(name, filter, one)
-            hold_together(list(new.values()))
-            for filter, one in new.items():
-                with adapted(filter):
-                    await self._listen(client, name, one)
-                    await self._settle(client, filter)
+            with adapted(filter):
+                subject, is_kept = await self._consumer(name, filter) if self._stream else (filter, False)
+                group = "" if self._stream else f"roamcast-{name}"
+                one.listening = await client.subscribe(subject, queue=group, future=_Inbox(one))
+                await self._settle(client, filter)
         except AdapterError:
-            for filter, one in new.items():
-                known.pop(filter, None)
-                await one.stop()
+            known.pop(filter, None)
             raise
         return is_kept
-
-    async def _prepare(self, name: str, filter: str, one: _Subscribed) -> bool:
-        """Whether there was something to go on with."""
-        one.subject = filter
-        if not self._stream:
-            return False
-        consumer, is_new = await self._consumer(name, filter)
-        one.subject, one.kept = str(consumer.config.deliver_subject), consumer.num_pending or 0
-        return not is_new
-
-    async def _listen(self, client: Client, name: str, one: _Subscribed) -> None:
-        group = "" if self._stream else f"roamcast-{name}"
-        one.listening = await client.subscribe(one.subject, queue=group, future=_Inbox(one))
 
     async def _settle(self, client: Client, filter: str) -> None:
         """Wait until the server has it; what it refuses, it says before it answers this."""
@@ -148,6 +130,8 @@ class NatsAdapter(ForeignAdapter):
         if not self._subscriptions.get(name, True):
             del self._subscriptions[name]
         with adapted(filter):
+            if one is not None and self._stream:
+                await self._delivered(name, filter)
             if one is not None:
                 await one.stop()
             await client.flush()
@@ -158,37 +142,50 @@ class NatsAdapter(ForeignAdapter):
 
     # --- JetStream ---
 
-    async def _consumer(self, name: str, filter: str) -> tuple[ConsumerInfo, bool]:
-        """The durable consumer of a filter, and whether it is new."""
+    async def _consumers(self, name: str, filter: str) -> list[ConsumerInfo]:
         found = []
-        durables = durable_names(name, filter)
-        for durable in durables:
+        for durable in durable_names(name, filter):
             with suppress_missing():
                 found.append(await self._jetstream.consumer_info(self._stream, durable))
-        found.sort(key=lambda one: one.created)
+        return sorted(found, key=lambda one: one.created)
+
+    async def _delivered(self, name: str, filter: str) -> None:
+        """Wait until the consumer has sent what was in the stream before: it does not end it for that."""
+        last = (await self._jetstream.stream_info(self._stream)).state.last_seq
+        async with asyncio.timeout(CONNECT_S):
+            for consumer in await self._consumers(name, filter):
+                sent = consumer
+                while sent.num_pending and sent.delivered and sent.delivered.stream_seq < last:
+                    await asyncio.sleep(DELIVERED_PAUSE_S)
+                    sent = await self._jetstream.consumer_info(self._stream, consumer.name)
+
+    async def _consumer(self, name: str, filter: str) -> tuple[str, bool]:
+        """The subject to which the stream delivers what is for this filter, and whether it was so before."""
+        durables, found = durable_names(name, filter), await self._consumers(name, filter)
         for older in found[:-1]:  # Whoever renewed it was killed in between.
             await self._jetstream.delete_consumer(self._stream, older.name)
         if not found:
-            return await self._add_consumer(durables[0], filter, DeliverPolicy.NEW), True
+            return await self._add_consumer(durables[0], filter, DeliverPolicy.NEW), False
         latest = found[-1]
         if not latest.num_ack_pending or latest.ack_floor is None:
-            return latest, False
+            return str(latest.config.deliver_subject), True
         # Whoever got that was killed before it was acknowledged. The server would send it again after what
         # comes next; a consumer that begins there has it in order.
         other = next(durable for durable in durables if durable != latest.name)
         begins = latest.ack_floor.stream_seq + 1
         renewed = await self._add_consumer(other, filter, DeliverPolicy.BY_START_SEQUENCE, begins)
         await self._jetstream.delete_consumer(self._stream, latest.name)
-        return renewed, False
+        return renewed, True
 
     async def _add_consumer(
         self, durable: str, filter: str, policy: DeliverPolicy, begins: int | None = None
-    ) -> ConsumerInfo:
-        return await self._jetstream.add_consumer(
+    ) -> str:
+        subject = f"_roamcast.{durable}"
+        await self._jetstream.add_consumer(
             self._stream,
             ConsumerConfig(
                 durable_name=durable,
-                deliver_subject=f"_roamcast.{durable}",
+                deliver_subject=subject,
                 deliver_policy=policy,
                 opt_start_seq=begins,
                 ack_policy=AckPolicy.EXPLICIT,
@@ -197,6 +194,7 @@ class NatsAdapter(ForeignAdapter):
                 inactive_threshold=self._kept_s,
             ),
         )
+        return subject
 
     async def suspend(self, name: str) -> None:
         client = self._open_client
@@ -225,20 +223,10 @@ class _Subscribed:
 
     def __init__(self, receive: Receive) -> None:
         self.receive = receive
-        self.subject = ""
-        self.kept = 0
-        """What the stream has for it, and has not sent."""
-        self.order: _Order | None = None
         self.listening: Subscription | None = None
         self._acknowledging: set[asyncio.Task[None]] = set()
 
     def on_message(self, msg: Msg) -> None:
-        if self.order is not None:
-            self.order.on_message(self, msg)
-        else:
-            self.give(msg)
-
-    def give(self, msg: Msg) -> None:
         headers = dict(msg.headers or {})
         own = headers.get(MESSAGE_ID, "")
         is_kept = msg.reply.startswith("$JS.ACK")
@@ -257,59 +245,7 @@ class _Subscribed:
         listening, self.listening = self.listening, None
         if listening is not None:
             await listening.drain()  # type: ignore[no-untyped-call]
-            if self.order is not None:
-                self.order.end()
             await asyncio.gather(*self._acknowledging)
-
-
-class _Order:
-    """Merges what a stream has kept for several filters: each has a consumer, which knows only its own."""
-
-    def __init__(self, members: list[_Subscribed]) -> None:
-        self._waiting: dict[_Subscribed, deque[Msg]] = {one: deque() for one in members}
-        self._heard_s = asyncio.get_running_loop().time()
-        self._watch()
-
-    def on_message(self, one: _Subscribed, msg: Msg) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
-        one.kept = msg.metadata.num_pending
-        self._waiting[one].append(msg)
-        while self._is_complete and any(self._waiting.values()):
-            self._give_first()
-        if not any(one.kept for one in self._waiting):
-            self.end()
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether nothing can come that belongs before what is here."""
-        return all(waiting or not one.kept for one, waiting in self._waiting.items())
-
-    def _give_first(self) -> None:
-        heads = [one for one, waiting in self._waiting.items() if waiting]
-        first = min(heads, key=lambda one: self._waiting[one][0].metadata.sequence.stream)
-        first.give(self._waiting[first].popleft())
-
-    def _watch(self) -> None:
-        """A stream that has reached its limits may have thrown away what is waited for."""
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._heard_s > ORDER_WAIT_S:
-            self.end()
-        elif any(one.order is self for one in self._waiting) or not self._waiting:
-            loop.call_later(ORDER_WAIT_S, self._watch)
-
-    def end(self) -> None:
-        """Give what is left; from now on everything comes as the server sends it."""
-        while any(self._waiting.values()):
-            self._give_first()
-        for one in self._waiting:
-            one.order = None
-
-
-def hold_together(members: list[_Subscribed]) -> None:
-    if sum(1 for one in members if one.kept) > 1:
-        order = _Order(members)
-        for one in members:
-            one.order = order
 
 
 class _Inbox(asyncio.Future[Msg]):
