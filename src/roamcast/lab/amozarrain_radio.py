@@ -86,23 +86,29 @@ class RadioJob:
 
 def measure(job: RadioJob) -> Row:
     """One run, and its figures."""
-    scenario = RadioScenario(
-        job.brokers,
-        job.speed,
-        job.protocol,
-        job.seed,
-        duration_s=job.duration_s,
-        publishing=Publishing(until_s=job.publishing_s),
+    publishing = Publishing(until_s=job.publishing_s)
+    return figures_of(
+        RadioScenario(
+            job.brokers,
+            job.speed,
+            job.protocol,
+            job.seed,
+            duration_s=job.duration_s,
+            publishing=publishing,
+        )
     )
+
+
+def figures_of(scenario: RadioScenario) -> Row:
     started = time.process_time()
     run = scenario.run()
     return {
-        "protocol": job.protocol,
-        "brokers": job.brokers,
-        "nodes": Configuration(job.brokers).stations,
-        "speed": job.speed,
-        "seed": job.seed,
-        "duration_s": job.duration_s,
+        "protocol": scenario.protocol,
+        "brokers": scenario.brokers,
+        "nodes": Configuration(scenario.brokers).stations,
+        "speed": scenario.speed,
+        "seed": scenario.seed,
+        "duration_s": scenario.duration_s,
         **run.figures(),
         **{f"sent_{kind.lower()}": count for kind, count in run.sent_by_kind().items()},
         "cpu_s": round(time.process_time() - started, 3),

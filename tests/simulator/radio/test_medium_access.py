@@ -8,7 +8,7 @@ import pytest
 
 from roamcast.simulator.radio.movement import Still
 from roamcast.simulator.radio.network import RadioNetwork, Station
-from roamcast.simulator.radio.parameters import RadioParameters
+from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters
 
 PARAMETERS = RadioParameters(shadowing_db=0.0, asymmetry_db=0.0)
 
@@ -154,3 +154,14 @@ def test_one_seed_decides_everything(seed: int) -> None:
     other = run(places, everyone, shadowed, seed + 10)
     assert [program.received for program in one] == [program.received for program in same]
     assert [program.received for program in one] != [program.received for program in other]
+
+
+def test_without_acknowledgements_nothing_is_repeated_and_nobody_learns_what_was_lost() -> None:
+    parameters = replace(CASTALIA_CSMA, shadowing_db=0.0, asymmetry_db=0.0)
+    near, middle, far = run([0.0, 10.0, 500.0], {0: [(1, "one", 300), (2, "two", 20)]}, parameters)
+    assert [(sender, message) for _, sender, message in middle.received] == [(0, "one")]
+    assert far.received == []
+    assert near.sent == [(1, "one"), (2, "two")]
+    assert near.failed == []
+    assert near.station.access.counts.frames == 3 + 1
+    assert middle.station.access.counts.acknowledgements == 0

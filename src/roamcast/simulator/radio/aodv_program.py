@@ -111,7 +111,7 @@ class AodvPublisher(AodvProgram):
             return
         self._number += 1
         notification = (self._station.number, self._number)
-        self._ledger.published(notification, self.now)
+        self._ledger.published(notification, self.now, len(self._subscribers))
         apart_s = self._publishing.every_s / len(self._subscribers)
         for index, subscriber in enumerate(self._subscribers):
             self._station.set_timer(self.now + index * apart_s, Turn(notification, subscriber))

@@ -18,6 +18,7 @@ class Arrival(NamedTuple):
 class Ledger:
     def __init__(self) -> None:
         self._published_at: dict[Notification, float] = {}
+        self._possible = 0
         self._owed: dict[tuple[Notification, int], float] = {}
         """To the time when it was made for this subscriber."""
         self._arrived: dict[tuple[Notification, int], Arrival] = {}
@@ -25,8 +26,10 @@ class Ledger:
         self.given_up: Counter[str] = Counter()
         """Reason to how many were dropped on their way; MFT-PubSub stores what it cannot send."""
 
-    def published(self, notification: Notification, now: float) -> None:
+    def published(self, notification: Notification, now: float, subscribers: int) -> None:
+        """For so many subscribers."""
         self._published_at[notification] = now
+        self._possible += subscribers
 
     def owed(self, notification: Notification, subscriber: int, since: float | None = None) -> None:
         """It is routed, or to be routed, to this subscriber; since its publishing, if nothing is given."""
@@ -42,16 +45,15 @@ class Ledger:
         self.owed(notification, subscriber)
         self._arrived[key] = Arrival(now - self._owed[key], hops)
 
-    def figures(self, subscribers: int) -> dict[str, float | int | None]:
+    def figures(self) -> dict[str, float | int | None]:
         """The rate is of what was owed; of the whole it is what a subscriber who knows of nothing misses."""
         arrivals = list(self._arrived.values())
-        possible = len(self._published_at) * subscribers
         return {
             "published": len(self._published_at),
             "owed": len(self._owed),
             "delivered": len(arrivals),
             "delivery_rate": len(arrivals) / len(self._owed) if self._owed else None,
-            "delivered_of_all": len(arrivals) / possible if possible else None,
+            "delivered_of_all": len(arrivals) / self._possible if self._possible else None,
             "duplicates": self.duplicates,
             "delay_mean_s": fmean(one.delay_s for one in arrivals) if arrivals else None,
             "hops_mean": fmean(one.hops for one in arrivals) if arrivals else None,

@@ -45,6 +45,8 @@ class Outgoing:
     """Of the frame being sent."""
     sequence: int = 0
     """Tells the receiver a repeated frame from a new one."""
+    is_whole: bool = True
+    """Without acknowledgements: whether all its frames so far have arrived."""
 
 
 @dataclass
@@ -102,8 +104,11 @@ class MediumAccess:
 
     def _back_off(self) -> None:
         parameters = self._parameters
-        exponent = min(parameters.backoff_exponent_min + self._backoffs, parameters.backoff_exponent_max)
-        wait_s = int(self._chance.random() * (1 << exponent)) * parameters.backoff_unit_s
+        if parameters.backoff_step_s:
+            wait_s = self._chance.random() * (self._backoffs + 1) * parameters.backoff_step_s
+        else:
+            exponent = min(parameters.backoff_exponent_min + self._backoffs, parameters.backoff_exponent_max)
+            wait_s = int(self._chance.random() * (1 << exponent)) * parameters.backoff_unit_s
         self._engine.call_at(self._engine.now + wait_s + parameters.sensing_s, self._sense, None)
 
     def _sense(self, _: None) -> None:
@@ -142,6 +147,9 @@ class MediumAccess:
                 self._engine.receive(receiver, self.station, outgoing.message)
             self._engine.sent(self.station, EVERYONE, outgoing.message)
             return
+        if not self._parameters.acknowledged:
+            self._end_unconfirmed(frame, bool(received), outgoing)
+            return
         give_up_at = self._engine.now + self._parameters.acknowledgement_wait_s
         if received and self._engine.accepts(frame.destination, self.station, outgoing.message):
             peer = self.peers[frame.destination]
@@ -151,6 +159,19 @@ class MediumAccess:
                 self._engine.receive(frame.destination, self.station, outgoing.message)
         else:
             self._engine.call_at(give_up_at, self._attempt_failed, None)
+
+    def _end_unconfirmed(self, frame: Transmission, has_arrived: bool, outgoing: Outgoing) -> None:
+        """Whether a unicast frame has arrived nobody says, so the sender takes it for granted."""
+        outgoing.is_whole = outgoing.is_whole and has_arrived
+        is_last = outgoing.bytes_left <= self._parameters.payload_bytes_max
+        if not is_last:
+            outgoing.bytes_left -= self._parameters.payload_bytes_max
+            self._contend()
+            return
+        self._next()
+        if outgoing.is_whole and self._engine.accepts(frame.destination, self.station, outgoing.message):
+            self._engine.receive(frame.destination, self.station, outgoing.message)
+        self._engine.sent(self.station, outgoing.destination, outgoing.message)
 
     # --- acknowledgements ---
 

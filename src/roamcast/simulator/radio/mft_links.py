@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -25,8 +27,33 @@ RETRY_S = 0.01
 """When the queue of the antenna is full."""
 
 
+@dataclass(frozen=True)
+class LinkSettings:
+    """What the thesis leaves open about links, and what it does not have."""
+
+    refused: bool = True
+    """Whether a message over a link that its receiver has given up is left unacknowledged, so that it comes
+    back to its sender. Otherwise it is taken as if nothing had happened."""
+    relinks: bool = True
+    """Whether a broker asks whoever it could not reach to connect again."""
+    clients_follow: bool = False
+    """Whether a client takes the broker that brings a round of heartbeats first, in each round, as a broker
+    without patience does. Otherwise it keeps its broker until that one is not heard any more."""
+    clients_beat: bool = False
+    """Whether clients broadcast a heartbeat in each period, too: nobody needs it, but it is sent."""
+    grouped: bool = False
+    """Whether what waits for the same neighbour is sent together, as far as one frame holds it."""
+
+
+LINKS = LinkSettings()
+
+
 class Relink(msgspec.Struct, frozen=True):
     """From a broker: you are not connected here any more, whatever you believe; connect again."""
+
+
+class Presence(NamedTuple):
+    """The heartbeat of a client."""
 
 
 class Wire(NamedTuple):
@@ -39,11 +66,21 @@ class Wire(NamedTuple):
     """Of the events in it, since they were published or replayed; this link included."""
 
 
+class Group(NamedTuple):
+    """Several messages over one link, sent as one."""
+
+    wires: tuple[Wire, ...]
+
+
 KINDS: dict[type, str] = {Burst: "PUB"}
 
 
-def kind_of(message: Message | Relink | Heartbeat) -> str:
+def kind_of(message: Message | Relink | Heartbeat | Group) -> str:
     return KINDS.get(type(message)) or type(message).__name__.upper()
+
+
+def wires_of(message: Wire | Group) -> tuple[Wire, ...]:
+    return message.wires if isinstance(message, Group) else (message,)
 
 
 HEARTBEAT_BYTES = 12
@@ -85,14 +122,15 @@ def name_of(station: int) -> str:
 class Outbox:
     """What one station has to send over each of its links, and what of it is on the air."""
 
-    def __init__(self, station: Station, content_bytes: int) -> None:
+    def __init__(self, station: Station, content_bytes: int, grouped: bool = False) -> None:
         self.links: dict[int, int] = {}
         """Neighbours and clients to the number of the link to each."""
         self._station = station
         self._content_bytes = content_bytes
+        self._grouped = grouped
         self._waiting: dict[int, deque[Wire]] = {}
         self._connected = 0
-        self._on_air: dict[int, Wire] = {}
+        self._on_air: dict[int, Wire | Group] = {}
         """What the antenna has got to send to a destination, and has not said anything about."""
 
     def connect(self, destination: int) -> None:
@@ -100,8 +138,9 @@ class Outbox:
         self._connected += 1
         self.links[destination] = self._connected
 
-    def is_current(self, sender: int, wire: Wire) -> bool:
-        return self.links.get(sender) == wire.link
+    def is_current(self, sender: int, message: Wire | Group) -> bool:
+        """A group is of one link."""
+        return self.links.get(sender) == wires_of(message)[0].link
 
     def send(self, destination: int, message: Message | Relink, hops: int = 1) -> None:
         waiting = self._waiting.setdefault(destination, deque())
@@ -112,31 +151,45 @@ class Outbox:
 
     def retry(self, destination: int) -> None:
         """There may be room now."""
-        waiting = self._waiting.get(destination)
-        if waiting and self._on_air.get(destination) is not waiting[0]:
+        if self._waiting.get(destination) and destination not in self._on_air:
             self._begin(destination)
 
     def _begin(self, destination: int) -> None:
-        wire = self._waiting[destination][0]
-        size = bytes_of(wire.message, self._content_bytes)
-        if self._station.unicast(destination, kind_of(wire.message), wire, size):
-            self._on_air[destination] = wire
+        message = self._next(destination)
+        wires = wires_of(message)
+        size = sum(bytes_of(wire.message, self._content_bytes) for wire in wires)
+        kind = kind_of(message if isinstance(message, Group) else message.message)
+        if self._station.unicast(destination, kind, message, size):
+            self._on_air[destination] = message
         else:
             self._station.set_timer(self._station.now + RETRY_S, RoomFor(destination))
 
-    def sent(self, destination: int, wire: Wire) -> None:
+    def _next(self, destination: int) -> Wire | Group:
+        """The message whose turn it is, and those behind it that fit into the same frame."""
+        waiting = self._waiting[destination]
+        if not self._grouped or len(waiting) == 1:
+            return waiting[0]
+        room, count = self._station.payload_bytes_max, 0
+        for wire in waiting:
+            room -= bytes_of(wire.message, self._content_bytes)
+            if room < 0 or wire.link != waiting[0].link or isinstance(wire.message, Relink):
+                break
+            count += 1
+        return Group(tuple(islice(waiting, count))) if count > 1 else waiting[0]
+
+    def sent(self, destination: int, message: Wire | Group) -> None:
         """The message was acknowledged."""
-        waiting = self._waiting.get(destination)
-        if waiting and waiting[0] is wire:
+        if self._on_air.get(destination) is message:
             del self._on_air[destination]
-            waiting.popleft()
+            waiting = self._waiting[destination]
+            for _ in wires_of(message):
+                waiting.popleft()
             if waiting:
                 self._begin(destination)
 
-    def failed(self, destination: int, wire: Wire) -> bool:
+    def failed(self, destination: int, message: Wire | Group) -> bool:
         """Whether the link has to be given up: not if the message was on one that is no more."""
-        waiting = self._waiting.get(destination)
-        return bool(waiting and waiting[0] is wire)
+        return self._on_air.get(destination) is message
 
     def give_up(self, destination: int) -> list[Message]:
         """The link is no more: what was not acknowledged, in order."""

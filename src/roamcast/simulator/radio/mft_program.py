@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from roamcast.core.messages import Burst, Message
-from roamcast.core.notification import encode_attributes
+from roamcast.core.notification import decode_attributes, encode_attributes
+from roamcast.filters.expression import Attributes
 from roamcast.filters.selector import parse
 from roamcast.mobility.mft import Bmig, Mft
 from roamcast.mobility.mobile import LOCAL, Mig, Outcome, Rep
@@ -31,7 +32,19 @@ from roamcast.overlay.election import (
     ParentChanged,
 )
 from roamcast.simulator.radio.ledger import Ledger
-from roamcast.simulator.radio.mft_links import HEARTBEAT_BYTES, Outbox, Relink, RoomFor, Wire, name_of
+from roamcast.simulator.radio.mft_links import (
+    HEARTBEAT_BYTES,
+    LINKS,
+    Group,
+    LinkSettings,
+    Outbox,
+    Presence,
+    Relink,
+    RoomFor,
+    Wire,
+    name_of,
+    wires_of,
+)
 from roamcast.simulator.radio.network import Station
 from roamcast.simulator.radio.workload import Publishing
 
@@ -44,7 +57,6 @@ RELINKS_AT_ONCE, RELINK_EVERY = 3, 5
 It may be in another part of the network; but if it hears the heartbeats it will not come by itself."""
 
 EVERYTHING = parse("TRUE")
-ATTRIBUTES = encode_attributes({"kind": "event"})
 
 
 class Repeat(NamedTuple):
@@ -65,6 +77,12 @@ class Publish(NamedTuple):
     """A timer."""
 
 
+class PublishTo(NamedTuple):
+    """A timer: publish what is for this subscriber alone."""
+
+    subscriber: str
+
+
 def number_of(name: str) -> int:
     return int(name)
 
@@ -83,6 +101,7 @@ class MftBroker:
         brokers: range,
         publishers: range,
         content_bytes: int,
+        links: LinkSettings = LINKS,
     ) -> None:
         self.station = station
         self.election = Election(name_of(station.number), settings)
@@ -95,7 +114,8 @@ class MftBroker:
         self._brokers = brokers
         self._publishers = publishers
         self._ledger = ledger
-        self._outbox = Outbox(station, content_bytes)
+        self._links = links
+        self._outbox = Outbox(station, content_bytes, links.grouped)
         self._started = False
         self._elects_at: float | None = None
         self._missing: set[str] = set()
@@ -108,37 +128,41 @@ class MftBroker:
         self.station.set_timer(self.station.chance.random() * self._period_s, Elect())
         self.station.set_timer(self.station.chance.random() * self._period_s, Check())
 
-    def accepts(self, sender: int, message: Wire) -> bool:
+    def accepts(self, sender: int, message: Wire | Group) -> bool:
         return (
-            connects(message.message)
+            not self._links.refused
+            or connects(wires_of(message)[0].message)
             or sender in self._publishers
             or self._outbox.is_current(sender, message)
         )
 
-    def on_received(self, sender: int, message: Heartbeat | Wire) -> None:
+    def on_received(self, sender: int, message: Heartbeat | Presence | Wire | Group) -> None:
+        if isinstance(message, Wire | Group):
+            for wire in wires_of(message):
+                self._on_wire(sender, wire)
+        elif isinstance(message, Heartbeat) and self._started:
+            self._perform(self.election.on_heartbeat(self.station.now, name_of(sender), message))
+
+    def _on_wire(self, sender: int, wire: Wire) -> None:
         name = name_of(sender)
-        if isinstance(message, Heartbeat):
-            if self._started:
-                self._perform(self.election.on_heartbeat(self.station.now, name, message))
-        elif isinstance(message.message, Relink):
+        if isinstance(wire.message, Relink):
             if name == self.election.parent:
                 self._give_up(name)
                 self._migrate(name, name)
-        else:
-            if connects(message.message) and not self._outbox.is_current(sender, message):
-                self._give_up(name)
-                self._outbox.links[sender] = message.link
-            self._note_owed(message.message)
-            is_client = sender not in self._brokers
-            outcome = self.protocol.receive(name, message.message, is_subscriber=is_client)
-            self._carry_out(outcome, message)
+            return
+        if connects(wire.message) and not self._outbox.is_current(sender, wire):
+            self._give_up(name)
+            self._outbox.links[sender] = wire.link
+        self._note_owed(wire.message)
+        is_client = sender not in self._brokers
+        self._carry_out(self.protocol.receive(name, wire.message, is_subscriber=is_client), wire)
 
-    def on_sent(self, destination: int, message: Heartbeat | Wire) -> None:
-        if isinstance(message, Wire):
+    def on_sent(self, destination: int, message: Heartbeat | Wire | Group) -> None:
+        if not isinstance(message, Heartbeat):
             self._outbox.sent(destination, message)
 
-    def on_send_failed(self, destination: int, message: Heartbeat | Wire) -> None:
-        if not isinstance(message, Wire) or not self._outbox.failed(destination, message):
+    def on_send_failed(self, destination: int, message: Heartbeat | Wire | Group) -> None:
+        if isinstance(message, Heartbeat) or not self._outbox.failed(destination, message):
             return
         self._give_up(name_of(destination))
         if destination in self._brokers:
@@ -205,8 +229,9 @@ class MftBroker:
         """What is published is owed to every subscriber that a broker on its way knows of (section 4.5.3)."""
         if isinstance(message, Burst):
             notification = (number_of(message.publisher), message.number)
+            attributes = decode_attributes(message.attributes)
             for subscriber, known in self.protocol.known.items():
-                if known.filters:
+                if any(filter.matches(attributes) for filter in known.filters.values()):
                     self._ledger.owed(notification, number_of(subscriber))
 
     def _count(self) -> None:
@@ -222,6 +247,10 @@ class MftBroker:
         """Ask those to connect again whose link was given up here, and who may not know."""
         self.station.set_timer(self.station.now + self._period_s, Check())
         self._count()
+        if self._links.relinks:
+            self._ask_to_connect()
+
+    def _ask_to_connect(self) -> None:
         missing = {child for child in self.election.children if child not in self.protocol.peers}
         for name in sorted(missing & self._missing):
             self._outbox.send(number_of(name), Relink())
@@ -261,18 +290,31 @@ class MftClient:
     """A subscriber or a publisher."""
 
     def __init__(
-        self, station: Station, ledger: Ledger, period_s: float, publishing: Publishing, *, publishes: bool
+        self,
+        station: Station,
+        ledger: Ledger,
+        period_s: float,
+        publishing: Publishing,
+        *,
+        subscribers: range,
+        links: LinkSettings = LINKS,
     ) -> None:
+        """Whoever is not one of the subscribers publishes for them."""
         self.station = station
         self.client = MobileSubscriber(name_of(station.number))
         self.migrations = 0
         self._ledger = ledger
         self._period_s = period_s
         self._publishing = publishing
-        self._publishes = publishes
-        self._outbox = Outbox(station, publishing.content_bytes)
+        self._subscribers = subscribers
+        self._publishes = station.number not in subscribers
+        self._links = links
+        self._outbox = Outbox(station, publishing.content_bytes, links.grouped)
         self._heard: dict[int, tuple[float, int]] = {}
         """Broker to when it was last heard, and how far from its leader it was."""
+        self._round = ("", (-1, 0))
+        """The leader that it follows, if it does, and the latest round of that one."""
+        self._round_at = 0.0
 
     # --- for the network ---
 
@@ -282,35 +324,51 @@ class MftClient:
         if self._publishes:
             self.station.set_timer(now + chance.random() * self._publishing.every_s, Publish())
         else:
-            self._send(self.client.subscribe(EVERYTHING))
+            wanted = parse(f"to = '{self.client.id}'") if self._publishing.to_each else EVERYTHING
+            self._send(self.client.subscribe(wanted))
 
-    def accepts(self, sender: int, message: Wire) -> bool:
-        return isinstance(message.message, Relink) or self._outbox.is_current(sender, message)
+    def accepts(self, sender: int, message: Wire | Group) -> bool:
+        first = wires_of(message)[0].message
+        is_taken = not self._links.refused or isinstance(first, Relink)
+        return is_taken or self._outbox.is_current(sender, message)
 
-    def on_received(self, sender: int, message: Heartbeat | Wire) -> None:
-        if isinstance(message, Heartbeat):
-            self._heard[sender] = (self.station.now, message.hops)
-            if not self.client.broker:
-                self._connect(sender)
-        elif isinstance(message.message, Burst):
-            self._take(message.message, message.hops)
+    def on_received(self, sender: int, message: Heartbeat | Presence | Wire | Group) -> None:
+        if isinstance(message, Wire | Group):
+            for wire in wires_of(message):
+                self._on_wire(sender, wire)
+        elif isinstance(message, Heartbeat):
+            self._on_heartbeat(sender, message)
+
+    def _on_heartbeat(self, sender: int, message: Heartbeat) -> None:
+        self._heard[sender] = (self.station.now, message.hops)
+        if not self.client.broker:
+            self._connect(sender)
+        elif self._links.clients_follow:
+            self._follow(sender, message)
+
+    def _on_wire(self, sender: int, wire: Wire) -> None:
+        if isinstance(wire.message, Burst):
+            self._take(wire.message, wire.hops)
         elif name_of(sender) == self.client.broker:
-            if isinstance(message.message, Relink):
+            if isinstance(wire.message, Relink):
                 self.client.disconnect(self._outbox.give_up(sender))
                 self._connect(sender)
             else:
-                self._send(self.client.receive(message.message))
+                self._send(self.client.receive(wire.message))
 
-    def on_sent(self, destination: int, message: Wire) -> None:
-        self._outbox.sent(destination, message)
+    def on_sent(self, destination: int, message: Presence | Wire | Group) -> None:
+        if not isinstance(message, Presence):
+            self._outbox.sent(destination, message)
 
-    def on_send_failed(self, destination: int, message: Wire) -> None:
-        if self._outbox.failed(destination, message):
+    def on_send_failed(self, destination: int, message: Presence | Wire | Group) -> None:
+        if not isinstance(message, Presence) and self._outbox.failed(destination, message):
             self._lose(destination)
 
-    def on_deadline(self, token: Check | Publish | RoomFor) -> None:
+    def on_deadline(self, token: Check | Publish | PublishTo | RoomFor) -> None:
         if isinstance(token, Publish):
             self._publish()
+        elif isinstance(token, PublishTo):
+            self._publish_one({"to": token.subscriber}, 1)
         elif isinstance(token, RoomFor):
             self._outbox.retry(token.destination)
         else:
@@ -321,6 +379,8 @@ class MftClient:
     def _check(self) -> None:
         now = self.station.now
         self.station.set_timer(now + self._period_s, Check())
+        if self._links.clients_beat:
+            self.station.broadcast("HEARTBEAT", Presence(), HEARTBEAT_BYTES)
         missed_s = MISSED_MAX * self._period_s
         self._heard = {one: heard for one, heard in self._heard.items() if now - heard[0] <= missed_s}
         if self.client.broker and number_of(self.client.broker) not in self._heard:
@@ -331,6 +391,18 @@ class MftClient:
         self.client.disconnect(self._outbox.give_up(broker))
         if self._heard:
             self._connect(min(self._heard, key=lambda one: (self._heard[one][1], -self._heard[one][0])))
+
+    def _follow(self, sender: int, heartbeat: Heartbeat) -> None:
+        """Go to whoever brings a round first; of two leaders the lower one counts."""
+        leader, round = self._round
+        missed_s = MISSED_MAX * self._period_s
+        is_news = heartbeat.leader < leader or (heartbeat.leader == leader and heartbeat.round > round)
+        if not is_news and self.station.now <= self._round_at + missed_s:
+            return
+        self._round, self._round_at = (heartbeat.leader, heartbeat.round), self.station.now
+        if name_of(sender) != self.client.broker:
+            self.client.disconnect(self._outbox.give_up(number_of(self.client.broker)))
+            self._connect(sender)
 
     def _connect(self, broker: int) -> None:
         self.migrations += 1
@@ -349,9 +421,18 @@ class MftClient:
         now = self.station.now
         if now >= self._publishing.until_s:
             return
-        self._ledger.published((self.station.number, self.client.published + 1), now)
-        self._send(self.client.publish(ATTRIBUTES, now=now))
         self.station.set_timer(now + self._publishing.every_s, Publish())
+        if not self._publishing.to_each:
+            self._publish_one({"kind": "event"}, len(self._subscribers))
+            return
+        apart_s = self._publishing.every_s / len(self._subscribers)
+        for index, subscriber in enumerate(self._subscribers):
+            self.station.set_timer(now + index * apart_s, PublishTo(name_of(subscriber)))
+
+    def _publish_one(self, attributes: Attributes, subscribers: int) -> None:
+        now = self.station.now
+        self._ledger.published((self.station.number, self.client.published + 1), now, subscribers)
+        self._send(self.client.publish(encode_attributes(attributes), now=now))
 
     def _take(self, burst: Burst, hops: int) -> None:
         publisher = number_of(burst.publisher)

@@ -55,6 +55,11 @@ class Station:
     def now(self) -> float:
         return self._network.now
 
+    @property
+    def payload_bytes_max(self) -> int:
+        """What one frame holds."""
+        return self._network.parameters.payload_bytes_max
+
     def broadcast(self, kind: str, message: Any, payload_bytes: int) -> bool:
         return self.unicast(EVERYONE, kind, message, payload_bytes)
 

@@ -68,6 +68,11 @@ class RadioParameters:
     """Standard: macMaxBE."""
     backoffs_max: int = 4
     """Standard: macMaxCSMABackoffs. With the channel busy once more, the attempt has failed."""
+    backoff_step_s: float = 0.0
+    """0: the exponents of the standard. Otherwise wait up to so long before listening, up to twice so long
+    after the first busy channel, three times after the second, and so on."""
+    acknowledged: bool = True
+    """Whether unicast frames are. Castalia's CSMA acknowledges and repeats nothing, see `CASTALIA_CSMA`."""
     retries_max: int = 3
     """Standard: macMaxFrameRetries. Of unicast frames; broadcast ones are sent once."""
     sensing_s: float = 8 * SYMBOL_S
@@ -107,3 +112,9 @@ NOT_NEGATIVE = tuple(
     for field in fields(RadioParameters)
     if field.name not in POSITIVE and not field.name.endswith("dbm")
 )
+
+CASTALIA_CSMA = RadioParameters(acknowledged=False, backoff_step_s=0.016, backoffs_max=1_000_000)
+"""With the CSMA that comes with Castalia, which the thesis used (4.5.2): TunableMAC, with numTx 1,
+backoffType 2 and backoffBaseValue 16 ms. It never gives up listening, and nobody confirms anything. It does
+not wait before it listens first (randomTxOffset 0); here it does, or all who answer the same broadcast would
+always collide. MFT-PubSub stores what has not arrived, so it needs acknowledgements, and they are set."""

@@ -14,6 +14,7 @@ from roamcast.overlay.election import ElectionSettings
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.aodv_program import AodvProgram, AodvPublisher
 from roamcast.simulator.radio.ledger import Ledger
+from roamcast.simulator.radio.mft_links import LINKS, LinkSettings
 from roamcast.simulator.radio.mft_program import MftBroker, MftClient
 from roamcast.simulator.radio.movement import RandomWaypoint
 from roamcast.simulator.radio.network import Program, RadioNetwork
@@ -39,6 +40,7 @@ class RadioScenario:
     parameters: RadioParameters = PARAMETERS
     aodv: AodvSettings = AODV
     election: ElectionSettings = ELECTION
+    links: LinkSettings = LINKS
 
     def run(self) -> RadioRun:
         configuration = Configuration(self.brokers)
@@ -74,6 +76,7 @@ class RadioScenario:
                 brokers,
                 configuration.publisher_numbers,
                 self.publishing.content_bytes,
+                self.links,
             )
             if station.number in brokers
             else MftClient(
@@ -81,7 +84,8 @@ class RadioScenario:
                 ledger,
                 self.election.period_s,
                 self.publishing,
-                publishes=station.number in configuration.publisher_numbers,
+                subscribers=configuration.subscriber_numbers,
+                links=self.links,
             )
             for station in network.stations
         ]
@@ -107,7 +111,7 @@ class RadioRun:
         stations, configuration = self.network.stations, self.configuration
         air = [station.access.counts for station in stations]
         return {
-            **self.ledger.figures(self.scenario.brokers),
+            **self.ledger.figures(),
             "messages": sum(station.sent.total() for station in stations),
             "messages_per_node": self._messages_per(range(configuration.stations)),
             "messages_per_publisher": self._messages_per(configuration.publisher_numbers),

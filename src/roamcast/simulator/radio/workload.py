@@ -18,6 +18,9 @@ class Publishing:
     until_s: float = 500.0
     content_bytes: int = 32
     """Our choice: the thesis gives no size."""
+    to_each: bool = False
+    """With MFT-PubSub: one notification for each subscriber, who subscribes to its own name, as AODV has
+    to do it (thesis, 4.5.1). Otherwise one for all."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,422 @@
+"""What decides A8 and A9: the same runs with other choices where the thesis leaves one open. Claims R3 to R5.
+
+A variant changes one thing, of the radio or of one protocol; the last one changes everything that the thesis
+says or implies otherwise. Each is compared with the other protocol under the same radio and publishing. Runs
+are as short as the quick ones of `amozarrain_radio`; what decides A8 is run in the thesis's length as well,
+because what MFT-PubSub has stored arrives in the 200 s in which nobody publishes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from roamcast.lab import amozarrain_radio_variants_figures as pictures
+from roamcast.lab.amozarrain_radio import (
+    AODV,
+    BARELY_MAX,
+    DURATION_QUICK_S,
+    DURATION_S,
+    LARGEST,
+    MFT,
+    PUBLISHING_QUICK_S,
+    PUBLISHING_S,
+    SIZES,
+    SPEED,
+    conclude,
+    figures_of,
+    is_above,
+    shown,
+)
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.overlay.election import ElectionSettings
+from roamcast.simulator.radio.aodv import AodvSettings
+from roamcast.simulator.radio.mft_links import LinkSettings
+from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters
+from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
+from roamcast.simulator.radio.workload import Publishing
+
+SMALLEST = SIZES[0]
+SEEDS, SEEDS_QUICK = 4, 2
+SEEDS_LONG = 3
+
+R3 = Claim(
+    "R3", "order",
+    "A8, C32 at 8 m/s, is decided by the medium access: MFT-PubSub delivers more if frames are acknowledged; "
+    "with Castalia's CSMA, which acknowledges nothing, AODV does",
+)  # fmt: skip
+R4 = Claim(
+    "R4", "order",
+    "A9, C2, is decided by periods and by who beats: AODV sends fewer if heartbeats are four times as "
+    "frequent as hellos, if hellos come every 5 s, or if clients send heartbeats as well",
+)  # fmt: skip
+R5 = Claim(
+    "R5", "shape",
+    "A9, growth of MFT-PubSub's messages: no choice tried keeps them within half from C2 to C32; what is "
+    "sent together saves a third of them at C32 without delivering less",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    of: tuple[RadioProtocol, ...]
+    """Whom it concerns; the other one is as in the variant that this one is compared with."""
+    changes: Mapping[str, Any] = field(hash=False)
+    against: str = "as set"
+    """The variant from which the other protocol's runs are taken."""
+    quick: bool = False
+    long: bool = False
+    """Run in full length at C32 as well."""
+
+
+BOTH: tuple[RadioProtocol, ...] = (MFT, AODV)
+AS_IN_THE_TEXT = LinkSettings(refused=False, relinks=False, clients_follow=True, clients_beat=True)
+
+
+def _publishing(**changes: Any) -> dict[str, Publishing]:
+    return {"publishing": Publishing(**changes)}
+
+
+def _aodv(**changes: Any) -> dict[str, AodvSettings]:
+    return {"aodv": AodvSettings(**changes)}
+
+
+def _election(**changes: Any) -> dict[str, ElectionSettings]:
+    return {"election": ElectionSettings(**changes)}
+
+
+VARIANTS = (
+    Variant("as set", BOTH, {}, quick=True, long=True),
+    Variant("Castalia's CSMA", BOTH, {"parameters": CASTALIA_CSMA}, "Castalia's CSMA", quick=True, long=True),
+    Variant("no shadowing", BOTH, {"parameters": RadioParameters(shadowing_db=0.0, asymmetry_db=0.0)},
+            "no shadowing"),
+    Variant("content of 8 bytes", BOTH, _publishing(content_bytes=8), "content of 8 bytes"),
+    Variant("content of 100 bytes", BOTH, _publishing(content_bytes=100), "content of 100 bytes"),
+    Variant("publishing every 5 s", BOTH, _publishing(every_s=5.0), "publishing every 5 s"),
+    Variant("AODV: hello every 2 s", (AODV,), _aodv(hello_interval_s=2.0)),
+    Variant("AODV: hello every 5 s", (AODV,), _aodv(hello_interval_s=5.0), quick=True),
+    Variant("AODV: broken links by silence only", (AODV,), _aodv(link_feedback=False)),
+    Variant("AODV: one waits for a route", (AODV,), _aodv(buffered_max=1)),
+    Variant("AODV: no retry of RREQ", (AODV,), _aodv(rreq_retries=0)),
+    Variant("AODV: 5 retries of RREQ", (AODV,), _aodv(rreq_retries=5)),
+    Variant("AODV: RREQ without limit", (AODV,), _aodv(rreq_per_s_max=1000)),
+    Variant("AODV: 2 RREQ a second", (AODV,), _aodv(rreq_per_s_max=2), long=True),
+    Variant("AODV: expanding rings", (AODV,), _aodv(expanding_ring=True)),
+    Variant("MFT: heartbeat every 0.25 s", (MFT,), _election(period_s=0.25, patience_s=0.0625), quick=True),
+    Variant("MFT: heartbeat every 5 s", (MFT,), _election(period_s=5.0, patience_s=0.25)),
+    Variant("MFT: 6 missed heartbeats", (MFT,), _election(missed_max=6)),
+    Variant("MFT: margin of 3 hops", (MFT,), _election(margin_hops=3)),
+    Variant("MFT: the first heartbeat wins", (MFT,),
+            _election(patience_s=0.0) | {"links": LinkSettings(clients_follow=True)}),
+    Variant("MFT: clients beat as well", (MFT,), {"links": LinkSettings(clients_beat=True)}, quick=True),
+    Variant("MFT: nothing refused", (MFT,), {"links": LinkSettings(refused=False)}),
+    Variant("MFT: nobody asked to connect again", (MFT,), {"links": LinkSettings(relinks=False)}),
+    Variant("MFT: published to each", (MFT,), _publishing(to_each=True)),
+    Variant("MFT: sent together", (MFT,), {"links": LinkSettings(grouped=True)}, quick=True, long=True),
+    Variant("as in the text", (MFT,),
+            {"parameters": CASTALIA_CSMA, **_election(patience_s=0.0), "links": AS_IN_THE_TEXT},
+            "Castalia's CSMA", quick=True, long=True),
+)  # fmt: skip
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+
+
+@dataclass(frozen=True)
+class VariantJob:
+    variant: str
+    scenario: RadioScenario
+
+    @property
+    def name(self) -> str:
+        one = self.scenario
+        return f"{self.variant}: {one.protocol} C{one.brokers} {one.duration_s:g} s seed={one.seed}"
+
+    @property
+    def cost(self) -> float:
+        one = self.scenario
+        return one.brokers**2 * one.duration_s * (2.5 if one.protocol == AODV else 1.0)
+
+
+def measure(job: VariantJob) -> Row:
+    return {"variant": job.variant, **figures_of(job.scenario)}
+
+
+def jobs(quick: bool) -> list[VariantJob]:
+    sizes, seeds = ((SMALLEST, LARGEST), SEEDS_QUICK) if quick else ((SMALLEST, 8, LARGEST), SEEDS)
+    chosen = [variant for variant in VARIANTS if variant.quick or not quick]
+    short = [
+        VariantJob(one.name, scenario(one, protocol, size, seed))
+        for one in chosen
+        for protocol in one.of
+        for size in sizes
+        for seed in range(1, seeds + 1)
+    ]
+    if quick:
+        return short
+    return short + [
+        VariantJob(one.name, scenario(one, protocol, LARGEST, seed, DURATION_S, PUBLISHING_S))
+        for one in chosen
+        if one.long
+        for protocol in one.of
+        for seed in range(1, SEEDS_LONG + 1)
+    ]
+
+
+def scenario(
+    variant: Variant,
+    protocol: RadioProtocol,
+    brokers: int,
+    seed: int,
+    duration_s: float = DURATION_QUICK_S,
+    publishing_s: float = PUBLISHING_QUICK_S,
+) -> RadioScenario:
+    plain = RadioScenario(brokers, SPEED, protocol, seed, duration_s=duration_s)
+    changed = replace(plain, **variant.changes)
+    return replace(changed, publishing=replace(changed.publishing, until_s=publishing_s))
+
+
+def experiment(quick: bool, sweep: Sweep) -> Findings:
+    return findings_of(sweep.run(measure, jobs(quick)))
+
+
+def findings_of(rows: Sequence[Row]) -> Findings:
+    table = [comparison for variant in VARIANTS for comparison in compare(rows, variant)]
+    outcomes = [judge_r3(rows), judge_r4(rows), judge_r5(rows)]
+    tables = {"runs": list(rows), "variants": table, "counting": counted(rows)}
+    return Findings(
+        outcomes,
+        tables,
+        {
+            "delivered": lambda figure: pictures.draw_delivered(figure, table),
+            "messages": lambda figure: pictures.draw_messages(figure, table),
+        },
+    )
+
+
+# --- one variant against the other protocol ---
+
+
+def runs_of(
+    rows: Sequence[Row],
+    variant: str,
+    protocol: str,
+    brokers: int,
+    duration_s: float,
+    y: str | Callable[[Row], float],
+) -> dict[int, float]:
+    """Seed to what came out."""
+    value = y if callable(y) else lambda row: float(row[y])
+    return {
+        row["seed"]: value(row)
+        for row in rows
+        if (row["variant"], row["protocol"], row["brokers"], row["duration_s"])
+        == (variant, protocol, brokers, duration_s)
+    }
+
+
+def aodv_more(
+    rows: Sequence[Row], variant: Variant, brokers: int, duration_s: float, y: str | Callable[[Row], float]
+) -> list[float]:
+    """What AODV has more than MFT-PubSub, seed by seed."""
+    found = {
+        protocol: runs_of(
+            rows,
+            variant.name if protocol in variant.of else variant.against,
+            protocol,
+            brokers,
+            duration_s,
+            y,
+        )
+        for protocol in BOTH
+    }
+    return [found[AODV][seed] - found[MFT][seed] for seed in found[AODV] if seed in found[MFT]]
+
+
+def compare(rows: Sequence[Row], variant: Variant) -> list[Row]:
+    """One row for each length of run: what each protocol did, and whether the thesis's orders hold."""
+    compared = []
+    for duration_s in sorted({row["duration_s"] for row in rows if row["variant"] == variant.name}):
+        made: Row = {"variant": variant.name, "duration_s": duration_s}
+        for protocol in BOTH:
+            name = variant.name if protocol in variant.of else variant.against
+            for size in SIZES:
+                for y in ("delivered", "delivery_rate", "messages_per_node", "migrations"):
+                    values = list(runs_of(rows, name, protocol, size, duration_s, y).values())
+                    if values:
+                        made[f"{protocol}_c{size}_{y}"] = round(fmean(values), 3)
+        for size, y in ((LARGEST, "delivered"), (SMALLEST, "messages_per_node")):
+            made[f"aodv_more_c{size}_{y}"] = shown(aodv_more(rows, variant, size, duration_s, y), 1)
+        made["mft_growth"] = _ratio(
+            made, f"mft_c{LARGEST}_messages_per_node", f"mft_c{SMALLEST}_messages_per_node"
+        )
+        compared.append(made)
+    return compared
+
+
+def _ratio(row: Row, above: str, below: str) -> float | None:
+    return round(row[above] / row[below], 2) if above in row and below in row else None
+
+
+# --- R3: A8 at C32 ---
+
+
+def judge_r3(rows: Sequence[Row]) -> Outcome:
+    lengths = sorted({row["duration_s"] for row in rows})
+    expected = {"as set": False, "Castalia's CSMA": True, "as in the text": True}
+    parts: dict[str, bool | None] = {}
+    for duration_s in lengths:
+        for name, is_more in expected.items():
+            more = aodv_more(rows, BY_NAME[name], LARGEST, duration_s, "delivered")
+            who = "AODV" if is_more else "MFT-PubSub"
+            parts[f"{name}, {duration_s:g} s: {who} does not deliver more"] = is_above(
+                more if is_more else [-one for one in more]
+            )
+    figures: dict[str, object] = {
+        f"C{LARGEST}, {duration_s:g} s, AODV's less MFT-PubSub's (mean, low, high)": {
+            variant.name: shown(values, 1)
+            for variant in VARIANTS
+            if (values := aodv_more(rows, variant, LARGEST, duration_s, "delivered"))
+        }
+        for duration_s in lengths
+    }
+    rates = {
+        f"{name}, {protocol}": round(fmean(found), 3)
+        for name in expected
+        for protocol in BOTH
+        if (found := list(
+            runs_of(rows, name if protocol in BY_NAME[name].of else BY_NAME[name].against, protocol, LARGEST,
+                    lengths[-1], "delivery_rate").values()
+        ))
+    }  # fmt: skip
+    figures[f"C{LARGEST}, {lengths[-1]:g} s, rate of what was owed"] = rates
+    holds, note = conclude(parts)
+    return R3.outcome(
+        holds, paper="C32 at 8 m/s: AODV has delivered more (fig. 4.5a)", figures=figures, note=note
+    )
+
+
+# --- R4: A9 at C2 ---
+
+REVERSED_BY = (
+    "AODV: hello every 5 s",
+    "MFT: heartbeat every 0.25 s",
+    "MFT: clients beat as well",
+    "as in the text",
+)
+
+
+def judge_r4(rows: Sequence[Row]) -> Outcome:
+    duration_s = min(row["duration_s"] for row in rows)
+    differences = {
+        variant.name: aodv_more(rows, variant, SMALLEST, duration_s, "messages_per_node")
+        for variant in VARIANTS
+    }
+    parts: dict[str, bool | None] = {
+        f"{name}: AODV does not send fewer": is_above([-one for one in differences[name]])
+        for name in REVERSED_BY
+    }
+    parts["as set: AODV sends fewer"] = is_above(differences["as set"])
+    figures: dict[str, object] = {
+        f"C{SMALLEST}, messages per node, AODV's less MFT-PubSub's (mean, low, high)": {
+            name: shown(values, 1) for name, values in differences.items() if values
+        },
+        "the same as set, by what counts as a message": {
+            row["what counts"]: row["aodv_more"] for row in counted(rows)
+        },
+    }
+    holds, note = conclude(parts)
+    return R4.outcome(
+        holds, paper="for the smallest configuration AODV needs fewer", figures=figures, note=note
+    )
+
+
+COUNTING: dict[str, Callable[[Row], float]] = {
+    "messages": lambda row: row["messages_per_node"],
+    "without hellos and heartbeats": lambda row: row["messages_per_node"] - _kinds(row, "hello", "heartbeat"),
+    "without events": lambda row: row["messages_per_node"] - _kinds(row, "data", "pub", "rep"),
+    "neither": lambda row: row["messages_per_node"] - _kinds(row, "hello", "heartbeat", "data", "pub", "rep"),
+    "frames, repeated ones too": lambda row: row["frames"] / row["nodes"],
+}
+
+
+def _kinds(row: Row, *kinds: str) -> float:
+    return float(sum(row.get(f"sent_{kind}", 0) or 0 for kind in kinds)) / float(row["nodes"])
+
+
+def counted(rows: Sequence[Row]) -> list[Row]:
+    """As set: what each protocol sends in C2 and C32, by what counts as a message."""
+    duration_s = min(row["duration_s"] for row in rows)
+    made = []
+    for name, rule in COUNTING.items():
+        one: Row = {"what counts": name}
+        for protocol in BOTH:
+            for size in (SMALLEST, LARGEST):
+                values = runs_of(rows, "as set", protocol, size, duration_s, rule).values()
+                one[f"{protocol}_c{size}"] = round(fmean(values), 1) if values else None
+        one["aodv_more"] = shown(aodv_more(rows, BY_NAME["as set"], SMALLEST, duration_s, rule), 1)
+        one["mft_growth"] = _ratio(one, f"mft_c{LARGEST}", f"mft_c{SMALLEST}")
+        made.append(one)
+    return made
+
+
+# --- R5: growth of MFT-PubSub's messages ---
+
+SAVED_MIN = 0.25
+
+
+def judge_r5(rows: Sequence[Row]) -> Outcome:
+    duration_s = min(row["duration_s"] for row in rows)
+    growth = {
+        variant.name: (table[0]["mft_growth"], _exponent(table[0]))
+        for variant in VARIANTS
+        if MFT in variant.of and (table := compare(rows, variant)) and table[0]["mft_growth"] is not None
+    }
+    together = BY_NAME["MFT: sent together"]
+    apart, grouped = (
+        runs_of(rows, name, MFT, LARGEST, duration_s, "messages_per_node")
+        for name in ("as set", together.name)
+    )
+    delivered_apart, delivered_grouped = (
+        runs_of(rows, name, MFT, LARGEST, duration_s, "delivered") for name in ("as set", together.name)
+    )
+    more = [
+        delivered_grouped[seed] - delivered_apart[seed]
+        for seed in delivered_grouped
+        if seed in delivered_apart
+    ]
+    saved = [1.0 - grouped[seed] / apart[seed] for seed in grouped if seed in apart]
+    barely = [name for name, (ratio, _) in growth.items() if ratio <= BARELY_MAX]
+    parts: dict[str, bool | None] = {
+        f"they barely change under: {', '.join(barely)}": not barely,
+        f"sending together saves less than {SAVED_MIN:.0%}": bool(saved) and fmean(saved) >= SAVED_MIN,
+        "sending together delivers less": None if not more else fmean(more) >= 0,
+    }
+    figures: dict[str, object] = {
+        "messages per node, C32 / C2, and the power of the number of nodes in all": {
+            name: list(found) for name, found in growth.items()
+        },
+        "C32, sent together: share of messages saved (mean, low, high)": shown(saved, 3),
+        "C32, sent together: delivered more (mean, low, high)": shown(more, 1),
+    }
+    holds, note = conclude(parts)
+    return R5.outcome(holds, paper="MFT-PubSub barely changes in number", figures=figures, note=note)
+
+
+def _exponent(row: Row) -> float | None:
+    """From C2 to C32, with 6 and 66 stations."""
+    growth = row["mft_growth"]
+    return round(1.0 + math.log(growth) / math.log(66 / 6), 2) if growth else None
+
+
+register(
+    Experiment(
+        "amozarrain-radio-variants",
+        "What decides A8 and A9: other choices, over the air",
+        (R3, R4, R5),
+        experiment,
+    )
+)
