@@ -43,8 +43,7 @@ def test_a_relayed_message_counts_once_and_its_hops_each() -> None:
 def test_stored_notifications_are_sampled_within_the_window() -> None:
     story = parse_story(
         "brokers a-b\nprotocol sub_unsub\nat 0 c attach a\nat 0 p attach b\nat 0.5 c subscribe TRUE\n"
-        "at 1 c leave\n"
-        + "".join(f"at {2 + number} p publish {{}}\n" for number in range(8))
+        "at 1 c leave\n" + "".join(f"at {2 + number} p publish {{}}\n" for number in range(8))
     )
     sampler = Sampler(2.5, 8.5)
     run_checked(

@@ -10,6 +10,8 @@ import pytest
 from roamcast.core.messages import Message
 from roamcast.core.notification import Burst
 from roamcast.core.records import Row
+from roamcast.lab.amozarrain import A4, A5, COMPLEX, MESSAGES_OF_A4, MESSAGES_OF_A5, SIMPLE, judge_migration
+from roamcast.lab.experiment import Claim
 from roamcast.mobility.mft import Bmig, Bquery, Bsub, Mft
 from roamcast.mobility.mobile import (
     LOCAL,
@@ -102,6 +104,25 @@ def test_the_last_broker_remembers_only_so_much() -> None:
     assert (again.to_subscribers, again.duplicates) == ([], 1)
     machine.receive("z", Rep("s", tuple(more)))
     assert machine.receive("z", Rep("s", (first,))).to_subscribers == [("s", first)]
+
+
+# --- as published ---
+
+
+@pytest.mark.parametrize(
+    ("claim", "story", "messages"), [(A4, SIMPLE, MESSAGES_OF_A4), (A5, COMPLEX, MESSAGES_OF_A5)]
+)
+def test_the_published_rules_send_the_messages_of_the_document(
+    claim: Claim, story: str, messages: str
+) -> None:
+    assert judge_migration(claim, story, "mft:published", messages).holds
+
+
+@pytest.mark.parametrize("faults", [(), ALL])
+def test_the_published_rules_break_the_promise(faults: tuple[str, ...]) -> None:
+    seed = 10 if faults else 34
+    assert verdict(draw_story("mft:published", seed, faults)).violations
+    assert not verdict(draw_story("mft", seed, faults)).violations
 
 
 # --- breakages, one line each ---

@@ -33,6 +33,7 @@ from roamcast.lab.amozarrain_radio import (
 )
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.sweep import Row, Sweep
+from roamcast.mobility.mft import MftPublished
 from roamcast.overlay.election import ElectionSettings
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.mft_links import LinkSettings
@@ -118,9 +119,13 @@ VARIANTS = (
     Variant("MFT: nobody asked to connect again", (MFT,), {"links": LinkSettings(relinks=False)}),
     Variant("MFT: published to each", (MFT,), _publishing(to_each=True)),
     Variant("MFT: sent together", (MFT,), {"links": LinkSettings(grouped=True)}, quick=True, long=True),
+    Variant("MFT: rules as published", (MFT,), {"rules": MftPublished}),
     Variant("as in the text", (MFT,),
             {"parameters": CASTALIA_CSMA, **_election(patience_s=0.0), "links": AS_IN_THE_TEXT},
             "Castalia's CSMA", quick=True, long=True),
+    Variant("as in the text, rules as published", (MFT,),
+            {"parameters": CASTALIA_CSMA, **_election(patience_s=0.0), "links": AS_IN_THE_TEXT,
+             "rules": MftPublished}, "Castalia's CSMA", long=True),
 )  # fmt: skip
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 

@@ -8,7 +8,16 @@ import numpy as np
 
 from roamcast.core.messages import Burst
 from roamcast.mobility.mobile import Mig, Rep
-from roamcast.simulator.radio.mft_links import GROUP_MAX, Outbox, Relink, RoomFor, Wire, bytes_of
+from roamcast.simulator.radio.mft_links import (
+    GROUP_MAX,
+    Group,
+    Outbox,
+    Relink,
+    RoomFor,
+    Wire,
+    bytes_of,
+    wires_of,
+)
 from roamcast.simulator.radio.movement import Still
 from roamcast.simulator.radio.network import RadioNetwork, Station
 from roamcast.simulator.radio.parameters import RadioParameters
@@ -25,22 +34,26 @@ class End:
 
     def __init__(self, station: Station) -> None:
         self.outbox = Outbox(station, 32)
-        self.received: list[Wire] = []
+        self.received: list[Wire | Group] = []
         self.lost: list[Any] = []
+
+    @property
+    def wires(self) -> list[Wire]:
+        return [wire for message in self.received for wire in wires_of(message)]
 
     def on_start(self) -> None:
         pass
 
-    def accepts(self, sender: int, message: Wire) -> bool:
+    def accepts(self, sender: int, message: Wire | Group) -> bool:
         return self.outbox.is_current(sender, message)
 
-    def on_received(self, sender: int, message: Wire) -> None:
+    def on_received(self, sender: int, message: Wire | Group) -> None:
         self.received.append(message)
 
-    def on_sent(self, destination: int, message: Wire) -> None:
+    def on_sent(self, destination: int, message: Wire | Group) -> None:
         self.outbox.sent(destination, message)
 
-    def on_send_failed(self, destination: int, message: Wire) -> None:
+    def on_send_failed(self, destination: int, message: Wire | Group) -> None:
         if self.outbox.failed(destination, message):
             self.lost += self.outbox.give_up(destination)
 
@@ -61,7 +74,7 @@ def test_messages_arrive_in_order_however_many_there_are() -> None:
     for number in range(100):
         one.outbox.send(1, burst(number))
     network.run([one, other], 5.0)
-    assert [wire.message for wire in other.received] == [burst(number) for number in range(100)]
+    assert [wire.message for wire in other.wires] == [burst(number) for number in range(100)]
     assert one.outbox.give_up(1) == []
 
 
@@ -100,7 +113,7 @@ def test_stored_events_go_in_groups() -> None:
     network, one, other = ends()
     one.outbox.send(1, Rep("0005", tuple(burst(number) for number in range(GROUP_MAX + 3))))
     network.run([one, other], 5.0)
-    groups = [wire.message.bursts for wire in other.received if isinstance(wire.message, Rep)]
+    groups = [wire.message.bursts for wire in other.wires if isinstance(wire.message, Rep)]
     assert [len(group) for group in groups] == [GROUP_MAX, 3]
     assert [event for group in groups for event in group] == [
         burst(number) for number in range(GROUP_MAX + 3)
@@ -111,3 +124,25 @@ def test_sizes_grow_with_what_is_in_a_message() -> None:
     assert bytes_of(burst(1), 32) == 40
     assert bytes_of(Rep("0005", (burst(1), burst(2))), 32) == 83
     assert bytes_of(Mig("0005"), 32) == 10
+
+
+def test_what_waits_for_the_same_neighbour_goes_together_as_far_as_a_frame_holds_it() -> None:
+    network, one, other = ends()
+    one.outbox = Outbox(network.stations[0], 32, grouped=True)
+    one.outbox.links[1] = other.outbox.links[0]
+    for number in range(6):
+        one.outbox.send(1, burst(number))
+    network.run([one, other], 5.0)
+    together = [[wire.message for wire in wires_of(message)] for message in other.received]
+    # The first left alone; of those of 40 bytes that wait behind it, two fit into 116.
+    assert together == [[burst(0)], [burst(1), burst(2)], [burst(3), burst(4)], [burst(5)]]
+    assert network.stations[0].sent == {"PUB": 2, "GROUP": 2}
+
+
+def test_a_group_that_is_not_acknowledged_comes_back_as_what_it_holds() -> None:
+    network, one, other = ends(apart_m=500.0)
+    one.outbox = Outbox(network.stations[0], 32, grouped=True)
+    one.outbox.links[1] = other.outbox.links[0]
+    for number in range(3):
+        one.outbox.send(1, burst(number))
+    assert one.outbox.give_up(1) == [burst(0), burst(1), burst(2)]

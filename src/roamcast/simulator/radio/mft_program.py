@@ -102,10 +102,11 @@ class MftBroker:
         publishers: range,
         content_bytes: int,
         links: LinkSettings = LINKS,
+        rules: type[Mft] = Mft,
     ) -> None:
         self.station = station
         self.election = Election(name_of(station.number), settings)
-        self.protocol = Mft(name_of(station.number))
+        self.protocol = rules(name_of(station.number))
         self.migrations = 0
         self.load: dict[int, Load] = {}
         """By the distance from the leader, in hops, while there is anybody else in its tree."""

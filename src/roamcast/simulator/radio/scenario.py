@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from roamcast.errors import InputError
+from roamcast.mobility.mft import Mft
 from roamcast.overlay.election import ElectionSettings
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.aodv_program import AodvProgram, AodvPublisher
@@ -41,6 +42,8 @@ class RadioScenario:
     aodv: AodvSettings = AODV
     election: ElectionSettings = ELECTION
     links: LinkSettings = LINKS
+    rules: type[Mft] = Mft
+    """Of MFT-PubSub: mended, or as published."""
 
     def run(self) -> RadioRun:
         configuration = Configuration(self.brokers)
@@ -77,6 +80,7 @@ class RadioScenario:
                 configuration.publisher_numbers,
                 self.publishing.content_bytes,
                 self.links,
+                self.rules,
             )
             if station.number in brokers
             else MftClient(
