@@ -16,7 +16,7 @@ from roamcast.daemon import snapshots
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.journal import Journal
 from roamcast.mqtt.traffic import Note
-from roamcast.site.inputs import Asked, SiteInput, Started
+from roamcast.site.inputs import Asked, SiteInput, Started, Tree
 from roamcast.site.seeking import IsHere
 from roamcast.site.settings import SiteSettings
 from roamcast.site.site import Site
@@ -36,6 +36,7 @@ class Nowhere:
     def close_link(self, peer: str, why: str) -> None: ...
     def note(self, note: Note) -> None: ...
     def answer(self, answer: IsHere) -> None: ...
+    def tree(self, tree: Tree) -> None: ...
 
 
 def failing(site: object) -> bytes:

@@ -85,6 +85,10 @@ def print_status(answer: dict[str, Any]) -> None:
         f"{answer['connections']:,} connections, {answer['sessions']:,} sessions, {answer['queued']:,} queued"
     )
     print(f"journal: {answer['journal']}")
+    if "tree" in answer:
+        tree = answer["tree"]
+        parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
+        print(f"tree: leader {tree['leader']}, {parent}, children: {', '.join(tree['children']) or 'none'}")
     for link in answer["links"]:
         state = "up" if link["is_up"] else f"down ({link['why'] or 'not connected'})"
         print(f"link to {link['peer']}: {state}, {link['kept_bytes']:,} bytes kept")

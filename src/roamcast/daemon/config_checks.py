@@ -213,6 +213,14 @@ def check_mobile(config: Config) -> None:
             f"mobility.protocol = {mobility.protocol}: it promises nothing, and is for comparisons in the "
             f"simulator; valid for brokers that move are {_names(_offered())}"
         )
+    try:
+        config.election.check()
+    except InputError as error:
+        raise InputError(f"election: {error}") from None
+    if config.location.movement_graph or config.location.states:
+        raise InputError(
+            f"location: {mobility.protocol} does not offer filters on the client's own state; leave it out"
+        )
     if mobility.routing:
         raise InputError(
             f"mobility.routing = {mobility.routing}: {mobility.protocol} knows the way to every subscriber "

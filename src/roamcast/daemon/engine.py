@@ -28,6 +28,7 @@ from roamcast.site.inputs import (
     SiteEffects,
     SiteInput,
     Tick,
+    Tree,
     encode_entry,
 )
 from roamcast.site.seeking import IsHere
@@ -61,6 +62,9 @@ class Output(Protocol):
 
     def answer(self, answer: IsHere) -> None:
         """Where a session is that was asked for."""
+
+    def tree(self, tree: Tree) -> None:
+        """The election has another result."""
 
 
 class Engine:
@@ -154,6 +158,8 @@ class Engine:
                 output.write_link(peer)
         if effects.records and self._records is not None:
             self._records(effects.records)
+        if effects.tree is not None:
+            output.tree(effects.tree)
         self._set_timer()
 
     def _write(self, effects: SiteEffects) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.peers import LinkStatus
+from roamcast.daemon.trees import Trees
 from roamcast.mqtt.marks import QOS
 
 
@@ -34,9 +35,14 @@ class BrokerFigures:
     """Everything that /metrics, /healthz and $SYS tell."""
 
     def __init__(
-        self, engine: Engine, statuses: Callable[[], list[LinkStatus]], events: EventLog | None = None
+        self,
+        engine: Engine,
+        statuses: Callable[[], list[LinkStatus]],
+        trees: Trees,
+        events: EventLog | None = None,
     ) -> None:
         self.engine = engine
+        self.trees = trees
         self.events = events
         self.started_at = time.monotonic()
         self.connections: Callable[[], int] = lambda: 0

@@ -28,6 +28,10 @@ class Linking:
             "routing strategy": site.strategy,
             "messages": " ".join(one.__name__ for one in message_types()),
         }
+        if site.links_may_cycle:
+            # A broker that waits for less than the others do would take each leader for gone.
+            election = config.election
+            terms["election"] = f"{election.missed_max} rounds of {election.period_s:g} s"
         contexts = link_contexts(config.link) if config.link.tls else None
         self.peers = Peers(config.id, terms, config.link, config.peers, self, contexts)
         self._config = config

@@ -50,6 +50,7 @@ class Metrics(Collector):
         yield from self._handoffs()
         yield from self._journal()
         yield from self._links()
+        yield from self._tree()
 
     def _messages(self) -> Iterator[Metric]:
         figures, traffic = self._figures, self._figures.engine.site.endpoint.traffic
@@ -141,6 +142,24 @@ class Metrics(Collector):
         yield from (is_up, kept, lost)
 
 
+    def _tree(self) -> Iterator[Metric]:
+        """Only where brokers move."""
+        tree, changes = self._figures.engine.site.tree, self._figures.trees.changes
+        if tree is None:
+            return
+        yield InfoMetricFamily(
+            "roamcast_tree", "Who leads, and the way there.", {"leader": tree.leader, "parent": tree.parent}
+        )
+        is_leader = tree.leader == self._figures.engine.site.id
+        yield gauge("roamcast_tree_is_leader", "1 if this broker leads.", is_leader)
+        yield gauge("roamcast_tree_hops", "Hops to the leader.", tree.hops)
+        yield gauge("roamcast_tree_children", "Brokers whose parent this one is.", len(tree.children))
+        changed = CounterMetricFamily("roamcast_tree_changes", "Changes by the election.", labels=["what"])
+        for what, count in changes.items():
+            changed.add_metric([what], count)
+        yield changed
+
+
 def gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value)
 
@@ -159,9 +178,15 @@ def health(figures: BrokerFigures) -> Answer:
         "journal": "ok" if engine.is_promising else engine.failure,
         "listening": figures.is_listening(),
         "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
-    }
+    } | tree_of(figures)
     status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
     return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")
+
+
+def tree_of(figures: BrokerFigures) -> dict[str, object]:
+    """For people and programs; nothing where links are made for good."""
+    tree = figures.engine.site.tree
+    return {} if tree is None else {"tree": msgspec.structs.asdict(tree)}
 
 
 def announcements(figures: BrokerFigures) -> dict[str, str]:
@@ -188,6 +213,10 @@ def announcements(figures: BrokerFigures) -> dict[str, str]:
         "roamcast/id": site.id,
         "roamcast/handoffs/finished": figures.handoffs()["finished"],
     }
+    if site.tree is not None:
+        tree = site.tree
+        values |= {f"roamcast/{name}": value for name, value in msgspec.structs.asdict(tree).items()}
+        values["roamcast/children"] = " ".join(tree.children)
     for link in figures.links():
         values[f"connection/{link.peer}/state"] = int(link.is_up)
     return {f"{SYS}/{name}": str(value) for name, value in values.items()}

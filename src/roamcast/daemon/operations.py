@@ -17,8 +17,9 @@ from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import HttpServer
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.metrics import Metrics, announcements, health
+from roamcast.daemon.metrics import Metrics, announcements, health, tree_of
 from roamcast.daemon.sections import Config
+from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
 from roamcast.site.inputs import Announced, Asked, Drained, Forgotten
 from roamcast.site.seeking import IsHere
@@ -38,6 +39,7 @@ class Running(Protocol):
     engine: Engine
     linking: Linking
     events: EventLog | None
+    trees: Trees
 
     @property
     def connections(self) -> int: ...
@@ -50,7 +52,9 @@ class Operations:
         self._server = server
         self._config = server.config
         self._engine = server.engine
-        self._figures = BrokerFigures(server.engine, server.linking.peers.statuses, server.events)
+        self._figures = BrokerFigures(
+            server.engine, server.linking.peers.statuses, server.trees, server.events
+        )
         self._figures.connections = lambda: server.connections
         self._figures.is_listening = lambda: server.is_listening
         self._http: HttpServer | None = None
@@ -99,6 +103,7 @@ class Operations:
             "queued": sum(figures.queues().notifications),
             "journal": self._engine.failure or "ok",
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
+            **tree_of(figures),
             "done": True,
         }
 

@@ -15,6 +15,7 @@ from roamcast.core.records import Level
 from roamcast.daemon.addresses import is_loopback
 from roamcast.mobility.base import Settings
 from roamcast.mqtt.access import AccessRules, Default, Rule
+from roamcast.overlay.election import ElectionSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -161,6 +162,8 @@ class Mobility(Section, frozen=True):
     serve it at once and deliver what is missing later (QoS 1 may repeat, QoS 2 is refused)."""
     locate_timeout_s: Seconds = 5.0
     """How long to look for a session before a broker counts as unreachable."""
+    seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
+    """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
     settings: Settings = field(default_factory=Settings)
     """What concerns single protocols."""
 
@@ -376,6 +379,8 @@ class Config(Section, frozen=True):
     """Brokers that look for each other."""
     mobility: Mobility = field(default_factory=Mobility)
     """How sessions follow their clients."""
+    election: ElectionSettings = ElectionSettings()
+    """Where brokers move: who leads, and the tree that follows. The same at every broker."""
     journal: Journal = Journal()
     """What survives a crash."""
     mqtt: Mqtt = Mqtt()

@@ -26,6 +26,7 @@ from roamcast.daemon.operations import Operations
 from roamcast.daemon.sections import Config, Listener
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.tls import ServerContext, listener_context
+from roamcast.daemon.trees import Trees
 from roamcast.daemon.websocket import WebSocketConnection
 from roamcast.errors import InputError
 from roamcast.mqtt.access import Identity
@@ -34,7 +35,7 @@ from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.traffic import Note
 from roamcast.mqtt.writing import write
 from roamcast.site.contract import AnySite
-from roamcast.site.inputs import Full, Gone, Ruled, SiteInput, Started, Tuned
+from roamcast.site.inputs import Full, Gone, Ruled, SiteInput, Started, Tree, Tuned
 from roamcast.site.seeking import IsHere
 
 log = logging.getLogger("roamcast")
@@ -81,6 +82,7 @@ class Server:
         """Address and reason of connections whose end the site has not been told yet."""
         self._held: dict[int, ClientConnection] = {}
         """Connections that are not read from while nothing can be promised, or nothing more can be kept."""
+        self.trees = Trees(config.id)
         self.operations = Operations(self)
 
     # --- running ---
@@ -98,6 +100,7 @@ class Server:
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
         sweep = loop.create_task(self._sweep())
+        log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
         log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
             await self._stopping.wait()
@@ -315,6 +318,9 @@ class Server:
 
     def answer(self, answer: IsHere) -> None:
         self.operations.answered(answer)
+
+    def tree(self, tree: Tree) -> None:
+        self.trees.take(tree)
 
     def write_link(self, peer: str) -> None:
         self.linking.write(peer)

@@ -54,6 +54,8 @@ def site_settings(config: Config) -> SiteSettings:
         stay_first_s=config.location.stay_first_s,
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,
+        election=config.election,
+        seen_max=mobility.seen_max,
     )
 
 

@@ -10,7 +10,7 @@ from roamcast.mqtt.endpoint import Endpoint
 from roamcast.node.figures import Figures
 from roamcast.node.link import LinkEnd
 from roamcast.node.links import Offer
-from roamcast.site.inputs import SiteEffects, SiteInput
+from roamcast.site.inputs import SiteEffects, SiteInput, Tree
 from roamcast.site.settings import SiteSettings
 
 
@@ -47,6 +47,14 @@ class AnySite(Protocol):
     @property
     def links_may_cycle(self) -> bool:
         """Whether connections between brokers may form cycles: the site finds its own tree in them."""
+
+    @property
+    def promise(self) -> str:
+        """What clients can rely on and what not, as a line."""
+
+    @property
+    def tree(self) -> Tree | None:
+        """Of brokers that move: what the election has made."""
 
     @property
     def strategy(self) -> str:

@@ -189,6 +189,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     inputs: list[AnyInput]
 
 
+class Tree(msgspec.Struct, frozen=True):
+    """Where a broker that moves stands in the tree of those in reach."""
+
+    leader: str
+    parent: str
+    """"" for the leader, and while there is none."""
+    children: tuple[str, ...] = ()
+    hops: int = 0
+    """To the leader."""
+
+
 class SiteEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
     closes: list[int] = []
@@ -199,6 +210,8 @@ class SiteEffects(msgspec.Struct):
     notes: list[Note] = []
     """Who has come and gone, for the log."""
     answers: list[IsHere] = []
+    tree: Tree | None = None
+    """If it is another than before."""
     durable: list[SiteInput] = []
     """What must be in the journal before any of the rest goes out."""
 

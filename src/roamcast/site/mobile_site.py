@@ -50,6 +50,7 @@ from roamcast.site.inputs import (
     Slow,
     Started,
     Tick,
+    Tree,
     Tuned,
 )
 from roamcast.site.mobile_core import MobileCore
@@ -69,8 +70,13 @@ ROUNDS_WAITED = 2.5
 class MobileSite:
     links_may_cycle = True
     strategy = "every broker knows every subscriber"
+    promise = (
+        "with QoS 1 what is owed arrives in the end, perhaps twice and in another order; QoS 2, retained "
+        "messages and shared subscriptions are refused, since in a network that may be parted nobody can "
+        "vouch for them"
+    )
 
-    __unsaved__ = ("_lost", "_out", "election")
+    __unsaved__ = ("_lost", "_out", "election", "tree")
 
     def __init__(self, settings: SiteSettings) -> None:
         protocol = find_mobile_protocol(settings.protocol)
@@ -94,6 +100,7 @@ class MobileSite:
     def _restore(self) -> None:
         self._out = SiteEffects()
         self.election: Election | None = None
+        self.tree: Tree | None = None
         self._lost: list[str] = []
         """Peers whose links were lost in this turn, of which the election has not heard yet."""
 
@@ -392,6 +399,15 @@ class MobileSite:
                 case ChildLost(child):
                     if links.has_link(child) and links.neighbours[child].is_child:
                         self._leave(child)
+        self._look_at_tree()
+
+    def _look_at_tree(self) -> None:
+        election = self.election
+        if election is not None:
+            children = tuple(sorted(election.children))
+            tree = Tree(election.leader, election.parent or "", children, election.hops)
+            if tree != self.tree:
+                self.tree = self._out.tree = tree
 
     def _leave(self, peer: str) -> None:
         self._confirm_all(peer)

@@ -46,6 +46,7 @@ from roamcast.site.inputs import (
     Slow,
     Started,
     Tick,
+    Tree,
     Tuned,
 )
 from roamcast.site.retained import KeepThis, Recall, RetainedMessages, TellRetained
@@ -125,6 +126,14 @@ class Site:
     @property
     def figures(self) -> Figures:
         return self.broker.figures
+
+    @property
+    def promise(self) -> str:
+        return self.broker.protocol.summary
+
+    @property
+    def tree(self) -> Tree | None:
+        return None  # Its links are made for good.
 
     @property
     def strategy(self) -> str:
