@@ -380,7 +380,7 @@ class Config(Section, frozen=True):
     mobility: Mobility = field(default_factory=Mobility)
     """How sessions follow their clients."""
     election: ElectionSettings = ElectionSettings()
-    """Where brokers move: who leads, and the tree that follows. The same at every broker."""
+    """Of brokers that move."""
     journal: Journal = Journal()
     """What survives a crash."""
     mqtt: Mqtt = Mqtt()

@@ -37,6 +37,8 @@ LEADERS_REMEMBERED_MAX = 64
 
 
 class ElectionSettings(msgspec.Struct, frozen=True):
+    """Of brokers that move: how they find a leader, and the tree that follows from it."""
+
     period_s: float = 1.0
     """Between two rounds of a leader."""
     missed_max: int = 3
