@@ -16,10 +16,13 @@ from roamcast.site.inputs import LinkDown, LinkUp, SiteInput, Tick, decode_entry
 from roamcast.site.making import make_site
 from roamcast.site.mobile_site import MobileSite
 from roamcast.site.noted_filters import subscriptions_in
+from roamcast.site.seeking import IsHere
 from roamcast.site.settings import SiteSettings
 
-REST_S = 14.0
-"""So long the network is left alone until it is at rest: a few rounds, and the time a leader is missed."""
+REST_S = 10.0
+"""So long a network is left alone until it is at rest: a few rounds, and the time a leader is missed."""
+CALM_S = 1.2
+"""The same if nothing has changed of who is in reach of whom."""
 
 
 class MobileWorld(World):
@@ -31,6 +34,9 @@ class MobileWorld(World):
         self.duplicates = 0
         self.heard: dict[str, list[Packet]] = defaultdict(list)
         """All that each client has got."""
+        self.is_calm = False
+        self.answers: dict[str, list[IsHere]] = defaultdict(list)
+        """What each broker has heard for its operators."""
         self.clocks: dict[str, float] = {}
         """How far the clock of a broker is ahead."""
         super().__init__(seed, brokers, links)
@@ -57,6 +63,7 @@ class MobileWorld(World):
                 return
             site.journalled()
         assert not effects.link_closes, effects.link_closes
+        self.answers[id] += effects.answers
         self.let_out(id, effects)
 
     def let_out(self, id: str, effects: Any) -> None:
@@ -90,6 +97,7 @@ class MobileWorld(World):
     # --- reach ---
 
     def part(self, one: str, other: str) -> None:
+        self.is_calm = False
         for pair in ((one, other), (other, one)):
             self.up.pop(pair, None)
             self.wires[pair] = []
@@ -97,7 +105,7 @@ class MobileWorld(World):
     def connect_link(self, one: str, other: str) -> None:
         if self._is_up(one, other):
             return
-        self.up[one, other] = True
+        self.up[one, other], self.is_calm = True, False
         for id, peer in ((one, other), (other, one)):
             if self._is_up(one, other):
                 offer = self.sites[peer].links.offer(id)
@@ -143,8 +151,8 @@ class MobileWorld(World):
         crashes, self.crashes = self.crashes, False
         for one, other in self.links:
             self.connect_link(one, other)
-        self.run_for(REST_S)
-        self.crashes = crashes
+        self.run_for(CALM_S if self.is_calm else REST_S)
+        self.crashes, self.is_calm = crashes, True
 
     def leaders(self) -> list[str]:
         elections = {id: site.election for id, site in self.sites.items()}
