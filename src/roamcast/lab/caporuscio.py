@@ -326,7 +326,7 @@ def run_slow(quick: bool, sweep: Sweep) -> Findings:
     parts = judges.judge_slow(rows)
     outcome = C5.outcome(
         verdict(parts), note=note_of(parts, *reasons),
-        figures={f"{row['system']} s={row['s']}": row for row in table}
+        figures={f"{row.pop('system')} s={row.pop('s')}": row for row in map(dict, table)}
         | {"each subscription adds to a move-in": list(parts)},
         paper="13.6, 48.6, 95.0 s on Elvin; 13.9, 40.5, 74.8 s on FioranoMQ; Siena 8.3, 11.0, 10.8 s (basic)",
     )  # fmt: skip

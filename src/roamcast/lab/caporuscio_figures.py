@@ -17,6 +17,7 @@ NAMES = {"mosquitto": "Mosquitto", "nats": "NATS", "activemq": "ActiveMQ", "roam
 WORDS = {"none": "no service", "basic": "basic service", "delay": "delay option", "ping": "ping option"}
 LINKS = {"wired": "wired", "gprs": "over GPRS"}
 FIG8_S = 50
+LEGEND_INCHES = 0.3
 PENS = {
     "basic": Pen("basic", "#1f6fb2", "o"),
     "ping": Pen("with ping", "#c8372d", "s"),
@@ -31,7 +32,7 @@ def draw_fig8(figure: Figure, rows: Sequence[Row]) -> None:
         return
     chosen = [row for row in slow if row["system"] == systems[0] and row["s"] <= FIG8_S]
     panels(figure, [chosen], ["none", "basic"])
-    finish(figure, "End-to-end effect of the mobility service over GPRS, figure 8")
+    finish(figure, "End-to-end effect of the mobility service over GPRS, figure 8", LEGEND_INCHES)
 
 
 def draw_systems(figure: Figure, rows: Sequence[Row], link: str, options: Sequence[str]) -> None:
@@ -45,13 +46,13 @@ def draw_systems(figure: Figure, rows: Sequence[Row], link: str, options: Sequen
         return
     panels(figure, systems, options)
     number = {"wired": "9", "gprs": "11"}[link]
-    finish(figure, f"Departures and arrivals, {LINKS[link]}, figure {number}")
+    finish(figure, f"Departures and arrivals, {LINKS[link]}, figure {number}", LEGEND_INCHES)
 
 
 def panels(figure: Figure, systems: Sequence[Sequence[Row]], options: Sequence[str]) -> None:
     across = len(systems) > 1
     lines, columns = (len(options), len(systems)) if across else (1, len(options))
-    figure.set_size_inches(4.1 * columns + 0.6, 3.7 * lines + 1.1)
+    figure.set_size_inches(4.1 * columns + 0.6, 3.7 * lines + 1.3)
     grid: Any = figure.subplots(lines, columns, squeeze=False)
     for column, found in enumerate(systems):
         for line, option in enumerate(options):
@@ -60,13 +61,22 @@ def panels(figure: Figure, systems: Sequence[Sequence[Row]], options: Sequence[s
             if row is not None:
                 draw_trace(axes, trace_of(row), has_note=False)
                 axes.set_ylabel("arrived, time in s")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
 
 
 def traced(rows: Sequence[Row]) -> Row | None:
-    """The trip that is drawn: that of the most subscriptions, and of the rate nearest to the paper's."""
+    """The trip that is drawn: of those with the most subscriptions and the rate nearest to the paper's, the
+    one whose move-in took neither the longest nor the shortest."""
     if not rows:
         return None
-    return max(rows, key=lambda row: (row["s"], -abs(row["p"] - 2.0), -row["number"]))
+
+    def nearness(row: Row) -> tuple[int, float]:
+        return row["s"], -abs(row["p"] - 2.0)
+
+    nearest = max(map(nearness, rows))
+    alike = sorted((row for row in rows if nearness(row) == nearest), key=lambda row: row["move_in_s"])
+    return alike[len(alike) // 2]
 
 
 def trace_of(row: Row) -> Trace:
@@ -75,12 +85,14 @@ def trace_of(row: Row) -> Trace:
         f"s = {row['s']}, p = {row['p']:g} per second"
     )
     points = tuple((published, arrived) for published, arrived in row["trace"])
-    return Trace(label, points, row["left_s"], row["attached_s"])
+    return Trace(label, points, row["left_s"], row["attached_s"], row["left_s"] + row["move_out_s"])
 
 
-def finish(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
-    figure.tight_layout()
+def finish(figure: Figure, title: str, bottom_inches: float = 0.0) -> None:
+    """Put a title above everything, and leave room for what is below it."""
+    _, height = figure.get_size_inches()
+    figure.suptitle(title, x=0.02, y=1 - 0.12 / height, va="top", ha="left", fontsize=12, fontweight="bold")
+    figure.tight_layout(rect=(0, bottom_inches / height, 1, 1 - 0.3 / height))
 
 
 def draw_fig10(figure: Figure, rows: Sequence[Row]) -> None:
@@ -126,12 +138,12 @@ def draw_delays(figure: Figure, rows: Sequence[Row]) -> None:
 def draw_why(figure: Figure, rows: Sequence[Row]) -> None:
     """Duplicates and losses over a narrow way to the broker, with and without confirmed subscriptions."""
     kinds = [
-        ("Mosquitto, confirmed", "mosquitto", False),
-        ("NATS, confirmed", "nats", False),
-        ("NATS, not confirmed", "nats", True),
+        ("Mosquitto, waits for confirmations", "mosquitto", False),
+        ("NATS, waits for confirmations", "nats", False),
+        ("NATS, does not wait", "nats", True),
     ]
     figure.set_size_inches(11.5, 6.4)
-    grid: Any = figure.subplots(2, len(kinds), squeeze=False, sharex=True, sharey="row")
+    grid: Any = figure.subplots(2, len(kinds), squeeze=False, sharey="row")
     for column, (title, system, is_hasty) in enumerate(kinds):
         found = [row for row in rows if row["system"] == system and row["hasty"] == is_hasty]
         for line, what in enumerate(("duplicates", "lost")):
@@ -140,6 +152,7 @@ def draw_why(figure: Figure, rows: Sequence[Row]) -> None:
             axes.set_title(title, loc="left", fontsize=10)
             count_subscriptions(axes)
             axes.set_ylabel(f"{what} per move")
-            axes.set_ylim(bottom=0)
+    for line in range(2):
+        grid[line][0].set_ylim(bottom=0)  # Not before all are drawn: then the top would no longer follow.
     grid[0][0].legend(frameon=False, loc="upper left")
     finish(figure, "Where the duplicates of ping come from: a narrow way to the broker, p = 20 per second")

@@ -47,6 +47,8 @@ class Trace:
     """In publishing order: (published, arrived), None if it never arrived."""
     left_s: float
     attached_s: float
+    detached_s: float | None = None
+    """When it was gone, if leaving took a while."""
 
     @property
     def lost(self) -> int:
@@ -114,7 +116,8 @@ def draw_trace(axes: Axes, trace: Trace, *, has_note: bool = True) -> None:
     times_s = [published_s for published_s, _ in trace.notifications]
     end_s = max(times_s[-1], *(arrived_s for _, arrived_s in trace.notifications if arrived_s is not None))
     axes.set_title(trace.label, loc="left", fontsize=11.5, fontweight="bold", pad=23)
-    axes.axvspan(trace.left_s, trace.attached_s, color=AWAY, zorder=0)
+    gone_s = trace.left_s if trace.detached_s is None else trace.detached_s
+    axes.axvspan(gone_s, trace.attached_s, color=AWAY, zorder=0)
     for at_s, name in ((trace.left_s, "move-out"), (trace.attached_s, "move-in")):
         axes.axvline(at_s, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axes.annotate(
