@@ -10,10 +10,12 @@ import pytest
 from roamcast.bench.foreign_brokers import missing
 from roamcast.bench.processes import BenchFailed
 from roamcast.lab import caporuscio, caporuscio_judges
+from roamcast.lab import caporuscio_figures as pictures
 from roamcast.lab.caporuscio import basic_outcome, fits, none_outcome, ping_trips, short, table3
 from roamcast.lab.caporuscio_judges import explain_duplicates, judge_duplicates, judge_slow, verdict
 from roamcast.lab.caporuscio_runs import Trip, batches, filters_of
 from roamcast.lab.caporuscio_size import sizes
+from roamcast.lab.report import drawn
 from roamcast.lab.sweep import Sweep
 from roamcast.mqtt.topics import matches
 
@@ -161,6 +163,57 @@ def test_table_3_has_means_over_trips() -> None:
             "losses basic": 0, "losses ping": 0, "duplicates basic": 3.5, "duplicates ping": 3.5,
         }
     ]  # fmt: skip
+
+
+def traced_row(**values: Any) -> dict[str, Any]:
+    """A trip whose publications all arrive a tenth of a second later, but for one."""
+    trace = [[at_s, at_s + 0.1 if at_s != 5 else None] for at_s in range(15)]
+    return row(trace=trace, left_s=3.0, move_out_s=1.0, attached_s=13.0, **values)
+
+
+def test_the_trip_that_is_drawn_is_near_to_the_paper_and_neither_the_slowest_nor_the_fastest() -> None:
+    rows = [
+        traced_row(s=s, p=p, move_in_s=took_s)
+        for s, p in ((1, 2.0), (10, 1.0), (10, 10.0))
+        for took_s in (9.0, 1.0, 2.0)
+    ]
+    found = pictures.traced(rows)
+    assert found is not None
+    assert (found["s"], found["p"], found["move_in_s"]) == (10, 1.0, 2.0)
+    assert pictures.traced([]) is None
+
+
+def test_every_panel_says_what_it_shows() -> None:
+    rows = [
+        traced_row(system=system, option=option, link=link)
+        for system in ("nats", "activemq")
+        for option in ("none", "basic", "ping")
+        for link in ("wired", "gprs")
+    ]
+    figure = drawn(partial(pictures.draw_systems, rows=rows, link="wired", options=("none", "basic")))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    lost = "0 of 30 lost\ns = 1, p = 2 per second"
+    assert titles == [
+        f"{name}, {option}: {lost}"
+        for option in ("no service", "basic service") for name in ("NATS", "ActiveMQ")
+    ]  # fmt: skip
+    assert {axes.get_xlabel() for axes in figure.axes} == {"published, time in s"}
+    assert [len(legend.get_texts()) for legend in figure.legends] == [3]
+    assert len(drawn(partial(pictures.draw_fig8, rows=rows)).axes) == 2
+
+
+def test_where_nothing_is_installed_nothing_is_drawn() -> None:
+    for draw in (pictures.draw_fig8, pictures.draw_fig10, pictures.draw_why, pictures.draw_delays):
+        assert drawn(partial(draw, rows=[])).axes == []
+
+
+def test_pictures_of_duplicates_show_all_that_was_measured() -> None:
+    narrow = duplicated("nats", (5, 50), (5, 51)) + duplicated("nats", (0, 1), (3, 90), hasty=True)
+    figure = drawn(partial(pictures.draw_why, rows=[{**one, "lost": one["duplicates"]} for one in narrow]))
+    # One scale for all columns of a line, which reaches to the highest point and its interval.
+    assert {axes.get_ylim()[0] for axes in figure.axes} == {0.0}
+    assert all(axes.get_ylim()[1] > 90 for axes in figure.axes)
+    assert len(drawn(partial(pictures.draw_fig10, rows=narrow)).axes) == 1
 
 
 def test_an_adapter_is_smaller_than_the_core_and_alone_knows_its_broker() -> None:

@@ -97,10 +97,12 @@ def finish(figure: Figure, title: str, bottom_inches: float = 0.0) -> None:
 
 def draw_fig10(figure: Figure, rows: Sequence[Row]) -> None:
     """Duplicates against subscriptions, a column for each system, at the rate where most is to be seen."""
+    if not rows:
+        return
     systems = [system for system in NAMES if any(row["system"] == system for row in rows)]
     rates = sorted({row["p"] for row in rows})
-    figure.set_size_inches(3.7 * max(len(systems), 1) + 0.8, 2.9 * len(rates) + 0.9)
-    grid: Any = figure.subplots(len(rates), max(len(systems), 1), squeeze=False)
+    figure.set_size_inches(3.7 * len(systems) + 0.8, 2.9 * len(rates) + 0.9)
+    grid: Any = figure.subplots(len(rates), len(systems), squeeze=False)
     for line, rate in enumerate(rates):
         for column, system in enumerate(systems):
             axes: Axes = grid[line][column]
@@ -121,9 +123,11 @@ def count_subscriptions(axes: Axes) -> None:
 
 def draw_delays(figure: Figure, rows: Sequence[Row]) -> None:
     """How long a move-in takes over the slow link."""
+    if not rows:
+        return
     systems = [system for system in NAMES if any(row["system"] == system for row in rows)]
-    figure.set_size_inches(3.7 * max(len(systems), 1) + 0.8, 4.2)
-    grid: Any = figure.subplots(1, max(len(systems), 1), squeeze=False)
+    figure.set_size_inches(3.7 * len(systems) + 0.8, 4.2)
+    grid: Any = figure.subplots(1, len(systems), squeeze=False)
     for axes, system in zip(grid[0], systems, strict=False):
         found = [row for row in rows if row["system"] == system]
         draw(axes, curves_of(found, "option", "s", "move_in_s"), PENS)
@@ -142,10 +146,16 @@ def draw_why(figure: Figure, rows: Sequence[Row]) -> None:
         ("NATS, waits for confirmations", "nats", False),
         ("NATS, does not wait", "nats", True),
     ]
-    figure.set_size_inches(11.5, 6.4)
-    grid: Any = figure.subplots(2, len(kinds), squeeze=False, sharey="row")
-    for column, (title, system, is_hasty) in enumerate(kinds):
-        found = [row for row in rows if row["system"] == system and row["hasty"] == is_hasty]
+    columns = {
+        title: [row for row in rows if row["system"] == system and row["hasty"] == is_hasty]
+        for title, system, is_hasty in kinds
+        if any(row["system"] == system for row in rows)
+    }
+    if not columns:
+        return
+    figure.set_size_inches(3.8 * len(columns), 6.4)
+    grid: Any = figure.subplots(2, len(columns), squeeze=False, sharey="row")
+    for column, (title, found) in enumerate(columns.items()):
         for line, what in enumerate(("duplicates", "lost")):
             axes: Axes = grid[line][column]
             draw(axes, curves_of(found, "option", "s", what), PENS)
