@@ -5,6 +5,7 @@ from __future__ import annotations
 import roamcast.lab.amozarrain
 import roamcast.lab.amozarrain_radio
 import roamcast.lab.amozarrain_radio_variants
+import roamcast.lab.amozarrain_trees
 import roamcast.lab.caporuscio
 import roamcast.lab.comparison
 import roamcast.lab.fiege

@@ -20,6 +20,7 @@ learns by itself that a neighbour is gone. Nothing here knows what the tree is f
 
 from __future__ import annotations
 
+from typing import Literal
 from zlib import crc32
 
 import msgspec
@@ -57,6 +58,17 @@ class ElectionSettings(msgspec.Struct, frozen=True):
                 f"{self.patience_s} s: valid are a period above 0, 1 or more rounds, and less patience "
                 "than the period"
             )
+
+
+TreeRule = Literal["plain", "stable", "balanced"]
+"""The first heartbeat of a round wins; a parent is kept; and few children are preferred, too."""
+
+
+def settings_of(rule: TreeRule, period_s: float, patience_s: float) -> ElectionSettings:
+    """The patience is for the two rules that have some."""
+    return ElectionSettings(
+        period_s=period_s, patience_s=0.0 if rule == "plain" else patience_s, balanced=rule == "balanced"
+    )
 
 
 Round = tuple[int, int]

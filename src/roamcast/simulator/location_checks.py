@@ -238,18 +238,14 @@ class LocationChecker:
                     return at, at
         return first_s, last_s
 
-    def _may_match(
-        self, held: list[Subscribed], notification: Published, values: dict[str, Value]
-    ) -> bool:
+    def _may_match(self, held: list[Subscribed], notification: Published, values: dict[str, Value]) -> bool:
         return any(
             self.exact(one.filter, values).matches(notification.attributes)
             for one in held
             if one.issued_at <= notification.at + ROUNDING_S and notification.at <= one.ended_at
         )
 
-    def _must_match(
-        self, held: list[Subscribed], notification: Published, values: dict[str, Value]
-    ) -> bool:
+    def _must_match(self, held: list[Subscribed], notification: Published, values: dict[str, Value]) -> bool:
         return any(
             self.exact(one.filter, values).matches(notification.attributes)
             for one in held

@@ -91,9 +91,7 @@ def has_fixed_delays(settings: NetworkSettings) -> bool:
 
 def _is_walking(epochs: list[Epoch], settled_s: float) -> bool:
     """One first location, which all know in time, and then steps."""
-    return not epochs or (
-        epochs[0].begins_at < settled_s and not any(epoch.is_late for epoch in epochs[1:])
-    )
+    return not epochs or (epochs[0].begins_at < settled_s and not any(epoch.is_late for epoch in epochs[1:]))
 
 
 def flooded(story: Story) -> Story:

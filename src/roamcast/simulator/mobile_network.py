@@ -43,6 +43,7 @@ from roamcast.overlay.election import (
     ElectionSettings,
     Heartbeat,
     ParentChanged,
+    settings_of,
 )
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
 from roamcast.simulator.links import Link, LossyLink
@@ -109,7 +110,8 @@ class MobileNetwork:
         self._journals: dict[str, list[tuple[float, tuple[Input, ...]]]] = {id: [] for id in topology.brokers}
         self.links: dict[str, dict[str, TreeLink]] = {id: {} for id in topology.brokers}
         """The links that a broker believes to have, by peer."""
-        self._links_made = 0
+        self.migrations = 0
+        """Links that a child made to a parent."""
         self.clients: dict[str, MobileClient] = {}
         self.connections: dict[str, MobileConnection] = {}
         self._connections_made = 0
@@ -135,7 +137,7 @@ class MobileNetwork:
 
     # --- running ---
 
-    def run(self, actions: Iterable[Action]) -> None:
+    def run(self, actions: Iterable[Action], events_max: int | None = None) -> None:
         """Perform the actions, repair everything, and go on until nothing is left to do."""
         script = list(actions)
         for action in script:
@@ -145,7 +147,7 @@ class MobileNetwork:
         stop_s = float("inf")
         if self.settings.reach:
             stop_s = end_s + REST_PERIODS * self._election_settings().period_s
-        events_left = EVENTS_MIN + EVENTS_PER_ACTION * len(script)
+        events_left = events_max or EVENTS_MIN + EVENTS_PER_ACTION * len(script)
         while self._heap and self._heap[0][0] <= stop_s and not self.is_restless:
             self.now, _, handle, arguments = heappop(self._heap)
             handle(*arguments)
@@ -277,7 +279,7 @@ class MobileNetwork:
 
     def _open(self, child: str, parent: str, old: str | None) -> None:
         """A child takes a parent, and says so with its first message."""
-        self._links_made += 1
+        self.migrations += 1
         names = {child: parent, parent: child}
         directions = {
             one: Direction(self._make_link(one), self._make_link(other)) for one, other in names.items()
@@ -285,14 +287,14 @@ class MobileNetwork:
         before = self.links[child].get(parent)
         if before is not None:
             self._close(before, child)
-        link = self.links[child][parent] = TreeLink(self._links_made, child, parent, directions)
+        link = self.links[child][parent] = TreeLink(self.migrations, child, parent, directions)
         if not self.reach.get(link.edge, True):
             self._lose(link)  # It was heard, and is out of reach by now.
         self._step_broker(child, LinkChanged(parent, True), Migrated(old, parent))
 
     def _make_link(self, name: str) -> Link:
         settings = self.settings
-        rng = random.Random(f"{settings.seed}/{self._links_made}/{name}")
+        rng = random.Random(f"{settings.seed}/{self.migrations}/{name}")
         delay = settings.link_delay
         return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
 
@@ -420,7 +422,7 @@ class MobileNetwork:
 
     def _election_settings(self) -> ElectionSettings:
         period_s = ROUND_LINKS * max(self.settings.link_delay.high_s, 0.005)
-        return ElectionSettings(period_s=period_s, patience_s=period_s / 10)
+        return settings_of(self.settings.tree, period_s, period_s / 10)
 
     def _elect(self, broker: str) -> None:
         self._incarnations[broker] += 1

@@ -35,6 +35,7 @@ from roamcast.location.settings import LocationSettings
 from roamcast.mobility import Settings, find_protocol
 from roamcast.node.broker import Broker, BrokerSettings
 from roamcast.node.client import Client
+from roamcast.overlay.election import TreeRule
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.topology import Topology
 
@@ -76,6 +77,8 @@ class NetworkSettings:
     reach: tuple[tuple[str, str], ...] = ()
     """Of brokers that move: who could have a link besides those who have one. Then they elect a leader, and
     links follow; without it links change only as the story says."""
+    tree: TreeRule = "stable"
+    """How they choose their parents then."""
     records: Level = "counters"
     mobility: Settings = field(default_factory=Settings)
     """What can be set for the protocol; the bound on the delay is filled in."""

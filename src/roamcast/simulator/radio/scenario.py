@@ -21,6 +21,7 @@ from roamcast.simulator.radio.movement import RandomWaypoint
 from roamcast.simulator.radio.network import Program, RadioNetwork
 from roamcast.simulator.radio.parameters import RadioParameters
 from roamcast.simulator.radio.workload import Configuration, Publishing
+from roamcast.simulator.tree_shape import TreeWatch
 
 RadioProtocol = Literal["mft", "aodv"]
 
@@ -54,8 +55,12 @@ class RadioScenario:
         network = RadioNetwork(self.parameters, movement, configuration.side_m, self.seed)
         ledger = Ledger()
         programs = self._programs(network, configuration, ledger)
+        brokers = [program for program in programs if isinstance(program, MftBroker)]
+        watch = TreeWatch(lambda: {one.election.me: one.election.parent for one in brokers})
+        if brokers:
+            look_at_times(network, watch, self.election.period_s)
         network.run(programs, self.duration_s)
-        return RadioRun(self, configuration, network, ledger, programs)
+        return RadioRun(self, configuration, network, ledger, programs, watch)
 
     def _programs(
         self, network: RadioNetwork, configuration: Configuration, ledger: Ledger
@@ -95,6 +100,16 @@ class RadioScenario:
         ]
 
 
+def look_at_times(network: RadioNetwork, watch: TreeWatch, every_s: float) -> None:
+    """Once in each heartbeat period."""
+
+    def look(_: None) -> None:
+        watch.look()
+        network.call_at(network.now + every_s, look, None)
+
+    network.call_at(every_s, look, None)
+
+
 HOPS_MAX = 3
 """Further away from the leader than this, brokers are counted together."""
 
@@ -109,6 +124,7 @@ class RadioRun:
     network: RadioNetwork
     ledger: Ledger
     programs: Sequence[Program]
+    watch: TreeWatch
 
     def figures(self) -> dict[str, Any]:
         """Plain figures of the run."""
@@ -122,6 +138,7 @@ class RadioRun:
             "messages_per_subscriber": self._messages_per(configuration.subscriber_numbers),
             "messages_per_broker": self._messages_per(configuration.broker_numbers),
             **self._load(),
+            **self.watch.figures(),
             "migrations": sum(one.migrations for one in self.programs if isinstance(one, MftBroker)),
             "frames": sum(one.frames for one in air),
             "air_s": 8 * sum(one.bytes for one in air) / self.scenario.parameters.bit_rate,

@@ -1,0 +1,290 @@
+"""Trees of the election: plain, stable and balanced (Amozarrain 4.6 and 5.2). Claim R6.
+
+The thesis takes the neighbour that brings a round first, finds that most brokers end up in one branch, and
+names balancing as future work. Here three rules are compared: `plain` is the thesis's, `stable` keeps a
+parent for as long as it brings the rounds, and `balanced` prefers parents with few children besides. Over the
+air the runs are the short ones of the radio experiment. Over links 32 brokers have one wherever they are in
+reach, and nothing is lost on it; half of them have a subscriber, and the first one a publisher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import fmean
+
+import numpy as np
+
+from roamcast.core.effects import AttachTo, Input, PublishThis, SubscribeTo
+from roamcast.core.notification import encode_attributes
+from roamcast.lab import amozarrain_trees_figures as pictures
+from roamcast.lab.amozarrain_radio import (
+    DURATION_QUICK_S,
+    MFT,
+    PUBLISHING_QUICK_S,
+    conclude,
+    figures_of,
+    is_above,
+    shown,
+)
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.sweep import Row, Sweep
+from roamcast.overlay.election import TreeRule, settings_of
+from roamcast.simulator.faults import Cut, Heal
+from roamcast.simulator.links import Delay
+from roamcast.simulator.mobile_network import MobileNetwork
+from roamcast.simulator.mobile_run import MobileChecker
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.radio.movement import RandomWaypoint
+from roamcast.simulator.radio.scenario import RadioScenario
+from roamcast.simulator.radio.workload import Publishing
+from roamcast.simulator.topology import from_edges
+from roamcast.simulator.tree_shape import TreeWatch
+
+RULES: tuple[TreeRule, ...] = ("plain", "stable", "balanced")
+AIR, LINKS = "over the air", "over links"
+SIZES = (8, 16, 32)
+SEEDS, SEEDS_QUICK = 10, 3
+SPEEDS_AIR, SPEEDS_LINKS = (2.0, 8.0), (0.0, 2.0)
+BROKERS_LINKED = 32
+SIDE_M, REACH_M = 80.0, 25.0
+MOVING_S = 40.0
+LINK_DELAY = Delay(0.001, 0.033)
+"""So that a round of the election lasts about a second, as over the air."""
+
+EVENTS_MAX = 2_000_000
+"""Plain trees never come to rest; the time ends them."""
+
+R6 = Claim(
+    "R6", "order",
+    "balanced trees have fewer children at most than stable ones, and change parents less often than plain "
+    "ones, as the thesis hopes (4.6); but stable ones change least",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TreeJob:
+    where: str
+    rule: TreeRule
+    brokers: int
+    speed: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.where} {self.rule} {self.brokers} brokers {self.speed:g} m/s seed={self.seed}"
+
+    @property
+    def cost(self) -> float:
+        return self.brokers**2
+
+
+def jobs(quick: bool) -> list[TreeJob]:
+    seeds = range(1, (SEEDS_QUICK if quick else SEEDS) + 1)
+    sizes, speeds = ((16,), (8.0,)) if quick else (SIZES, SPEEDS_AIR)
+    return [
+        *(
+            TreeJob(AIR, rule, size, speed, seed)
+            for rule in RULES
+            for size in sizes
+            for speed in speeds
+            for seed in seeds
+        ),
+        *(
+            TreeJob(LINKS, rule, BROKERS_LINKED, speed, seed)
+            for rule in RULES
+            for speed in SPEEDS_LINKS
+            for seed in seeds
+        ),
+    ]
+
+
+def measure(job: TreeJob) -> Row:
+    figures = _over_the_air(job) if job.where == AIR else _over_links(job)
+    minutes = figures["duration_s"] / 60.0
+    return {
+        "where": job.where,
+        "rule": job.rule,
+        "brokers": job.brokers,
+        "speed": job.speed,
+        "seed": job.seed,
+        "case": f"{job.where}, C{job.brokers}, {job.speed:g} m/s",
+        "changes": figures["migrations"] / job.brokers / minutes,
+        **{key: figures[key] for key in MEASURED if key != "changes"},
+    }
+
+
+MEASURED = {
+    "changes": "changes of parent per broker and minute",
+    "tree_hops": "hops to the leader, mean",
+    "tree_depth": "hops to the leader, most",
+    "tree_children_most": "children of a broker, most",
+    "tree_branch_largest": "brokers in the largest branch, share",
+    "delivery_rate": "delivered of what was owed",
+    "delivered": "notifications delivered",
+    "messages": "messages",
+}
+
+
+def _over_the_air(job: TreeJob) -> Row:
+    return figures_of(
+        RadioScenario(
+            job.brokers,
+            job.speed,
+            MFT,
+            job.seed,
+            duration_s=DURATION_QUICK_S,
+            publishing=Publishing(until_s=PUBLISHING_QUICK_S),
+            election=settings_of(job.rule, 1.0, 0.25),
+        )
+    )
+
+
+# --- over links ---
+
+
+def _over_links(job: TreeJob) -> Row:
+    """As in a story that elects: who is in reach changes once a second, and all links work."""
+    names = [f"b{number:02}" for number in range(job.brokers)]
+    faults, pairs = _movements(job, names)
+    topology = from_edges("chain", names, pairwise(names))
+    settings = NetworkSettings(
+        protocol=MFT, link_delay=LINK_DELAY, reach=tuple(pairs), tree=job.rule, seed=job.seed
+    )
+    checked: list[MobileChecker] = []
+    network = MobileNetwork(topology, settings, lambda rows: checked[0].observe(rows) if checked else None)
+    checked.append(MobileChecker(network))
+    watch = TreeWatch(lambda: {name: one.parent for name, one in network.elections.items()})
+    at_end = _watch_until(network, watch, MOVING_S)
+    network.run([*faults, *_doings(names)], EVENTS_MAX)
+    result = checked[0].finish()
+    if network.is_restless:
+        raise RuntimeError(f"{job.name}: more than {EVENTS_MAX} events")
+    return {
+        "duration_s": MOVING_S,
+        **at_end,
+        **watch.figures(),
+        "delivered": result.delivered,
+        "delivery_rate": 1.0 - result.lost / result.expected,
+    }
+
+
+def _movements(job: TreeJob, names: Sequence[str]) -> tuple[list[Action], dict[tuple[str, str], None]]:
+    """Who comes into reach of whom and who leaves it, and all pairs that ever are in it."""
+    movement = RandomWaypoint(job.brokers, SIDE_M, job.speed, np.random.default_rng([job.seed, 2]))
+    every = list(combinations(range(job.brokers), 2))
+    chain = [(number, number + 1) for number in range(job.brokers - 1)]
+    in_reach = {pair: pair in chain for pair in every}
+    pairs: dict[tuple[str, str], None] = {}
+    faults: list[Action] = []
+    for second in range(int(MOVING_S)):
+        for one, other in every:
+            apart_m = float(np.hypot(*(movement.positions_m[one] - movement.positions_m[other])))
+            is_near = apart_m <= REACH_M
+            if is_near and (one, other) not in chain:
+                pairs[names[one], names[other]] = None
+            if is_near != in_reach[one, other]:
+                fault = Heal(names[other]) if is_near else Cut(names[other])
+                faults.append((float(second), names[one], fault))
+                in_reach[one, other] = is_near
+        movement.advance(1.0)
+    # What comes into reach later only is out of it at first.
+    begins = {(who, fault.peer): at for at, who, fault in reversed(faults) if isinstance(fault, Heal)}
+    late = [(0.0, one, Cut(other)) for one, other in pairs if begins.get((one, other), 0.0) > 0.0]
+    return [*late, *faults], pairs
+
+
+def _doings(names: Sequence[str]) -> list[Action]:
+    actions: list[Action] = [(0.0, "p", AttachTo(names[0], 0))]
+    for number, name in enumerate(names[::2]):
+        actions += [(0.0, f"s{number:02}", AttachTo(name, 0)), (1.0, f"s{number:02}", SubscribeTo("x = 1"))]
+    event = PublishThis(encode_attributes({"x": 1}))
+    return actions + [(at + 0.5, "p", event) for at in range(5, int(MOVING_S))]
+
+
+def _watch_until(network: MobileNetwork, watch: TreeWatch, until_s: float) -> dict[str, int]:
+    """Look once a second, and note what had happened when everyone stopped moving."""
+    at_end: dict[str, int] = {}
+    check: Callable[[str, tuple[Input, ...]], None] | None = network.on_step
+
+    def on_step(broker: str, inputs: tuple[Input, ...]) -> None:
+        if check is not None:
+            check(broker, inputs)
+        if network.now <= until_s:
+            at_end["migrations"], at_end["messages"] = network.migrations, network.traffic.messages
+            if network.now >= len(watch.shapes) + 1 and network.elections:
+                watch.look()
+
+    network.on_step = on_step
+    return at_end
+
+
+# --- the findings ---
+
+
+def experiment(quick: bool, sweep: Sweep) -> Findings:
+    return findings_of(sweep.run(measure, jobs(quick)))
+
+
+def findings_of(rows: Sequence[Row]) -> Findings:
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    table = [
+        {"case": case, "rule": rule, **{key: shown(_values(rows, case, rule, key), 3) for key in MEASURED}}
+        for case in cases
+        for rule in RULES
+    ]
+    return Findings(
+        [judge_r6(rows, cases)],
+        {"runs": list(rows), "trees": table},
+        {"trees": lambda figure: pictures.draw_trees(figure, table, MEASURED)},
+    )
+
+
+def _values(rows: Sequence[Row], case: str, rule: str, key: str) -> list[float]:
+    return [row[key] for row in rows if (row["case"], row["rule"]) == (case, rule) and row[key] is not None]
+
+
+def _less(rows: Sequence[Row], of: str, than: str, key: str, cases: Sequence[str]) -> list[float]:
+    """How much less one rule has than another, run by run."""
+    less = []
+    for case in cases:
+        one, other = (
+            {row["seed"]: row[key] for row in rows if (row["case"], row["rule"]) == (case, rule)}
+            for rule in (of, than)
+        )
+        less += [other[seed] - one[seed] for seed in one if seed in other]
+    return less
+
+
+def judge_r6(rows: Sequence[Row], cases: Sequence[str]) -> Outcome:
+    compared: dict[str, tuple[str, str, str]] = {
+        "balanced trees do not have fewer children at most": ("balanced", "stable", "tree_children_most"),
+        "balanced trees do not change less than plain ones": ("balanced", "plain", "changes"),
+        "stable trees do not change less than balanced ones": ("stable", "balanced", "changes"),
+    }
+    places = {where: [case for case in cases if case.startswith(where)] for where in (AIR, LINKS)}
+    less = {
+        f"{where}: {text}": _less(rows, *which, found)
+        for where, found in places.items()
+        for text, which in compared.items()
+    }
+    figures: dict[str, object] = {
+        **{f"{text} (less: mean, low, high)": shown(values, 3) for text, values in less.items()},
+        **{
+            MEASURED[key]: {
+                f"{case}, {rule}": round(fmean(values), 3)
+                for case in cases
+                for rule in RULES
+                if (values := _values(rows, case, rule, key))
+            }
+            for key in MEASURED
+        },
+    }
+    parts: Mapping[str, bool | None] = {text: is_above(values) for text, values in less.items()}
+    holds, note = conclude(parts)
+    paper = "trees are severely unbalanced, which leads to more migrations; balancing is future work"
+    return R6.outcome(holds, paper=paper, figures=figures, note=note)
+
+
+register(Experiment("amozarrain-trees", "Trees of the election: plain, stable, balanced", (R6,), experiment))
