@@ -61,7 +61,7 @@ Parts = dict[tuple[Hashable, ...], Part]
 class MatchingTable:
     """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
 
-    __unsaved__ = ("_divisions", "_parts", "_parts_kept", "_routes")
+    __unsaved__ = ("_divisions", "_parts", "_parts_kept", "routes")
 
     def __init__(self, outside: frozenset[str] | None = None) -> None:
         """`outside` names the attributes that are not in the bodies; None: none is in the bodies."""
@@ -73,7 +73,7 @@ class MatchingTable:
         self._restore()
 
     def _restore(self) -> None:
-        self._routes: dict[bytes, Route] = {}
+        self.routes: dict[bytes, Route] = {}
         self._parts: dict[tuple[tuple[str, ...], tuple[Owner, ...]], Parts] = {}
         """By the peers and owners that want all of a route's notifications."""
         self._parts_kept = 0
@@ -125,7 +125,7 @@ class MatchingTable:
         if rest is not None:
             self._label(filter)
             self._forget_parts()
-        if self._routes:
+        if self.routes:
             self._forget_routes(decided)
 
     def _label(self, filter: Filter) -> None:
@@ -162,7 +162,7 @@ class MatchingTable:
     # --- routes ---
 
     def route(self, attributes: bytes) -> Route:
-        route = self._routes.get(attributes)
+        route = self.routes.get(attributes)
         if route is None:
             route = self._find_route(attributes)
         return route
@@ -170,9 +170,9 @@ class MatchingTable:
     def _find_route(self, attributes: bytes) -> Route:
         decoded = decode_attributes(attributes)
         groups = tuple(self._groups[decided] for decided in self._group_index.match(decoded))
-        if len(self._routes) >= ROUTES_KEPT_MAX:
-            self._routes.clear()
-        route = self._routes[attributes] = (*self._joined(self._index.match(decoded)), groups)
+        if len(self.routes) >= ROUTES_KEPT_MAX:
+            self.routes.clear()
+        route = self.routes[attributes] = (*self._joined(self._index.match(decoded)), groups)
         return route
 
     def _joined(self, filters: Iterable[Filter]) -> tuple[tuple[str, ...], tuple[Owner, ...]]:
@@ -263,11 +263,11 @@ class MatchingTable:
         self._parts_kept = 0
 
     def _forget_routes(self, decided: Filter) -> None:
-        if len(self._routes) > ROUTES_CHECKED_MAX:
-            self._routes.clear()
+        if len(self.routes) > ROUTES_CHECKED_MAX:
+            self.routes.clear()
         else:
-            for attributes in [key for key in self._routes if decided.matches(decode_attributes(key))]:
-                del self._routes[attributes]
+            for attributes in [key for key in self.routes if decided.matches(decode_attributes(key))]:
+                del self.routes[attributes]
 
 
 def _joined_labels(met: Iterable[tuple[Hashable, ...]]) -> tuple[Hashable, ...]:

@@ -278,7 +278,7 @@ class Hello(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
-class Publish(Message, frozen=True):
+class Publish(Message, frozen=True, gc=False):
     """Notifications, one for each body.
 
     Requests are numbered by the client, which sends those again that were not
@@ -339,7 +339,7 @@ Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise | Move
 """What a client numbers, and sends again until it is accepted."""
 
 
-class Acknowledge(Message, frozen=True):
+class Acknowledge(Message, frozen=True, gc=False):
     """Everything of `stream` up to `sequence` has arrived."""
 
     stream: str
@@ -366,7 +366,7 @@ class Welcome(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
-class Deliver(Message, frozen=True):
+class Deliver(Message, frozen=True, gc=False):
     """A burst for the client; its notifications have the sequences from `sequence` on."""
 
     stream: str

@@ -148,6 +148,12 @@ class DeliveryQueue:
     def take(self, window: int) -> list[tuple[int, Burst]]:
         """Send what fits into the window: (sequence, burst) each, now in flight."""
         room = window - (self.sent - self.base)
+        if len(self.waiting) == 1 and self.waiting[0].count <= room:
+            # Nearly always: the client reads as fast as notifications come.
+            burst, first = self.waiting.popleft(), self.sent + 1
+            self.in_flight.append(burst)
+            self.sent += burst.count
+            return [(first, burst)]
         taken = []
         while self.waiting and room > 0:
             burst = self.waiting.popleft()

@@ -203,7 +203,8 @@ class Router:
 
     def route(self, attributes: bytes) -> Route:
         """Who wants a notification with these attributes; the caller leaves out where it came from."""
-        route = self.table.route(attributes)
+        table = self.table
+        route = table.routes.get(attributes) or table.route(attributes)
         if self.strategy == "flooding":
             return tuple(self._peers), route[1], route[2]
         return route

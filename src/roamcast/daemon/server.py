@@ -35,7 +35,7 @@ from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.traffic import Note
 from roamcast.mqtt.writing import write
 from roamcast.site.contract import AnySite
-from roamcast.site.inputs import Full, Gone, Ruled, SiteInput, Started, Tree, Tuned
+from roamcast.site.inputs import Full, Gone, Ruled, Started, Tree, Tuned
 from roamcast.site.seeking import IsHere
 
 log = logging.getLogger("roamcast")
@@ -62,6 +62,7 @@ class Server:
         self.events = events
         records = events.take if events is not None else None
         self.engine = Engine(site, journal, self, records, config.link.unacknowledged_bytes_max)
+        self.push = self.engine.push
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.output_bytes_max = config.quotas.output_bytes_max
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
@@ -213,9 +214,6 @@ class Server:
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     # --- connections (see clients.Door) ---
-
-    def push(self, item: SiteInput) -> None:
-        self.engine.push(item)
 
     def opened(self, client: ClientConnection) -> int:
         quotas = self.config.quotas

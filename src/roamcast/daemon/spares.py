@@ -23,7 +23,9 @@ from roamcast.daemon.segments import (
     write_all,
 )
 
-_ZEROS = bytes(1 << 20)
+_ZEROS = bytes(4096)
+"""Written page by page: a file system keeps in one piece what is written at once, and would have to go
+through a whole megabyte at every later sync of a few bytes."""
 
 
 class Spares:

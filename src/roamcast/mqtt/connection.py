@@ -15,7 +15,7 @@ from roamcast.core.effects import Input, Submitted
 from roamcast.core.messages import Acknowledge, Publish
 from roamcast.mqtt.access import ClientAccess, Identity
 from roamcast.mqtt.bursts import Frames as Burst
-from roamcast.mqtt.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
+from roamcast.mqtt.bursts import acknowledged, cut_bursts, last_frame, puback, written_acknowledgements
 from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.marks import PLAIN, RETAIN
 from roamcast.mqtt.packet_ids import consecutive, following
@@ -206,7 +206,7 @@ class Connection:
             if kind == 3:
                 single = last_frame(data, position, packet_max, version)
                 if single is not None:
-                    self._publish(endpoint, *single)
+                    self._publish_single(endpoint, single)
                     return size
                 bursts, end = cut_bursts(data, position, packet_max, version)
                 if bursts:
@@ -289,6 +289,23 @@ class Connection:
                 start, count = packet_id, 0
             count += len(payloads)
         out.append(written_acknowledgements(PUBACK, start, count))
+
+    def _publish_single(self, endpoint: Reader, frame: Burst) -> None:
+        """One plain PUBLISH of QoS 0 or 1: what `_publish` does, at once where nothing stands in the way."""
+        _, topic, _, packet_id, payloads = frame
+        attributes, qos = self.topics.get(topic), 1 if packet_id else 0
+        if attributes is None or self.guarded or qos > self.qos_max:
+            self._publish(endpoint, *frame)
+            return
+        request = 0
+        if qos:
+            self.is_durable = True
+            self.request = request = self.request + 1
+            self.out.append(puback(packet_id))
+        endpoint.traffic.received[qos] += 1
+        self.published += 1
+        publish = Publish(request, attributes, tuple(payloads), PLAIN[qos])
+        endpoint.inputs.append(Submitted(self.client, self.id, publish))
 
     def _publish(
         self, endpoint: Reader, first: int, topic: bytes, block: bytes, packet_id: int, payloads: list[bytes]

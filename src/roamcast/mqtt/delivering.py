@@ -52,7 +52,10 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
         packet_id = session.in_flight.send_together(burst, sequence, plan[0]) if sequence else 1
         if packet_id:
             endpoint.traffic.sent[plan[0]] += burst.count
-            connection.out.append(endpoint.encoder.write(burst, plan[2], packet_id))
+            if burst.count == 1:
+                connection.out.append(plan[2].write_one(burst.bodies[0], packet_id))
+            else:
+                connection.out.append(endpoint.encoder.write(burst, plan[2], packet_id))
             return 0
     return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
 

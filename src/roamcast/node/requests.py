@@ -50,10 +50,12 @@ class Requests:
 
     def on_request(self, client: str, request: Request) -> None:
         session = self._broker.sessions.get(client)
-        if session is not None:
-            self._accept(session, request)
-        else:
+        if session is None:
             self.hold(client, request)
+        elif type(request) is Publish:
+            self._accept_publish(session, request)
+        else:
+            self._accept(session, request)
 
     def hold(self, client: str, request: Request) -> None:
         """Keep a request until the client's session is there."""
