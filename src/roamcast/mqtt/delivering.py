@@ -37,7 +37,7 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
     sequence = message.sequence
     if sequence:
         session.stream = message.stream
-        if session.in_flight.is_resending:
+        if session.in_flight.resend:
             burst, sequence = _send_again(endpoint, connection, session, burst, sequence)
             if not burst.count:
                 return 0
@@ -211,7 +211,7 @@ def _send_again(
     """What was in flight when the last connection ended, with its packet ids; gives what is left."""
     in_flight, encoder, out = session.in_flight, endpoint.encoder, connection.out
     sent, limit = 0, connection.connect.maximum_packet_size
-    while sent < burst.count and in_flight.is_resending:
+    while sent < burst.count and in_flight.resend:
         single = burst.part(sent, sent + 1)
         known = in_flight.send_again(single, sequence + sent)
         if known is None:

@@ -18,7 +18,7 @@ Identity = tuple[str, int, int]
 """Publisher, incarnation and number."""
 
 
-class Run(msgspec.Struct):
+class Run(msgspec.Struct, gc=False):
     """Consecutive packet ids, given to consecutive notifications of one publisher."""
 
     packet_id: int
@@ -50,7 +50,7 @@ class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
 class InFlight:
     """The state of one session's outgoing QoS 1 and 2."""
 
-    __slots__ = ("_early", "_next", "_released", "_resend", "_runs", "count")
+    __slots__ = ("_early", "_next", "_released", "_runs", "count", "resend")
 
     def __init__(self, packed: PackedInFlight | None = None) -> None:
         packed = packed or PackedInFlight()
@@ -62,15 +62,15 @@ class InFlight:
         """Acknowledged before others that were sent earlier."""
         self._released: dict[int, None] = dict.fromkeys(packed.released)
         """QoS 2: PUBREC has come; the client has it, and never gets it again."""
-        self._resend: dict[Identity, tuple[int, int]] = {}
+        self.resend: dict[Identity, tuple[int, int]] = {}
         """What was in flight when the connection ended, and its packet id and QoS."""
         for one in packed.resend:
-            self._resend[one[:3]] = one[3:]
+            self.resend[one[:3]] = one[3:]
 
     def pack(self) -> PackedInFlight:
         if self._runs:
             self.rewind()
-        resend = [(*identity, *known) for identity, known in self._resend.items()] if self._resend else []
+        resend = [(*identity, *known) for identity, known in self.resend.items()] if self.resend else []
         return PackedInFlight(self._next, resend, list(self._early), list(self._released))
 
     # --- sending ---
@@ -247,20 +247,16 @@ class InFlight:
                 identity = (run.publisher, run.incarnation, run.number + i)
                 resend[identity] = (following(run.packet_id, i), run.qos)
         # What had not even been handed to us again since the last time comes behind.
-        self._resend = {**resend, **self._resend}
+        self.resend = {**resend, **self.resend}
         self._runs.clear()
         self.count = 0
-
-    @property
-    def is_resending(self) -> bool:
-        return bool(self._resend)
 
     def send_again(self, burst: Burst, sequence: int) -> tuple[int, int, bool] | None:
         """For a burst of one: its packet id, its QoS, and whether the client has it already.
 
         None if it was not in flight. Then nothing behind it was, for the order is kept.
         """
-        known = self._resend.pop((burst.publisher, burst.incarnation, burst.number), None)
+        known = self.resend.pop((burst.publisher, burst.incarnation, burst.number), None)
         if known is None:
             self._forget_resend()
             return None
@@ -270,7 +266,7 @@ class InFlight:
         return packet_id, qos, packet_id in self._early or packet_id in self._released
 
     def _forget_resend(self) -> None:
-        for packet_id, _ in self._resend.values():
+        for packet_id, _ in self.resend.values():
             self._early.pop(packet_id, None)
             self._released.pop(packet_id, None)
-        self._resend.clear()
+        self.resend.clear()

@@ -86,17 +86,21 @@ class Requests:
         self._tell_accepted(session)
 
     def _accept_publish(self, session: Session, request: Publish) -> None:
-        first, bodies = request.request, request.bodies
+        broker, first, bodies, varied = self._broker, request.request, request.bodies, request.varied
         skip = session.accepted + 1 - first
         if 0 <= skip < len(bodies):
             session.accepted = first + len(bodies) - 1
             if skip:
-                bodies = bodies[skip:]
-            if request.varied:
-                self._publish_varied(session, request, bodies)
+                bodies, varied = bodies[skip:], varied[skip:]
+            if not broker.router.uses_advertisements:
+                broker.publish(session, request.attributes, bodies, request.marks, varied)
+            elif varied:
+                for attributes, body in zip(varied, bodies, strict=True):
+                    self._publish_advertised(session, attributes, (body,), request.marks)
             else:
-                self._publish(session, request.attributes, bodies, request.marks)
-        self._tell_accepted(session)
+                self._publish_advertised(session, request.attributes, bodies, request.marks)
+        if broker.front is None:
+            self._tell_accepted(session)
 
     def _tell_accepted(self, session: Session) -> None:
         if self._broker.front is None:
@@ -105,11 +109,11 @@ class Requests:
 
     # --- publishing ---
 
-    def _publish(self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes) -> None:
+    def _publish_advertised(
+        self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes
+    ) -> None:
         """Where advertisements guide subscriptions, only what is advertised, and not before all know."""
-        if not self._broker.router.uses_advertisements:
-            self._broker.publish(session, attributes, bodies, marks)
-        elif session.client in self._settling:
+        if session.client in self._settling:
             self._gated.setdefault(session.client, []).append((attributes, bodies, marks))
         elif self._is_advertised(session, attributes):
             self._broker.publish(session, attributes, bodies, marks)
@@ -118,15 +122,6 @@ class Requests:
                 "dropped", client=session.client, broker=self._broker.id, publisher=session.client,
                 notifications=len(bodies), attributes=attributes, reason="not advertised",
             )  # fmt: skip
-
-    def _publish_varied(self, session: Session, request: Publish, bodies: tuple[bytes, ...]) -> None:
-        """Notifications with different attributes: together, unless each must be looked at."""
-        varied = request.varied[-len(bodies) :]
-        if not self._broker.router.uses_advertisements:
-            self._broker.publish(session, b"", bodies, request.marks, varied)
-            return
-        for attributes, body in zip(varied, bodies, strict=True):
-            self._publish(session, attributes, (body,), request.marks)
 
     def _is_advertised(self, session: Session, encoded: bytes) -> bool:
         attributes = decode_attributes(encoded)
@@ -254,5 +249,5 @@ class Requests:
         if client in self._settling:
             return
         for attributes, bodies, marks in self._gated.pop(client, []):
-            self._publish(session, attributes, bodies, marks)
+            self._publish_advertised(session, attributes, bodies, marks)
         self._broker.let_depart(client)
