@@ -13,10 +13,15 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 from tests.proxy.proxies import Proxies, proxies_of
 
 from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
-from roamcast.bench.processes import HOST
+from roamcast.bench.processes import HOST, wait_until
+from roamcast.mqtt.packets import Connack, Connect, Packet, Pubcomp, Publish, Pubrec, Pubrel
+from roamcast.mqtt.reading import cut, parse
+from roamcast.mqtt.writing import write
+from roamcast.proxy.mqtt_session import NO_QOS_2
 
 WAIT_S = 20.0
 
@@ -210,5 +215,217 @@ def test_a_site_that_may_hold_the_session_and_is_down_means_try_again(
                         return
                 except aiomqtt.MqttError:
                     await asyncio.sleep(0.1)
+
+    story(work)
+
+
+# --- options of subscriptions and properties of messages ---
+
+
+def described(**values: Any) -> Properties:
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        setattr(properties, name, value)
+    return properties
+
+
+async def next_of(client: aiomqtt.Client) -> aiomqtt.Message:
+    async with asyncio.timeout(WAIT_S):
+        return await anext(aiter(client.messages))
+
+
+async def subscribe(client: aiomqtt.Client, filter: str, identifier: int = 0, **options: Any) -> None:
+    properties = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
+    if identifier:
+        properties.SubscriptionIdentifier = identifier
+    await client.subscribe(
+        filter, options=SubscribeOptions(qos=1, **options), properties=properties, timeout=WAIT_S
+    )
+
+
+def test_properties_and_identifiers_come_as_they_were_also_after_a_move(
+    sites: tuple[ForeignNetwork, Proxies],
+) -> None:
+    network, proxies = sites
+    sent = described(
+        ContentType="text/plain", ResponseTopic="answers/7", CorrelationData=b"\x00\x07",
+        PayloadFormatIndicator=1, UserProperty=[("colour", "blue"), ("colour", "red")],
+    )  # fmt: skip
+
+    def check(message: aiomqtt.Message) -> None:
+        came: Any = message.properties
+        assert (came.ContentType, came.ResponseTopic, came.CorrelationData, came.PayloadFormatIndicator) == (
+            "text/plain", "answers/7", b"\x00\x07", 1,
+        )  # fmt: skip
+        assert came.UserProperty == [("colour", "blue"), ("colour", "red")]
+        assert sorted(came.SubscriptionIdentifier) == [7, 9]
+
+    async def work() -> None:
+        async with at(network.ports["hub"], "describer", clean=True) as speaker:
+            async with at(proxies.mqtt_ports["hub"], "reader") as client:
+                await subscribe(client, "described/#", 7)
+                await subscribe(client, "described/+", 9)
+                await speaker.publish("described/1", "here", qos=1, properties=sent)
+                check(await next_of(client))
+            await speaker.publish("described/1", "away", qos=1, properties=sent)
+            gone, lasting = described(MessageExpiryInterval=1), described(MessageExpiryInterval=600)
+            await speaker.publish("described/1", "too old", qos=1, properties=gone)
+            await asyncio.sleep(1.5)  # Until it is too old.
+            await speaker.publish("described/1", "lasting", qos=1, properties=lasting)
+        async with at(proxies.mqtt_ports["left"], "reader") as client:
+            came = {}
+            while "lasting" not in came:
+                message = await next_of(client)
+                came[bytes(message.payload).decode()] = message
+            assert "too old" not in came
+            check(came["away"])
+            expiry = came["lasting"].properties.MessageExpiryInterval  # type: ignore[union-attr]
+            assert 500 < expiry <= 600
+
+    story(work)
+
+
+def test_a_client_may_leave_out_what_it_publishes_itself(sites: tuple[ForeignNetwork, Proxies]) -> None:
+    _, proxies = sites
+
+    async def work() -> None:
+        async with (
+            at(proxies.mqtt_ports["hub"], "chat/ann") as ann,
+            at(proxies.mqtt_ports["left"], "chat/ben") as ben,
+        ):
+            await subscribe(ann, "chat/#", noLocal=True)
+            await subscribe(ben, "chat/#")
+            await ann.publish("chat/1", "from ann", qos=1)
+            assert await take(ben, 1) == ["from ann"]
+            await ben.publish("chat/1", "from ben", qos=1)
+            assert await take(ann, 1) == ["from ben"]
+            assert await take(ben, 1) == ["from ben"]
+
+    story(work)
+
+
+def test_what_is_retained_comes_when_it_is_asked_for_and_not_after_a_move(
+    sites: tuple[ForeignNetwork, Proxies],
+) -> None:
+    network, proxies = sites
+
+    async def flags(client: aiomqtt.Client, last: str) -> dict[str, bool]:
+        came: dict[str, bool] = {}
+        while last not in came:
+            message = await next_of(client)
+            came[bytes(message.payload).decode()] = message.retain
+        return came
+
+    async def work() -> None:
+        async with at(network.ports["hub"], "keeper", clean=True) as speaker:
+            await speaker.publish("kept/1", "stored", qos=1, retain=True)
+            async with at(proxies.mqtt_ports["hub"], "asker") as client:
+                await subscribe(client, "kept/1", retainHandling=2)
+                await speaker.publish("kept/1", "live", qos=1, retain=True)
+                assert await flags(client, "live") == {"live": False}
+                await subscribe(client, "kept/1", retainHandling=1)
+                await subscribe(client, "kept/+", retainHandling=1, retainAsPublished=True)
+                assert await flags(client, "live") == {"live": True}
+                await speaker.publish("kept/1", "live too", qos=1, retain=True)
+                assert await flags(client, "live too") == {"live too": True}
+                await subscribe(client, "kept/1", retainHandling=0, retainAsPublished=True)
+                assert await flags(client, "live too") == {"live too": True}
+        async with at(proxies.mqtt_ports["left"], "asker") as client:
+            await publish(network.ports["hub"], "kept/1", range(1))
+            assert "live too" not in await flags(client, "0")
+
+    story(work)
+
+
+def test_members_of_a_group_share_and_take_their_share_with_them(
+    sites: tuple[ForeignNetwork, Proxies],
+) -> None:
+    network, proxies = sites
+
+    async def work() -> None:
+        ports, came = proxies.mqtt_ports, []
+        async with at(ports["hub"], "worker-1") as one, at(ports["hub"], "worker-2") as other:
+            for worker in (one, other):
+                await worker.subscribe("$share/crew/jobs/#", qos=1)
+            await publish(network.ports["hub"], "jobs/1", range(10))
+            shares = [await take(one, 5), await take(other, 5)]
+            assert sorted(shares[0] + shares[1], key=int) == names(range(10))
+            await one.unsubscribe("$share/crew/jobs/#")
+            await publish(network.ports["hub"], "jobs/1", range(10, 14))
+            assert await take(other, 4) == names(range(10, 14))
+        await publish(network.ports["hub"], "jobs/1", range(14, 18))
+        async with at(ports["left"], "worker-2") as moved:
+            came = await take(moved, 4)
+        assert came == names(range(14, 18))
+
+    story(work)
+
+
+def test_qos_2_is_granted_as_qos_1_and_the_client_is_told_why(sites: tuple[ForeignNetwork, Proxies]) -> None:
+    _, proxies = sites
+    answers: list[tuple[int, str]] = []
+    client = paho.Client(CallbackAPIVersion.VERSION2, "exact", protocol=paho.MQTTv5)
+
+    def on_subscribe(_: object, __: object, ___: object, reasons: Any, properties: Any) -> None:
+        answers.append((reasons[0].value, properties.ReasonString))
+
+    client.on_subscribe = on_subscribe
+    client.connect(HOST, proxies.mqtt_ports["hub"])
+    client.loop_start()
+    client.subscribe("exact/#", qos=2)
+    assert wait_until(lambda: bool(answers), WAIT_S)
+    client.disconnect()
+    client.loop_stop()
+    assert answers == [(1, NO_QOS_2)]
+
+
+class Bare:
+    """An MQTT 5 client that does what it is told, packet by packet."""
+
+    async def connect(self, port: int, id: str) -> bool:
+        """Whether there was a session."""
+        self._data = b""
+        self._reader, self._writer = await asyncio.open_connection(HOST, port)
+        connack = await self.ask(Connect(5, id, False, session_expiry=600))
+        assert isinstance(connack, Connack)
+        return connack.session_present
+
+    async def ask(self, packet: Packet) -> Packet:
+        self._writer.write(write(packet, 5))
+        async with asyncio.timeout(WAIT_S):
+            while (found := cut(self._data, 0, 1 << 20)) is None:
+                self._data += await self._reader.readexactly(1)
+        first, start, end = found
+        body, self._data = self._data[start:end], self._data[end:]
+        return parse(first, body, 5, from_client=False)
+
+    def cut(self) -> None:
+        self._writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_qos_2_publish_that_is_sent_again_elsewhere_is_published_once(
+    is_killed: bool, sites: tuple[ForeignNetwork, Proxies]
+) -> None:
+    network, proxies = sites
+
+    async def work() -> None:
+        bare, topic = Bare(), f"once/{is_killed}"
+        publish = Publish(topic, b"once", 2, packet_id=5)
+        async with at(network.ports["hub"], "witness", clean=True) as witness:
+            await witness.subscribe(f"{topic}/#", qos=2)
+            await bare.connect(proxies.mqtt_ports["hub"], f"exact-{is_killed}")
+            assert await bare.ask(publish) == Pubrec(5)
+            bare.cut()
+            if is_killed:
+                proxies.processes["hub"].kill()
+                await asyncio.to_thread(proxies.start, "hub")
+            assert await bare.connect(proxies.mqtt_ports["left"], f"exact-{is_killed}")
+            again = Publish(topic, b"once", 2, dup=True, packet_id=5)
+            assert await bare.ask(again) == Pubrec(5)
+            assert await bare.ask(Pubrel(5)) == Pubcomp(5)
+            assert await bare.ask(Publish(topic, b"next", 2, packet_id=5)) == Pubrec(5)
+            assert await take(witness, 2) == ["once", "next"]
+            bare.cut()
 
     story(work)

@@ -308,6 +308,7 @@ class Client:
         message_expiry: int | None = None,
         response_topic: str | None = None,
         correlation_data: bytes | None = None,
+        payload_format: int | None = None,
     ) -> None:
         """Publish, and return when the broker has acknowledged it (QoS 0: when it is on its way).
 
@@ -318,7 +319,7 @@ class Client:
         attachment = self._live()
         publish = make_publish(
             self._settings.version, topic, payload, qos, retain, properties, content_type, message_expiry,
-            response_topic, correlation_data,
+            response_topic, correlation_data, payload_format,
         )  # fmt: skip
         self._session.outgoing.check(publish)
         await self._room.acquire()

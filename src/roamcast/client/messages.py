@@ -32,6 +32,7 @@ def make_publish(
     message_expiry: int | None,
     response_topic: str | None,
     correlation_data: bytes | None,
+    payload_format: int | None = None,
 ) -> Publish:
     check_qos(qos)
     try:
@@ -43,6 +44,7 @@ def make_publish(
         content_type=content_type,
         response_topic=response_topic,
         correlation_data=correlation_data,
+        payload_format=payload_format,
         user_properties=user_properties(properties) if properties else (),
     )
     if described == NO_PROPERTIES:

@@ -47,6 +47,8 @@ class ForeignMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The same for all copies of one message and for no other one. In publish: put it into
     IDENTITY_HEADER, where the broker carries headers. In receive: from there, or else the broker's own
     message id if it has one that all subscribers see alike, or else empty."""
+    carried: bytes = b""
+    """What else there is to know of it, for whoever understands this kind of broker: see mqtt_notes.py."""
 
 
 Receive = Callable[[ForeignMessage], None]

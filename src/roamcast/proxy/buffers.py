@@ -90,17 +90,29 @@ class Changed(_Entry, frozen=True):
     """Whether another site was told of it, and will fetch it if nothing happens to that site."""
 
 
+class Passing(_Entry, frozen=True):
+    """A publish of the client, with QoS 2, is passed on to the foreign broker."""
+
+    id: int
+    packet_id: int
+    identity: str
+    """The same if it has to be passed on again; empty: the client has released it."""
+    is_passed: bool
+    """Whether the foreign broker has it."""
+
+
 class Closed(_Entry, frozen=True):
     id: int
     why: Literal["taken", "expired", "refused", "ended"]
 
 
-Entry = Opened | Kept | Adopted | Dropped | Taken | Frozen | Changed | Closed
+Entry = Opened | Kept | Adopted | Dropped | Taken | Frozen | Changed | Passing | Closed
 
 
 def size_of(message: ForeignMessage) -> int:
     headers = sum(len(name) + len(value) for name, value in message.headers.items())
-    return len(message.topic) + len(message.body) + headers + len(message.identity) + OVERHEAD_BYTES
+    beside = headers + len(message.identity) + len(message.carried)
+    return len(message.topic) + len(message.body) + beside + OVERHEAD_BYTES
 
 
 class Handler:
@@ -127,6 +139,9 @@ class Handler:
         self.adopted_identities: dict[str, None] = {}
         """What came from there, also if the client has it by now: copies of it are left out of `later`."""
         self.seen = dict.fromkeys(opened.known)
+        self.passing: dict[int, tuple[str, bool]] = {}
+        """Identities of the client's publishes with QoS 2 that it has not released, and whether the foreign
+        broker has them; by packet id."""
 
     @property
     def client(self) -> str:
@@ -195,6 +210,12 @@ class Handler:
             self.adopted_identities.clear()
         self.source = entry.source
 
+    def pass_on(self, entry: Passing) -> None:
+        if entry.identity:
+            self.passing[entry.packet_id] = entry.identity, entry.is_passed
+        else:
+            self.passing.pop(entry.packet_id, None)
+
     def _remember(self, message: ForeignMessage) -> None:
         if message.identity and self.opened.is_unique:
             self.seen[message.identity] = None
@@ -218,6 +239,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     adopted: int
     adopted_identities: list[str]
     seen: list[str]
+    passing: dict[int, tuple[str, bool]] = {}
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -270,6 +292,8 @@ class Buffers:
                 handler.is_frozen = True
             case Changed():
                 handler.change(entry)
+            case Passing():
+                handler.pass_on(entry)
             case Closed(why=why):
                 self._close(handler, why)
         self.bytes += handler.bytes - before
@@ -300,7 +324,7 @@ class Buffers:
             _State(
                 one.opened, one.filters, one.expires, one.first, list(one.ready), list(one.later),
                 one.dropped, one.is_frozen, one.is_promised, one.source, one.adopted,
-                list(one.adopted_identities), list(one.seen),
+                list(one.adopted_identities), list(one.seen), one.passing,
             )
             for one in self.by_id.values()
         ]  # fmt: skip
@@ -319,7 +343,7 @@ class Buffers:
             handler.dropped, handler.is_frozen, handler.source = state.dropped, state.is_frozen, state.source
             handler.is_promised, handler.adopted = state.is_promised, state.adopted
             handler.adopted_identities = dict.fromkeys(state.adopted_identities)
-            handler.seen = dict.fromkeys(state.seen)
+            handler.seen, handler.passing = dict.fromkeys(state.seen), dict(state.passing)
             handler.bytes = sum(map(size_of, (*handler.ready, *handler.later)))
             buffers._open(handler)
             buffers.bytes += handler.bytes

@@ -60,7 +60,8 @@ class ProxyServer:
         self.config = config
         self._clock = clock
         broker = config.broker
-        self.adapter = adapter or open_adapter(broker.kind, broker.own_url)
+        options = {"is_behind_endpoint": True} if config.mqtt.enabled else {}
+        self.adapter = adapter or open_adapter(broker.kind, broker.own_url, **options)
         users = read_users(config.access.users) if config.access.users else {}
         self._verifier = Verifier(users, Access(users=config.access.users))
         self.store = store or Store(config.journal_folder, config.buffers.sync)

@@ -4,9 +4,10 @@ A client connects here instead of at the broker. Its session is a resident handl
 (residents.py), so it follows the client to the endpoint of any other site, also when the client went
 away without a word. Publishes are passed on to the broker as they are.
 
-What is different from the broker itself: QoS 2 subscriptions are granted as QoS 1; no shared
-subscriptions, no `no local`, no topic aliases; what is delivered carries user properties but no other
-ones, and never the retain flag.
+Subscription identifiers, no local, what is retained and how, shared subscriptions and the properties of
+messages are as with the broker itself. What is different: QoS 2 subscriptions are granted as QoS 1 (while a
+session moves, both brokers deliver to it, and copies without an identity cannot be told), and there are no
+topic aliases.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from typing import Any
+
+import msgspec
 
 from roamcast.client import Client, ClientError, connect
 from roamcast.daemon.addresses import join_endpoint
@@ -24,9 +28,10 @@ from roamcast.mqtt.packets import Connack, Connect, Publish, Will
 from roamcast.mqtt.reading import CONNECT, cut, parse, parse_connect
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.writing import refusal, write
-from roamcast.proxy.adapter import IDENTITY_HEADER
-from roamcast.proxy.base import parse_url
+from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
+from roamcast.proxy.base import parse_url, without_identity
 from roamcast.proxy.driver import ProxyServer, server_context
+from roamcast.proxy.mqtt_notes import carried_by
 from roamcast.proxy.mqtt_session import Session
 
 log = logging.getLogger("roamcast.proxy")
@@ -35,6 +40,8 @@ PACKET_MAX = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
 KEEP_ALIVE_GRACE = 1.5
 READ_BYTES = 65_536
+RECALLED_MAX = 10_000
+"""Retained messages that one subscription can bring."""
 
 
 class MqttEndpoint:
@@ -73,28 +80,54 @@ class MqttEndpoint:
         if self._publisher is not None:
             await self._publisher.close()
 
-    async def publish(self, client: str, message: Publish | Will) -> None:
+    def new_identity(self, client: str) -> str:
+        """For what a client publishes: see publisher_of."""
+        self._published += 1
+        return f"{client}/{self._incarnation}/{self._published}"
+
+    async def publish(self, message: Publish | Will, identity: str) -> None:
         """Pass on what a client publishes; ClientError if the broker does not take it."""
         publisher = await self._open_publisher()
-        self._published += 1
         found = message.properties
         user = found.user_properties if found is not None else ()
         if not any(name == IDENTITY_HEADER for name, _ in user):
-            user = (*user, (IDENTITY_HEADER, f"{client}/{self._incarnation}/{self._published}"))
+            user = (*user, (IDENTITY_HEADER, identity))
         await publisher.publish(
             message.topic, message.payload, qos=message.qos, retain=message.retain, properties=user,
             content_type=found.content_type if found is not None else None,
             message_expiry=found.message_expiry if found is not None else None,
             response_topic=found.response_topic if found is not None else None,
             correlation_data=found.correlation_data if found is not None else None,
+            payload_format=found.payload_format if found is not None else None,
         )  # fmt: skip
+
+    async def recall(self, filter: str) -> tuple[ForeignMessage, ...]:
+        """What the broker has retained under a filter; ClientError if it does not say."""
+        async with self._connect() as client:
+            await client.subscribe(filter)
+            # A broker answers in order: what it has retained comes before the answer to this.
+            await client.unsubscribe(filter)
+            found = await client.peek(RECALLED_MAX) if client.waiting else []
+        now = time.time()
+        return tuple(
+            msgspec.structs.replace(
+                without_identity(one.topic, one.payload, one.properties), carried=carried_by(one, now, True)
+            )
+            for one in found
+            if one.retain
+        )
+
+    def _connect(self) -> Client:
+        place = parse_url(self.server.config.broker.own_url, "mqtt", 1883)
+        return connect(
+            str(place), clean=True, username=place.user, password=place.password, queue_max=RECALLED_MAX
+        )
 
     async def _open_publisher(self) -> Client:
         """One connection for all, which comes back by itself after a loss."""
         async with self._opening:
             if self._publisher is None:
-                place = parse_url(self.server.config.broker.own_url, "mqtt", 1883)
-                publisher = connect(str(place), clean=True, username=place.user, password=place.password)
+                publisher = self._connect()
                 await publisher.__aenter__()
                 self._publisher = publisher
         return self._publisher
@@ -160,7 +193,7 @@ class MqttEndpoint:
     async def _publish_will(self, client: str, will: Will) -> None:
         await asyncio.sleep(will.delay)
         try:
-            await self.publish(client, will)
+            await self.publish(will, self.new_identity(client))
         except ClientError as error:
             log.warning("the will of %s was not published: %s", client, error)
 

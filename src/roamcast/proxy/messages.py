@@ -202,6 +202,8 @@ class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Whether another site was told of it before."""
     seen: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
     """The last identities that came there: what is on its way to the next site, too, is known by them."""
+    passing: dict[int, tuple[str, bool]] = {}
+    """Its own publishes with QoS 2 that are not released: see buffers.py."""
 
 
 class Located(_Message, frozen=True):

@@ -7,14 +7,18 @@ listens. The identifier of a subscription is made of its filter, hence it means 
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+
+import msgspec
 
 from roamcast.client import Client, ClientError, Notification, connect
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
 from roamcast.proxy.base import DAY_S, ConnectionsAdapter, parse_url, with_identity, without_identity
+from roamcast.proxy.mqtt_notes import carried_by
 
 IDENTIFIER_MAX = 268_435_455
 """The largest that MQTT has for a subscription."""
@@ -23,10 +27,21 @@ QUEUE_MAX = 16_384
 
 class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
     def __init__(
-        self, url: str, *, session_expiry: int = DAY_S, keep_alive: int = 20, prefix: str = "roamcast-"
+        self,
+        url: str,
+        *,
+        session_expiry: int = DAY_S,
+        keep_alive: int = 20,
+        prefix: str = "roamcast-",
+        is_behind_endpoint: bool = False,
     ) -> None:
-        """`session_expiry`: for how many seconds a suspended handler is kept; `prefix`: of client ids."""
+        """`session_expiry`: for how many seconds a suspended handler is kept; `prefix`: of client ids.
+
+        `is_behind_endpoint`: what only MQTT says of a message is kept as well, and what is retained comes
+        only when the endpoint asks for it.
+        """
         super().__init__()
+        self._is_behind_endpoint = is_behind_endpoint
         self._place = parse_url(url, "mqtt", 1883)
         self._expiry_s, self._keep_alive_s, self._prefix = session_expiry, keep_alive, prefix
 
@@ -109,15 +124,21 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
     # --- what other brokers of MQTT do in another way ---
 
     async def ask(self, client: Client, filter: str) -> None:
-        """Subscribe; what is retained comes for a new subscription only."""
-        await client.subscribe(filter, qos=1, retain_handling=1, identifier=identifier_of(filter))
+        """Subscribe; what is retained comes for a new subscription only, if at all."""
+        is_behind = self._is_behind_endpoint
+        await client.subscribe(
+            filter, qos=1, retain_handling=2 if is_behind else 1, retain_as_published=is_behind,
+            identifier=identifier_of(filter),
+        )  # fmt: skip
 
     def topic_filter(self, filter: str) -> str:
         """What names a subscription when it ends."""
         return filter
 
     def message_of(self, notification: Notification) -> ForeignMessage:
-        return without_identity(notification.topic, notification.payload, notification.properties)
+        message = without_identity(notification.topic, notification.payload, notification.properties)
+        carried = carried_by(notification, time.time()) if self._is_behind_endpoint else b""
+        return msgspec.structs.replace(message, carried=carried) if carried else message
 
 
 class _Handler:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from roamcast.client import ClientError, PublishError
 from roamcast.errors import InputError
-from roamcast.mqtt.errors import protocol_error
+from roamcast.mqtt.errors import PacketError, protocol_error
 from roamcast.mqtt.packet_ids import following
 from roamcast.mqtt.packets import (
+    AcknowledgementProperties,
     Connack,
     Connect,
     Disconnect,
@@ -22,7 +24,6 @@ from roamcast.mqtt.packets import (
     Puback,
     Pubcomp,
     Publish,
-    PublishProperties,
     Pubrec,
     Pubrel,
     Suback,
@@ -32,10 +33,18 @@ from roamcast.mqtt.packets import (
     Unsubscribe,
 )
 from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.topics import matches, split_shared
+from roamcast.mqtt.topics import split_shared
 from roamcast.mqtt.writing import write
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.mqtt_notes import (
+    Subscription,
+    carried_of,
+    is_wanted_by,
+    properties_of,
+    publisher_of,
+    subscriptions_of,
+)
 
 if TYPE_CHECKING:
     from roamcast.proxy.endpoint import MqttEndpoint
@@ -49,6 +58,8 @@ UNSENT_PAUSE_S = 0.05
 SHORT_LEASE_S = 60.0
 """Of a session that ends with its connection, if the proxy ends first."""
 ATTACH = 1
+QOS_MAX = 1
+NO_QOS_2 = "QoS 1: while a session moves, two brokers deliver to it, and copies without an identity remain"
 
 REASONS: dict[messages.Code, Reason] = {
     "identity": Reason.NOT_AUTHORIZED,
@@ -71,7 +82,7 @@ class Session:
         self._expiry_s = self._session_expiry(connect.session_expiry)
         self._requests = ATTACH
         self._answers: dict[int, asyncio.Future[messages.Message | steps.Local]] = {}
-        self._filters: dict[str, int] = {}
+        self._filters: dict[str, Subscription] = {}
         self._waiting: deque[tuple[int, ForeignMessage]] = deque()
         self._in_flight: dict[int, int] = {}
         """Numbers of messages by packet id."""
@@ -84,8 +95,8 @@ class Session:
         self._is_welcome = False
         self._is_telling = False
         self._publishes: set[asyncio.Task[None]] = set()
-        self._received: dict[int, None] = {}
-        """Packet ids of QoS 2 publishes that are not yet released."""
+        self._passing: dict[int, tuple[str, bool]] = {}
+        """QoS 2 publishes that are not yet released: see buffers.py."""
 
     @property
     def is_over(self) -> bool:
@@ -116,7 +127,7 @@ class Session:
         if not isinstance(attached, steps.Attached):
             code = attached.code if isinstance(attached, messages.Refused) else "busy"
             return REASONS.get(code, Reason.SERVER_UNAVAILABLE)
-        self._filters = {filter: int(note or 0) for filter, note in attached.filters.items()}
+        self._filters, self._passing = subscriptions_of(attached.filters), dict(attached.passing)
         settings = self._endpoint.settings
         is_capped = self._expiry_s != float(connect.session_expiry or 0)
         self._write(
@@ -126,8 +137,6 @@ class Session:
                 receive_maximum=min(PUBLISHES_MAX, settings.receive_max),
                 maximum_packet_size=PACKET_MAX,
                 assigned_client_id=None if connect.client_id else self.client,
-                shared_subscription_available=False,
-                subscription_identifiers_available=False,
             )
         )
         self._is_welcome = True
@@ -181,19 +190,29 @@ class Session:
                 asyncio.get_running_loop().call_later(UNSENT_PAUSE_S, self._pump)
                 return
             number, message = self._waiting.popleft()
-            qos = self._qos_of(message.topic)
-            packet_id = self._next_packet_id() if qos else 0
-            properties = PublishProperties(user_properties=tuple(message.headers.items()))
-            packet = Publish(message.topic, message.body, qos, False, False, packet_id, properties)
-            if not self._write_publish(packet) or not qos:
+            packet = self._packet_of(message)
+            if packet is None or not self._write_publish(packet) or not packet.qos:
                 self._settle(number)
             else:
-                self._in_flight[packet_id] = number
+                self._in_flight[packet.packet_id] = number
 
-    def _qos_of(self, topic: str) -> int:
-        """The best that the client has asked for; 1 where a subscription has ended meanwhile."""
-        found = [qos for filter, qos in self._filters.items() if matches(filter, topic)]
-        return max(found, default=1)
+    def _packet_of(self, message: ForeignMessage) -> Publish | None:
+        """None if the client does not want it: its own, or one that has expired."""
+        now, carried = time.time(), carried_of(message)
+        found = [one for filter, one in self._filters.items() if is_wanted_by(filter, message.topic)]
+        if publisher_of(message) == self.client and found:
+            found = [one for one in found if not one.no_local]
+            if not found:
+                return None
+        if carried.expires and carried.expires <= now:
+            return None
+        # The best that was asked for; 1 where a subscription has ended meanwhile.
+        qos = max((one.qos for one in found), default=1)
+        is_published_so = carried.is_retained and any(one.retain_as_published for one in found)
+        return Publish(
+            message.topic, message.body, qos, carried.is_recalled or is_published_so, False,
+            self._next_packet_id() if qos else 0, properties_of(message, carried, found, now),
+        )  # fmt: skip
 
     def _next_packet_id(self) -> int:
         while True:
@@ -246,15 +265,22 @@ class Session:
                     self._settle(number)
                     self._pump()
             case Pubrel(packet_id=packet_id):
-                self._received.pop(packet_id, None)
-                self._write(Pubcomp(packet_id))
+                is_known = packet_id in self._passing
+                if is_known:
+                    self._note_passing(packet_id, "", True)
+                reason = Reason.SUCCESS if is_known else Reason.PACKET_IDENTIFIER_NOT_FOUND
+                self._write(Pubcomp(packet_id, reason))
             case Subscribe():
                 await self._on_subscribe(packet)
             case Unsubscribe(packet_id=packet_id, filters=filters):
+                reasons = tuple(
+                    Reason.SUCCESS if filter in self._filters else Reason.NO_SUBSCRIPTION_EXISTED
+                    for filter in filters
+                )
                 for filter in filters:
                     self._filters.pop(filter, None)
                 await self._change({}, filters)
-                self._write(Unsuback(packet_id, (Reason.SUCCESS,) * len(filters)))
+                self._write(Unsuback(packet_id, reasons))
             case Pingreq():
                 self._write(Pingresp())
             case Disconnect(reason=reason, session_expiry=expiry):
@@ -272,20 +298,34 @@ class Session:
     async def _on_publish(self, packet: Publish) -> None:
         if not packet.topic or (packet.properties is not None and packet.properties.topic_alias):
             raise protocol_error("topic aliases are not taken here")
-        if packet.qos == 2 and packet.packet_id in self._received:
-            self._write(Pubrec(packet.packet_id))
-            return
+        identity, is_passed = "", False
         if packet.qos == 2:
-            self._received[packet.packet_id] = None
-        task = asyncio.get_running_loop().create_task(self._pass_on(packet))
+            identity, is_passed = self._passing.get(packet.packet_id, ("", False))
+            if is_passed:
+                self._write(Pubrec(packet.packet_id))
+                return
+            if len(self._passing) >= PUBLISHES_MAX:
+                raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "too many publishes are not released")
+        identity = identity or self._endpoint.new_identity(self.client)
+        if packet.qos == 2:
+            self._note_passing(packet.packet_id, identity, False)
+        task = asyncio.get_running_loop().create_task(self._pass_on(packet, identity))
         self._publishes.add(task)
         task.add_done_callback(self._publishes.discard)
         if len(self._publishes) >= PUBLISHES_MAX:
             await asyncio.wait(self._publishes, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _pass_on(self, packet: Publish) -> None:
+    def _note_passing(self, packet_id: int, identity: str, is_passed: bool) -> None:
+        """Written down before it is passed on, and before the client hears of it."""
+        self._passing[packet_id] = identity, is_passed
+        if not identity:
+            del self._passing[packet_id]
+        if self._connection in self._server.locals:  # Otherwise the client is gone, and asks again.
+            self._server.step([steps.Got(self._connection, steps.Pass(packet_id, identity, is_passed))])
+
+    async def _pass_on(self, packet: Publish, identity: str) -> None:
         try:
-            await self._endpoint.publish(self.client, packet)
+            await self._endpoint.publish(packet, identity)
             reason = Reason.SUCCESS
         except PublishError as error:
             reason = error.reason
@@ -296,34 +336,38 @@ class Session:
         if packet.qos == 1:
             self._write(Puback(packet.packet_id, reason))
         elif packet.qos == 2:
+            self._note_passing(packet.packet_id, "" if reason.failed else identity, True)
             self._write(Pubrec(packet.packet_id, reason))
 
     async def _on_subscribe(self, packet: Subscribe) -> None:
-        add = {}
-        reasons = []
-        for entry in packet.entries:
-            reason = self._verdict(packet, entry)
-            reasons.append(reason)
-            if not reason.failed:
-                add[entry.filter] = str(int(reason))
+        add = {
+            entry.filter: Subscription.of(entry, min(entry.qos, QOS_MAX), packet.subscription_identifier)
+            for entry in packet.entries
+        }
+        recall = [entry.filter for entry in packet.entries if self._brings_retained(entry)]
         # Known before the first message can come for them.
         before = dict(self._filters)
-        self._filters |= {filter: int(qos) for filter, qos in add.items()}
-        refused = await self._change(add, ()) if add else None
+        self._filters |= add
+        refused = await self._change({filter: one.note for filter, one in add.items()}, ())
         if refused is not None:
             self._filters = before
             failure = REASONS.get(refused.code, Reason.UNSPECIFIED_ERROR)
-            reasons = [reason if reason.failed else failure for reason in reasons]
-        self._write(Suback(packet.packet_id, tuple(reasons)))
+            self._write(Suback(packet.packet_id, (failure,) * len(packet.entries)))
+            return
+        for filter in recall:
+            recalled = await self._endpoint.recall(filter)
+            self._server.step([steps.Got(self._connection, steps.Recalled(recalled))])
+        reasons = tuple(Reason(min(entry.qos, QOS_MAX)) for entry in packet.entries)
+        is_less = any(entry.qos > QOS_MAX for entry in packet.entries)
+        is_heard = self._connect.version == 5 and self._connect.request_problem_information
+        told = AcknowledgementProperties(reason_string=NO_QOS_2) if is_less and is_heard else None
+        self._write(Suback(packet.packet_id, reasons, told))
 
-    def _verdict(self, packet: Subscribe, entry: SubscriptionEntry) -> Reason:
-        if self._connect.version == 5 and split_shared(entry.filter) is not None:
-            return Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-        if packet.subscription_identifier is not None:
-            return Reason.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
-        if entry.no_local:
-            return Reason.IMPLEMENTATION_SPECIFIC_ERROR
-        return Reason(min(entry.qos, 1))
+    def _brings_retained(self, entry: SubscriptionEntry) -> bool:
+        if split_shared(entry.filter) is not None:
+            return False
+        is_new = entry.filter not in self._filters
+        return entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new)
 
     async def _change(self, add: dict[str, str], remove: tuple[str, ...]) -> messages.Refused | None:
         self._requests += 1

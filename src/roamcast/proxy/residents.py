@@ -17,7 +17,7 @@ import msgspec
 
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import ForeignMessage
-from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Taken
+from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Passing, Taken
 from roamcast.proxy.messages import Fetch, Held, Locate, Located, Message, Refused, ping_key
 from roamcast.proxy.steps import (
     Attach,
@@ -29,7 +29,9 @@ from roamcast.proxy.steps import (
     Joined,
     Listen,
     Local,
+    Pass,
     Publish,
+    Recalled,
     Subscribe,
     Unlisten,
 )
@@ -99,6 +101,11 @@ class Residents:
                 if handler.first <= number <= stream.sent:
                     self._service.keep(Taken(handler.id, number))
                     self.stream(handler)
+            case Pass(packet_id=packet_id, identity=identity, is_passed=is_passed) if handler is not None:
+                self._service.keep(Passing(handler.id, packet_id, identity, is_passed))
+            case Recalled(messages=recalled) if handler is not None:
+                for one in recalled:
+                    self._service.put(handler, one)
             case Detach(lease_s=lease_s) if handler is not None:
                 self._detach(handler)
                 if lease_s <= 0:
@@ -143,7 +150,8 @@ class Residents:
         service.keep(Changed(handler.id, handler.filters, 0.0, handler.source, False))
         self._of_connection[connection] = handler.id
         self._attached[handler.id] = service.new_stream(connection, attach.request, handler)
-        service.send(connection, Attached(attach.request, is_present, dict(handler.filters)))
+        attached = Attached(attach.request, is_present, dict(handler.filters), dict(handler.passing))
+        service.send(connection, attached)
         self.stream(handler)
 
     def _open(self, attach: Attach, site: str = "", held: Held | None = None) -> Handler:
@@ -158,6 +166,8 @@ class Residents:
         handler = service.buffers.by_id[opened.id]
         if held is not None:
             self._change(handler, filters, 0.0, (site, held.ticket))
+            for packet_id, (identity, is_passed) in held.passing.items():
+                service.keep(Passing(handler.id, packet_id, identity, is_passed))
         service.listen(handler)
         return handler
 
@@ -273,7 +283,10 @@ class Residents:
     def _held(self, handler: Handler) -> Held:
         source = handler.source[1] if handler.source is not None else ""
         seen = tuple(islice(reversed(handler.seen), HELD_SEEN_MAX))
-        return Held(handler.opened.ticket, dict(handler.filters), source, handler.is_promised, seen)
+        return Held(
+            handler.opened.ticket, dict(handler.filters), source, handler.is_promised, seen,
+            dict(handler.passing),
+        )  # fmt: skip
 
     def _decide(self, seeking: Seeking) -> None:
         """When every site has answered."""

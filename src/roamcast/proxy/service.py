@@ -375,8 +375,11 @@ class Service:
         if message.topic.startswith(self._ping_prefix):
             self._on_ping(handler, message)
             return
-        if handler.is_frozen or handler.knows(message):
-            return
+        if not handler.is_frozen and not handler.knows(message):
+            self.put(handler, message)
+
+    def put(self, handler: Handler, message: ForeignMessage) -> None:
+        """Into the buffer, if there is room, and on to whoever waits for it."""
         size = size_of(message)
         while not self._has_room(handler, size):
             self.keep(Dropped(handler.id, 1))

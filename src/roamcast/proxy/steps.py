@@ -62,6 +62,7 @@ class Attached(msgspec.Struct, frozen=True):
     request: int
     is_present: bool
     filters: dict[str, str]
+    passing: dict[int, tuple[str, bool]] = {}
 
 
 class Subscribe(msgspec.Struct, frozen=True):
@@ -70,6 +71,20 @@ class Subscribe(msgspec.Struct, frozen=True):
     request: int
     add: dict[str, str]
     remove: tuple[str, ...] = ()
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """What the foreign broker had retained, for the client that is here."""
+
+    messages: tuple[ForeignMessage, ...]
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """The client publishes with QoS 2: to be known when it says so again, here or at another site."""
+
+    packet_id: int
+    identity: str
+    is_passed: bool
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -82,7 +97,7 @@ class Detach(msgspec.Struct, frozen=True):
     lease_s: float
 
 
-Local = Attach | Attached | Subscribe | Done | Detach
+Local = Attach | Attached | Subscribe | Recalled | Pass | Done | Detach
 
 
 # --- inputs ---

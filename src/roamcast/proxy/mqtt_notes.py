@@ -1,0 +1,104 @@
+"""What the MQTT endpoint knows beside topics and bodies, and how it travels with a session.
+
+Handlers and buffers know filters with a note and messages with something carried; only the endpoint reads
+these. So options of subscriptions and properties of messages follow a client from site to site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+
+import msgspec
+
+from roamcast.client import Notification
+from roamcast.mqtt.packets import PublishProperties, SubscriptionEntry, UserProperties
+from roamcast.mqtt.properties import PUBLISH, encode, publish_properties
+from roamcast.mqtt.topics import matches, split_shared
+from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
+
+
+class Subscription(msgspec.Struct, frozen=True, array_like=True):
+    """What a client has asked for with a filter."""
+
+    qos: int
+    identifier: int = 0
+    """0: none."""
+    no_local: bool = False
+    retain_as_published: bool = False
+
+    @classmethod
+    def of(cls, entry: SubscriptionEntry, qos: int, identifier: int | None) -> Subscription:
+        return cls(qos, identifier or 0, entry.no_local, entry.retain_as_published)
+
+    @property
+    def note(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def subscriptions_of(notes: Mapping[str, str]) -> dict[str, Subscription]:
+    return {filter: msgspec.json.decode(note, type=Subscription) for filter, note in notes.items()}
+
+
+def is_wanted_by(filter: str, topic: str) -> bool:
+    shared = split_shared(filter)
+    return matches(shared[1] if shared is not None else filter, topic)
+
+
+class Carried(msgspec.Struct, frozen=True, array_like=True):
+    """What MQTT says of a message beside its topic, body and user properties."""
+
+    is_retained: bool = False
+    """Published to be retained."""
+    is_recalled: bool = False
+    """Stored before the subscription was made."""
+    expires: float = 0.0
+    """When nobody wants it any more; 0: never."""
+    properties: bytes = b""
+    """As in a PUBLISH, without what is said above."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Carried)
+PLAIN = Carried()
+
+
+def carried_by(notification: Notification, now: float, is_recalled: bool = False) -> bytes:
+    """Nothing for most messages: those with nothing but user properties that have different names."""
+    user = tuple(pair for pair in notification.user_properties if pair[0] != IDENTITY_HEADER)
+    described = PublishProperties(
+        payload_format=notification.payload_format,
+        content_type=notification.content_type,
+        response_topic=notification.response_topic,
+        correlation_data=notification.correlation_data,
+        user_properties=user if len(dict(user)) < len(user) else (),
+    )
+    expiry_s = notification.message_expiry
+    carried = Carried(
+        notification.retain, is_recalled, now + expiry_s if expiry_s is not None else 0.0,
+        encode(described, PUBLISH),
+    )  # fmt: skip
+    return _encode(carried) if carried != PLAIN else b""
+
+
+def carried_of(message: ForeignMessage) -> Carried:
+    return _decoder.decode(message.carried) if message.carried else PLAIN
+
+
+def properties_of(
+    message: ForeignMessage, carried: Carried, found: Iterable[Subscription], now: float
+) -> PublishProperties:
+    """For the client that has these subscriptions."""
+    described = publish_properties(carried.properties) or PublishProperties()
+    user: UserProperties = described.user_properties or tuple(message.headers.items())
+    return msgspec.structs.replace(
+        described,
+        user_properties=user,
+        message_expiry=max(1, ceil(carried.expires - now)) if carried.expires else None,
+        subscription_identifiers=tuple(one.identifier for one in found if one.identifier),
+    )
+
+
+def publisher_of(message: ForeignMessage) -> str:
+    """The client of an endpoint that published it, if it was one: see `MqttEndpoint.publish`."""
+    return message.identity.rsplit("/", 2)[0] if message.identity.count("/") >= 2 else ""
