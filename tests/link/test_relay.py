@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from roamcast.bench.processes import free_port, roamcast_command
-from roamcast.link.channel import HEADER_BYTES, PACKET_BYTES, Direction, Profile
+from roamcast.link.channel import HEADER_BYTES, PACKET_BYTES, Channel, Direction, Profile
 from roamcast.link.relay import BACKLOG_BYTES, SlowLink
 
 FAST = Direction(80_000_000)
@@ -75,6 +75,25 @@ def test_the_end_of_one_side_waits_for_what_comes_back() -> None:
         assert await reader.read() == b"hellobye"
 
     over(FAST, Direction(80_000_000, delay_s=0.1), story)
+
+
+def test_a_machine_that_is_late_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Channel.send
+
+    def send_late(self: Channel, now: float, size: int) -> float:
+        arrival = send(self, now, size)
+        if not size:  # When the end comes to its turn, it and what is in front of it are overdue.
+            time.sleep(0.01)
+        return arrival
+
+    async def story(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.write_eof()
+        assert await reader.read() == b"hellobye"
+
+    monkeypatch.setattr(Channel, "send", send_late)
+    some = Direction(200_000)
+    over(some, some, story)
 
 
 def test_a_slow_link_makes_its_sender_wait() -> None:

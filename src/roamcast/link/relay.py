@@ -13,6 +13,7 @@ from roamcast.link.channel import PACKET_BYTES, Channel, Profile
 
 LOOPBACK = "127.0.0.1"
 READ_BYTES = 1 << 16
+SOON_S = 1e-6
 BACKLOG_BYTES = 16_384
 """What a slow link holds of one direction of a connection; then the sender has to wait."""
 
@@ -153,8 +154,9 @@ class SlowLink(TcpRelay):
                 backlog -= size
                 await asyncio.sleep(max(arrived - loop.time(), 0))
             await writer.drain()
-        # The end of a connection goes over the link, too, behind everything else.
-        await asyncio.sleep(max(channel.send(loop.time(), 0) - loop.time(), 0))
+        # The end of a connection goes over the link, too, behind everything else: by a timer even if it is due
+        # already, as a task that only lets others go first may come before the timers of what is underway.
+        await asyncio.sleep(max(channel.send(loop.time(), 0) - loop.time(), SOON_S))
 
     def end(self, writer: asyncio.StreamWriter, source: asyncio.StreamWriter) -> None:
         """The other direction goes on until it ends itself."""
