@@ -154,8 +154,8 @@ class SlowLink(TcpRelay):
                 backlog -= size
                 await asyncio.sleep(max(arrived - loop.time(), 0))
             await writer.drain()
-        # The end of a connection goes over the link, too, behind everything else: by a timer even if it is due
-        # already, as a task that only lets others go first may come before the timers of what is underway.
+        # The end of a connection goes over the link, too, behind everything else: by a timer, even if it is
+        # due already, as a task that merely lets others go first comes before the timers of what is underway.
         await asyncio.sleep(max(channel.send(loop.time(), 0) - loop.time(), SOON_S))
 
     def end(self, writer: asyncio.StreamWriter, source: asyncio.StreamWriter) -> None:
