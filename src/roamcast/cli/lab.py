@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 EXIT_NOT_EXACT = 1
 """An exact claim does not hold, or a run crashed: something here is broken."""
 
-Quick = Annotated[bool, typer.Option("--quick", help="The same claims in a smaller setting, under a minute.")]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="A smaller setting: seconds, or about a minute of two cores over the air."),
+]
 Workers = Annotated[
     int | None, typer.Option(min=1, max=1024, help="How many runs at a time; one for each core if not given.")
 ]

@@ -42,8 +42,7 @@ from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
 from roamcast.simulator.radio.workload import Publishing
 
 SMALLEST = SIZES[0]
-SEEDS, SEEDS_QUICK = 4, 2
-SEEDS_LONG = 3
+SEEDS = 3
 
 R3 = Claim(
     "R3", "order",
@@ -151,14 +150,14 @@ def measure(job: VariantJob) -> Row:
 
 
 def jobs(quick: bool) -> list[VariantJob]:
-    sizes, seeds = ((SMALLEST, LARGEST), SEEDS_QUICK) if quick else ((SMALLEST, 8, LARGEST), SEEDS)
+    seeds = range(1, SEEDS + 1)
     chosen = [variant for variant in VARIANTS if variant.quick or not quick]
     short = [
         VariantJob(one.name, scenario(one, protocol, size, seed))
         for one in chosen
         for protocol in one.of
-        for size in sizes
-        for seed in range(1, seeds + 1)
+        for size in (SMALLEST, LARGEST)
+        for seed in seeds
     ]
     if quick:
         return short
@@ -167,7 +166,7 @@ def jobs(quick: bool) -> list[VariantJob]:
         for one in chosen
         if one.long
         for protocol in one.of
-        for seed in range(1, SEEDS_LONG + 1)
+        for seed in seeds
     ]
 
 

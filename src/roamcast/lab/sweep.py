@@ -78,9 +78,7 @@ class Sweep:
         self.failures: list[Failure] = []
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
 
-    def run(
-        self, function: Callable[[J], Row], jobs: Sequence[J], *, is_local: bool = False
-    ) -> list[Row]:
+    def run(self, function: Callable[[J], Row], jobs: Sequence[J], *, is_local: bool = False) -> list[Row]:
         """The rows of all jobs that succeeded, in the order of the jobs.
 
         A run that fails is tried once more, in a process of its own; then it is listed in
