@@ -5,6 +5,7 @@ A queue gets each message once, however many of its bindings match, and keeps it
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -43,6 +44,8 @@ class RabbitMqAdapter(ForeignAdapter):
         self._connection: AbstractConnection | None = None
         self._exchange: AbstractExchange | None = None
         self._handlers: dict[str, _Handler] = {}
+        self._making = asyncio.Lock()
+        """Two calls at once for a new name share one queue."""
 
     # --- life ---
 
@@ -67,6 +70,12 @@ class RabbitMqAdapter(ForeignAdapter):
             with suppress(AMQPError, OSError):
                 await connection.close()
 
+    @property
+    def _open_connection(self) -> AbstractConnection:
+        self.check_open()
+        assert self._connection is not None
+        return self._connection
+
     def _on_closed(self, *_: object) -> None:
         self.lose(f"{self._place}: the connection was lost")
 
@@ -80,23 +89,24 @@ class RabbitMqAdapter(ForeignAdapter):
             await handler.listen()
 
     async def _handler_of(self, name: str) -> _Handler:
-        self.check_open()
-        assert self._connection is not None
-        if name not in self._handlers:
-            is_there = await self._is_there(name)
-            channel = await self._connection.channel()
-            await channel.set_qos(prefetch_count=PREFETCH)
-            # One that is there stays as it was made, by whatever settings.
-            made: dict[str, FieldValue] = {"x-expires": int(self._kept_s * 1000)}
-            queue = await channel.declare_queue(
-                self._prefix + name, durable=True, passive=is_there, arguments=None if is_there else made
-            )
-            self._handlers.setdefault(name, _Handler(channel, queue))
+        async with self._making:
+            if name not in self._handlers:
+                is_there = await self._is_there(name)
+                channel = await self._open_connection.channel()
+                await channel.set_qos(prefetch_count=PREFETCH)
+                # One that is there stays as it was made, by whatever settings.
+                made: dict[str, FieldValue] = {"x-expires": int(self._kept_s * 1000)}
+                queue = await channel.declare_queue(
+                    self._prefix + name, durable=True, passive=is_there, arguments=None if is_there else made
+                )
+                self._handlers[name] = _Handler(channel, queue)
         return self._handlers[name]
 
     async def unsubscribe(self, name: str, filter: str) -> None:
         with adapted(filter):
             is_known = name in self._handlers
+            if not is_known and not await self._is_there(name):
+                return
             handler = await self._handler_of(name)
             await handler.queue.unbind(self._exchange_name, filter)
             if is_known:
@@ -108,21 +118,20 @@ class RabbitMqAdapter(ForeignAdapter):
 
     async def suspend(self, name: str) -> None:
         self.check_open()
-        if name in self._handlers:
+        handler = self._handlers.pop(name, None)
+        if handler is not None:
             with adapted(name):
-                await self._handlers[name].stop()
+                await handler.end(is_own=False)
 
     async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
         with adapted(name):
-            is_kept = name in self._handlers or await self._is_there(name)
+            is_kept = await self._is_there(name)
         await super().resume(name, filters, receive)
         return is_kept
 
     async def _is_there(self, name: str) -> bool:
         """Whether there is a queue; a channel on which it is asked for in vain is closed by the server."""
-        self.check_open()
-        assert self._connection is not None
-        channel = await self._connection.channel()
+        channel = await self._open_connection.channel()
         try:
             await channel.declare_queue(self._prefix + name, passive=True)
         except ChannelNotFoundEntity:
@@ -181,6 +190,7 @@ class _Handler:
             await self.queue.cancel(consumer)
 
     async def end(self, is_own: bool) -> None:
+        """Listen no more; and if it is our own to end, end the queue as well."""
         await self.stop()
         if is_own:
             await self.queue.delete(if_unused=False, if_empty=False)
