@@ -8,6 +8,9 @@ from collections import Counter
 import pytest
 from tests.site.mobile_world import MobileWorld
 
+from roamcast.core.snapshot import freeze, thaw
+from roamcast.site.inputs import SiteInput
+
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 
 
@@ -113,16 +116,36 @@ def check(world: MobileWorld) -> None:
         world.check_replay(id)
 
 
-def story(seed: int, crash: bool, rounds: int = 60) -> MobileWorld:
+class SkewedWorld(MobileWorld):
+    """Clocks differ by up to a minute."""
+
+    def settle(self) -> None:
+        self.clocks = self.clocks or {id: self.rng.uniform(0.0, 60.0) for id in self.ids}
+        super().settle()
+
+
+class SnapshotWorld(MobileWorld):
+    """Between two turns a site is now and then written down, and goes on from what was written."""
+
+    def step(self, id: str, inputs: list[SiteInput]) -> None:
+        super().step(id, inputs)
+        if self.rng.random() < 0.02:
+            election = self.sites[id].election
+            self.sites[id] = thaw(freeze(self.sites[id]))
+            self.sites[id].election = election  # Which is in no snapshot.
+
+
+def story(seed: int, crash: bool, kind: type[MobileWorld] = MobileWorld, rounds: int = 60) -> MobileWorld:
     rng = random.Random(seed)
     links = rng.choice((RING, [(0, 1), (1, 2), (2, 3)], [(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)]))
-    world = make_world(seed, 4, links)
+    world = kind(seed, 4, links)
     for number in range(3):
         subscribed(world, f"c{number}", rng.choice(world.ids))
     world.crashes = crash
     drive(world, rng, rounds)
     world.crashes = False
-    bring_home(world, rng)
+    for _ in range(2):  # One may be closed, because of a clock that was wrong in another part.
+        bring_home(world, rng)
     check(world)
     return world
 
@@ -133,6 +156,19 @@ def test_nothing_is_lost_whatever_happens(seed: int, crash: bool) -> None:
     world = story(seed, crash)
     sent = sum(len(client.sent) for client in world.clients.values())
     assert sent > 10
+
+
+@pytest.mark.parametrize("kind", [SkewedWorld, SnapshotWorld])
+@pytest.mark.parametrize("seed", range(2))
+def test_clocks_that_differ_and_snapshots_change_nothing(seed: int, kind: type[MobileWorld]) -> None:
+    story(seed, crash=True, kind=kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SkewedWorld, SnapshotWorld])
+@pytest.mark.parametrize("seed", range(2, 60))
+def test_clocks_and_snapshots_over_many_seeds(seed: int, kind: type[MobileWorld]) -> None:
+    story(seed, crash=True, kind=kind)
 
 
 @pytest.mark.slow

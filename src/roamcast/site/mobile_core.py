@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from zlib import crc32
 
 from roamcast.core.effects import Effects
 from roamcast.core.messages import Acknowledge, Deliver, Fleeting, Message, Publish, cause_of
@@ -26,6 +27,8 @@ from roamcast.site.noted_filters import asks_more
 from roamcast.site.tree_links import TreeLinks
 from roamcast.site.waves import Wave, WaveBack, Waves
 
+MARK_BITS = 16
+"""Of a timestamp: which broker has chosen it."""
 WINDOW = 1024
 """Notifications that a client gets before it acknowledges, if it does not say how many."""
 
@@ -33,7 +36,7 @@ WINDOW = 1024
 class Visit:
     """A client that is connected here."""
 
-    def __init__(self, connection: int, owner: str, window: int, stamp: int, incarnation: int) -> None:
+    def __init__(self, connection: int, owner: str, window: int, stamp: int) -> None:
         self.connection = connection
         self.owner = owner
         self.window = window or WINDOW
@@ -42,7 +45,9 @@ class Visit:
         self.is_clean = False
         """Whether it wants nothing of what there was before it came."""
         self.is_leaving = False
-        self.incarnation = incarnation
+        self.insists_until = 0.0
+        """Until then it may be said once more that the client is here, to whoever knows a later timestamp."""
+        self.incarnation = stamp
         """Of what it publishes."""
         self.published = 0
         self.subscriptions: dict[str, Subscription] = {}
@@ -77,6 +82,7 @@ class MobileCore:
         """Notifications that clients would have got again."""
         self.incarnation = 0
         """Of what this broker publishes itself."""
+        self._mark = crc32(id.encode()) % (1 << MARK_BITS)
         self._published = 0
         self._limits: QueueLimits | None = None
         self._level: Level = "full"
@@ -99,9 +105,12 @@ class MobileCore:
         out, self._out = self._out, Effects()
         return out
 
-    def stamp(self) -> int:
-        """The clock, as timestamps count it."""
-        return int(self.now * 1000)
+    def stamp(self, after: int = 0) -> int:
+        """A timestamp: the clock in milliseconds, or what is later than another, and this broker's mark.
+
+        Two brokers must never choose the same one for a client: nobody could say which of them is right.
+        """
+        return max(int(self.now * 1000), (after >> MARK_BITS) + 1) << MARK_BITS | self._mark
 
     # --- what other parts of the site ask for (see announcing, wills) ---
 

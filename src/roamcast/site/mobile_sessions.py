@@ -4,10 +4,12 @@ A subscriber of the document counts timestamps and knows what it is subscribed t
 neither, so its broker does it in its stead:
 
 - **Timestamps** are the clock in milliseconds, or one more than the highest that is known here for the
-  client, if that is higher. Within one part of the network everyone knows the last one, so clocks do not
-  matter. Between parts that have not met the later clock is newer; if clocks differ by more than the time
-  between two attaches in two parts, the older attach wins when they meet. Then the connection is closed as
-  taken over, and the client's next attach, which knows that timestamp, wins.
+  client, if that is higher; behind it comes a mark of the broker, so that no two choose the same. Where the
+  tree reaches, clocks do not matter: if the broker where the client was knows a later timestamp, it says so,
+  and that the client is here is said once more with a later one. Between parts that have not met the later
+  clock is newer; if clocks differ by more than the time between two attaches in two parts, the older attach
+  wins when they meet. Then the connection is closed as taken over, and the client's next attach, which knows
+  that timestamp, wins.
 - **Subscriptions** come from what the brokers know (see `noted_filters`). Where two parts of the network meet
   that know different ones, of each subscription the last change counts: `Missed` tells the client's broker,
   wherever it is, and that one tells everybody.
@@ -55,7 +57,8 @@ from roamcast.site.noted_filters import (
     withdrawn,
 )
 
-BROKER_BITS = 16
+INSISTS_S = 5.0
+"""So long after an attach an answer to it may come."""
 
 
 class Missed(Message, frozen=True):
@@ -76,11 +79,9 @@ class Arriving(msgspec.Struct):
 
 
 class MobileSessions:
-    def __init__(self, core: MobileCore, endpoint: Endpoint, mark: int) -> None:
-        """`mark` is this broker's in the numbers of what clients publish: no other should have the same."""
+    def __init__(self, core: MobileCore, endpoint: Endpoint) -> None:
         self.core = core
         self.endpoint = endpoint
-        self._mark = mark % (1 << BROKER_BITS)
         self._arriving: dict[str, Arriving] = {}
         self._missed: dict[str, Missed] = {}
         """What could not be sent on yet."""
@@ -180,10 +181,8 @@ class MobileSessions:
         known = self._known(client)
         if client not in self.endpoint.sessions:
             self.endpoint.arrived(client, self._capsule(client))
-        stamp = core.stamp()
-        incarnation = max(stamp, 0) << BROKER_BITS | self._mark
-        visit = Visit(arriving.connection, hello.owner, hello.window, stamp, incarnation)
-        visit.is_clean = hello.clean
+        visit = Visit(arriving.connection, hello.owner, hello.window, core.stamp())
+        visit.is_clean, visit.insists_until = hello.clean, core.now + INSISTS_S
         core.visits[client] = visit
         visit.subscriptions = dict(self.endpoint.sessions[client].subscriptions)
         core.tell(client, Welcome(1, 0))
@@ -225,7 +224,7 @@ class MobileSessions:
 
     def _next_stamp(self, client: str) -> int:
         known = self._known(client)
-        stamp = max(self.core.stamp(), known.timestamp + 1 if known is not None else 1)
+        stamp = self.core.stamp(after=known.timestamp if known is not None else 0)
         visit = self.core.visits.get(client)
         if visit is not None:
             visit.stamp = stamp
@@ -288,7 +287,7 @@ class MobileSessions:
             self._look_for_missed(message)
         self.core.receive(peer, message)
         if subscriber:
-            self._review(subscriber)
+            self._review(subscriber, is_answer=isinstance(message, Bsub))
 
     def _look_for_missed(self, message: Bsub) -> None:
         """The sender knows more, but not all subscriptions that are known here. None at all is the end."""
@@ -323,8 +322,12 @@ class MobileSessions:
                 del self._missed[client]
                 self.core.links.send(known.way, message)
 
-    def _review(self, client: str) -> None:
-        """Who is connected here is here; who is not, and is known to be elsewhere, has nothing here."""
+    def _review(self, client: str, is_answer: bool = False) -> None:
+        """Who is connected here is here; who is not, and is known to be elsewhere, has nothing here.
+
+        That it has attached elsewhere since then says a MIG. A BSUB may also be the answer of somebody who
+        knows a later timestamp of before.
+        """
         known = self._known(client)
         if known is None:
             return
@@ -340,11 +343,18 @@ class MobileSessions:
         elif visit is None:
             if client in self.endpoint.sessions:
                 self.endpoint.pack(client)
-        elif known.timestamp > visit.stamp:
-            if not visit.is_leaving:
-                visit.is_leaving = True
-                self.core.close(client, visit.connection, ATTACHED_ELSEWHERE)
-        elif visit.is_clean:
+        elif known.timestamp <= visit.stamp:
+            self._insist(client, visit, known)
+        elif is_answer and self.core.now < visit.insists_until:
+            visit.insists_until = 0.0
+            self._insist(client, visit, known)
+        elif not visit.is_leaving:
+            visit.is_leaving = True
+            self.core.close(client, visit.connection, ATTACHED_ELSEWHERE)
+
+    def _insist(self, client: str, visit: Visit, known: Known) -> None:
+        """The client is here, whatever others say."""
+        if visit.is_clean:
             self._attach(client)
             stamp = self._next_stamp(client)
             mine = tuple(noted(one, visit.owner, stamp) for one in visit.subscriptions.values())

@@ -9,7 +9,6 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from zlib import crc32
 
 import msgspec
 
@@ -89,7 +88,7 @@ class MobileSite:
         self.endpoint = Endpoint(self)
         self.links = TreeLinks(settings.id, Codec())
         self.core = MobileCore(settings.id, protocol(settings.id), self.links, self.endpoint)
-        self.sessions = MobileSessions(self.core, self.endpoint, crc32(settings.id.encode()))
+        self.sessions = MobileSessions(self.core, self.endpoint)
         self.wills = Wills(self.core)
         self.announcements = Announcements(self.core)
         self.seeking = MobileSeeking(self.core, self.endpoint.sessions)
@@ -370,7 +369,7 @@ class MobileSite:
         if due is not None and due <= now:
             self._conclude(Elapsed())
         if self.election is None:
-            self.election = Election(self.id, self.settings.election, self.core.stamp())
+            self.election = Election(self.id, self.settings.election, int(now * 1000))
             self._elect(self.election.start(now))
             return
         deadline = self.election.deadline()
