@@ -55,7 +55,7 @@ def does_not_tell_which_subscriptions_were_missed(patch: pytest.MonkeyPatch) -> 
 
 
 def keeps_a_session_that_lives_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MobileSessions, "_review", lambda self, client: None)
+    patch.setattr(MobileSessions, "_review", lambda self, client, is_answer=False: None)
 
 
 def delivers_what_is_stored_to_nobody(patch: pytest.MonkeyPatch) -> None:
