@@ -1,6 +1,7 @@
 """The benchmark of handoffs: that it measures what it says, never how fast that is."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,9 @@ def test_resumes_and_handoffs_are_timed_and_every_message_checked(
         case = result["cases"][1][kind]
         assert 0 < case["connack"]["p50_ms"] <= case["connack"]["p99_ms"]
         assert case["connack"]["p50_ms"] <= case["first_message"]["p50_ms"]
-    assert result["journal_sync_ms"] > 0
-    assert result["round_trip_ms"] > 0
+    for case in result["cases"]:
+        assert case["journal_sync_ms"] > 0
+        assert case["round_trip_ms"] > 0
     assert "sync = group" in result["settings"]
 
 
@@ -29,14 +31,16 @@ def test_a_handoff_may_take_three_syncs_and_a_round_trip_more() -> None:
     def times(p50: float, p99: float) -> dict[str, float]:
         return {"p50_ms": p50, "p99_ms": p99}
 
-    row = {
+    row: dict[str, Any] = {
+        "journal_sync_ms": 2,
+        "round_trip_ms": 1,
         "resume": {"connack": times(5, 9), "first_message": None},
         "handoff": {"connack": times(12, 23), "first_message": None},
     }
-    judge(row, sync_ms=2, trip_ms=1)
+    judge(row)
     handed = row["handoff"]["connack"]
-    assert handed is not None
     assert (handed["bound_p50_ms"], handed["bound_p99_ms"]) == (12, 24)
     assert (handed["holds_p50"], handed["holds_p99"]) == (True, True)
-    judge(row, sync_ms=1.9, trip_ms=1)
+    row["journal_sync_ms"] = 1.9
+    judge(row)
     assert (handed["holds_p50"], handed["holds_p99"]) == (False, True)

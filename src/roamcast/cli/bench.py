@@ -299,7 +299,8 @@ def handoff(
     if as_json:
         emit_json(result)
         return
-    columns = ["queued", "until", "resume p50", "p99", "handoff p50", "p99", "allowed p50", "p99", "holds"]
+    columns = ["queued", "until", "resume p50", "p99", "handoff p50", "p99"]
+    columns += ["sync", "round trip", "allowed p50", "p99", "holds"]
     rows = []
     for row in result["cases"]:
         for what in ("connack", "first_message"):
@@ -307,6 +308,7 @@ def handoff(
             if plain is not None:
                 holds = handed["holds_p50"] and handed["holds_p99"]
                 figures = [part[key] for part in (plain, handed) for key in ("p50_ms", "p99_ms")]
+                figures += [row["journal_sync_ms"], row["round_trip_ms"]]
                 figures += [handed["bound_p50_ms"], handed["bound_p99_ms"]]
                 rows.append([row["queued"], what.replace("_", " "), *figures, holds])
     table(columns, rows, title="bench handoff: milliseconds")

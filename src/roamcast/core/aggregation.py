@@ -39,18 +39,18 @@ class SimpleAggregate:
     """Every entry is forwarded, with the identity of its subscriber."""
 
     def __init__(self) -> None:
-        self._counts: Counter[Entry] = Counter()
+        self._counts: dict[Entry, int] = {}
 
     def add(self, entry: Entry) -> Change:
-        self._counts[entry] += 1
-        return Change(subscribe=(entry,)) if self._counts[entry] == 1 else NO_CHANGE
+        count = self._counts[entry] = self._counts.get(entry, 0) + 1
+        return Change((entry,)) if count == 1 else NO_CHANGE
 
     def remove(self, entry: Entry) -> Change:
-        self._counts[entry] -= 1
-        if self._counts[entry]:
+        count = self._counts[entry] = self._counts[entry] - 1
+        if count:
             return NO_CHANGE
         del self._counts[entry]
-        return Change(unsubscribe=(entry,))
+        return Change((), (entry,))
 
     def forwarded(self) -> list[Entry]:
         return list(self._counts)

@@ -15,12 +15,12 @@ is known of that client; each broker makes of them what it needs (`dependents.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from roamcast.core.aggregation import AGGREGATES, STRATEGIES, Aggregate, Change
+from roamcast.core.aggregation import AGGREGATES, NO_CHANGE, STRATEGIES, Aggregate, Change
 from roamcast.core.dependents import Dependents, Instances, Wide
 from roamcast.core.matching import Interface, MatchingTable, Owner, Route
 from roamcast.core.messages import Cause, Entry, Settled, Update
@@ -74,8 +74,16 @@ class _PeerState:
         self.asked = 0
         self.settled = 0
 
+    def wants(self, filter: Filter, uses_advertisements: bool) -> bool:
+        """Whether the peer must hear of a filter that came from elsewhere."""
+        if self.aggregate is None:
+            return False
+        return not uses_advertisements or _overlaps_any(self.advertised, filter)
+
     def stage(self, change: Change) -> None:
         """The forwarded set has changed."""
+        if change is NO_CHANGE:
+            return
         self.staged.append(change)
         for entry in change.subscribe:
             if entry[0].own:
@@ -271,12 +279,14 @@ class Router:
         before, or others cover them), it says so. Nobody else notices anything.
         """
         entries = [(filter, subscriber) for filter in filters]
-        for entry in entries:
-            self._collect(target, self._as_from(target, entry))
+        # As they would come from a peer: most strategies forget whose they are.
+        from_peer = entries if self.strategy == "simple" else [(filter, "") for filter, _ in entries]
+        for entry in from_peer if isinstance(target, str) else entries:
+            self._collect(target, entry)
         if isinstance(source, str):
             self._apply(source, update or Update())
             # The source has these already.
-            assumed = tuple([self._as_from(source, entry) for entry in entries])
+            assumed = tuple(from_peer)
             state = self._peers[source]
             state.staged.append(Change(unsubscribe=assumed))
             if self.dependents.heard_from(subscriber) == source:
@@ -362,10 +372,6 @@ class Router:
 
     def _is_routed(self, interface: Interface, entry: Entry) -> bool:
         return self._diverted.get(entry[1], interface) == interface
-
-    def _as_from(self, interface: Interface, entry: Entry) -> Entry:
-        """The entry as it would come over this interface: most strategies forget whose it is."""
-        return entry if self.strategy == "simple" or not isinstance(interface, str) else (entry[0], "")
 
     # --- the table ---
 
@@ -492,40 +498,34 @@ class Router:
     # --- subscriptions on their way ---
 
     def _collect(self, interface: Interface, entry: Entry) -> None:
-        if entry[0].own:
-            self._note_use(entry[0], +1)
+        filter = entry[0]
+        if filter.own:
+            self._note_use(filter, +1)
         if not self._diverted or self._is_routed(interface, entry):
-            self._add_route(entry[0], interface)
+            self._add_route(filter, interface)
         entries = self._collected.setdefault(interface, {})
-        entries[entry] = entries.get(entry, 0) + 1
-        if entries[entry] == 1:
-            for state in self._concerned(interface, entry[0]):
-                state.stage(state.aggregate.add(entry))  # type: ignore[union-attr]
+        count = entries[entry] = entries.get(entry, 0) + 1
+        if count == 1:
+            for peer, state in self._peers.items():
+                if peer != interface and state.wants(filter, self.uses_advertisements):
+                    state.stage(state.aggregate.add(entry))  # type: ignore[union-attr]
 
     def _release(self, interface: Interface, entry: Entry) -> None:
+        filter = entry[0]
         if not self._diverted or self._is_routed(interface, entry):
-            self._remove_route(entry[0], interface)
-        if entry[0].own:
-            self._note_use(entry[0], -1)
+            self._remove_route(filter, interface)
+        if filter.own:
+            self._note_use(filter, -1)
         entries = self._collected[interface]
-        entries[entry] -= 1
-        if entries[entry]:
+        count = entries[entry] = entries[entry] - 1
+        if count:
             return
         del entries[entry]
         if not entries:
             del self._collected[interface]
-        for state in self._concerned(interface, entry[0]):
-            state.stage(state.aggregate.remove(entry))  # type: ignore[union-attr]
-
-    def _concerned(self, source: Interface, filter: Filter) -> list[_PeerState]:
-        """The peers that must hear of a filter from this interface."""
-        return [
-            state
-            for peer, state in self._peers.items()
-            if peer != source
-            and state.aggregate is not None
-            and (not self.uses_advertisements or _overlaps_any(state.advertised, filter))
-        ]
+        for peer, state in self._peers.items():
+            if peer != interface and state.wants(filter, self.uses_advertisements):
+                state.stage(state.aggregate.remove(entry))  # type: ignore[union-attr]
 
     # --- advertisements ---
 
@@ -626,8 +626,10 @@ def _overlaps_any(advertised: Iterable[Filter], filter: Filter) -> bool:
     return any(filter.overlaps(one) for one in advertised)
 
 
-def _joined(changes: Iterable[Change]) -> Change:
+def _joined(changes: Sequence[Change]) -> Change:
     """Several changes as one: what was added and removed again on the way cancels out."""
+    if len(changes) == 1:
+        return changes[0]
     net: dict[Entry, int] = {}
     for change in changes:
         for entry in change.subscribe:

@@ -201,17 +201,16 @@ class MqttSession:
 
     def _common_options(self, own: bool, shared: bool) -> Options | None:
         """What all subscriptions ask for alike; then it does not matter which of them it was for."""
-        asked = {
-            (one.qos, one.retain_as_published, one.identifier, own and one.no_local)
-            for one in self._by_way(shared)
-        }
-        if len(asked) != 1:
-            return None
-        qos, retain_as_published, identifier, unwanted = asked.pop()
-        # How many matched would show in the identifiers.
-        if identifier is not None or unwanted:
-            return None
-        return Options(qos, retain_as_published, (), self.wants_identity)
+        common: tuple[int, bool] | None = None
+        for one in self.subscriptions.values():
+            if bool(one.group) is not shared:
+                continue
+            asked = (one.qos, one.retain_as_published)
+            # How many matched would show in the identifiers.
+            if (common or asked) != asked or one.identifier is not None or (own and one.no_local):
+                return None
+            common = asked
+        return None if common is None else Options(*common, (), self.wants_identity)
 
     @property
     def wants_identity(self) -> bool:
