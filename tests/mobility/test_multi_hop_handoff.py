@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import pytest
 from tests.mobility.broken import registered
 
-from roamcast.core.messages import AttachRequest, Message
+from roamcast.core.messages import AttachRequest, Message, Relayed
 from roamcast.core.notification import Burst
 from roamcast.core.session import Session
 from roamcast.mobility.multi_hop_handoff import (
@@ -19,9 +19,11 @@ from roamcast.mobility.multi_hop_handoff import (
     Hold,
     MultiHopHandoff,
     Pass,
+    Pull,
     Reference,
     SubMigration,
     SubMigrationAck,
+    _take,
 )
 from roamcast.node.broker import Broker
 from roamcast.simulator.fuzz import draw_story, fuzz
@@ -267,6 +269,39 @@ def test_only_the_path_is_touched_and_bulk_is_not_dragged_along() -> None:
     # Two hops from bo to bn, one from bn to b2.
     assert sent[SubMigration] == sent[SubMigrationAck] == sent[DeliverTQ] == 3
     assert sent[Events] > 0
+
+
+def pulls_of_a_long_queue(setting: str) -> int:
+    """How often a client is asked for that comes back to two thousand notifications."""
+    text = f"brokers bo-bm bm-bn\nprotocol multi_hop_handoff\n{setting}\nat 0.0 c1 attach bo\n"
+    text += "at 0.0 p attach bm\nat 1.0 c1 subscribe TRUE\nat 2.0 c1 leave\n"
+    text += "".join(f"at {3 + number * 0.001:.3f} p publish 10 {{}}\n" for number in range(200))
+    sent: Counter[type[Message]] = Counter()
+    result = parse_story(text + "at 10.0 c1 attach bn\n").run(
+        trace=lambda now, sender, receiver, message: sent.update(
+            [type(message.message if isinstance(message, Relayed) else message)]
+        )
+    ).result
+    assert (result.violations, result.lost) == ([], 0)
+    return sent[Pull]
+
+
+def test_more_is_fetched_at_once_for_a_client_that_reads_fast_where_that_is_allowed() -> None:
+    few, many = pulls_of_a_long_queue("fetch_max 1024"), pulls_of_a_long_queue("fetch_max 64")
+    assert many >= 2 * 2_000 // 64
+    assert few < many / 4
+
+
+def test_what_is_fetched_travels_in_messages_of_limited_size() -> None:
+    large, small = burst_of(3, 50_000), burst_of(1_000, 10)
+    waiting = deque([large, small, large])
+    taken = [[one.count for one in _take(waiting, 5_000)] for _ in range(4)]
+    assert taken == [[1], [1], [1, 1_000], [1]]
+    assert [(one.number, one.count) for one in waiting] == [(2, 2)]
+
+
+def burst_of(count: int, size: int) -> Burst:
+    return Burst("p", 0, 1, b"", 0.0, (bytes(size),) * count, count)
 
 
 @pytest.mark.slow

@@ -150,6 +150,13 @@ class Discovery(Section, frozen=True):
     recorded it. "none" for machines without a clock that is right."""
 
 
+class ProtocolSettings(Settings, frozen=True):
+    """What a user can set for a protocol; each reads what concerns it."""
+
+    fetch_max: Annotated[int, Meta(ge=64, le=65_536)] = 1024
+    """Notifications that are fetched at once for a client that reads as fast as they come."""
+
+
 class Mobility(Section, frozen=True):
     """How sessions follow their clients. All brokers of a network must say the same here."""
 
@@ -164,7 +171,7 @@ class Mobility(Section, frozen=True):
     """How long to look for a session before a broker counts as unreachable."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
-    settings: Settings = field(default_factory=Settings)
+    settings: ProtocolSettings = field(default_factory=ProtocolSettings)
     """What concerns single protocols."""
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from roamcast.core.queues import QueueLimits
 from roamcast.daemon.sections import Config, State
 from roamcast.location.movement_graph import parse_movement_graph
+from roamcast.mobility.base import Settings
 from roamcast.mqtt.endpoint import EndpointSettings
 from roamcast.node.broker import BrokerSettings
 from roamcast.site.settings import SiteSettings, StateSettings
@@ -26,7 +29,7 @@ def site_settings(config: Config) -> SiteSettings:
             records=config.events.level,
             records_attributes=config.events.attributes,
             clock_error_s=None,
-            protocol=mobility.settings,
+            protocol=Settings(**msgspec.structs.asdict(mobility.settings)),
         ),
         endpoint=EndpointSettings(
             packet_max=mqtt.packet_bytes_max,

@@ -84,6 +84,8 @@ class Settings(msgspec.Struct, frozen=True):
     """How often neighbours that store for each other's clients say that they are there; "none": never."""
     heartbeats_missed_max: int = 3
     """For how many periods nothing may be heard of a neighbour before it counts as failed."""
+    fetch_max: int = 64
+    """Notifications that are fetched at once for a client that reads as fast as they come; at least 64."""
 
 
 class OwnToken(NamedTuple):

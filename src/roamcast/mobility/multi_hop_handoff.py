@@ -42,7 +42,13 @@ FIRST_CREDIT = 8
 """How much is fetched for a client that has not acknowledged anything since it attached."""
 
 CREDIT = 64
-"""How much is fetched ahead for a client that does."""
+"""How much is fetched ahead for a client that does; twice as much each time, where `fetch_max` allows it."""
+
+FETCH_BYTES_MAX = 1 << 20
+"""But not more bytes than that."""
+
+EVENTS_BYTES = 64 << 10
+"""What is fetched travels in messages of about this size."""
 
 Reference = tuple[str, int, str]
 """A segment left behind: the broker, the attach number of the stay, and "in" or "own"."""
@@ -316,14 +322,16 @@ class MultiHopHandoff(MobilityProtocol):
         """Answer the one who reads this segment, as far as its credit and what is here allow."""
         if segment.want <= 0 or not segment.complete:
             return
-        bursts = _take(segment.bursts, segment.want)
-        segment.want -= count_of(bursts)
-        end = not segment.bursts and segment.granted == 0
-        if not bursts and not end:
-            return
-        then = tuple(segment.segments) if end else ()
-        granted = segment.want if then else 0
-        self.host.send(segment.destination, Events(client, segment.number, bursts, end, then, granted))
+        end = False
+        while segment.want > 0 and not end:
+            bursts = _take(segment.bursts, segment.want)
+            segment.want -= count_of(bursts)
+            end = not segment.bursts and segment.granted == 0
+            if not bursts and not end:
+                return
+            then = tuple(segment.segments) if end else ()
+            granted = segment.want if then else 0
+            self.host.send(segment.destination, Events(client, segment.number, bursts, end, then, granted))
         if end:
             del self.segments[client, reference[1], reference[2]]
             if granted:
@@ -337,6 +345,8 @@ class MultiHopHandoff(MobilityProtocol):
             for burst in message.bursts:
                 self.keep(hold.queue, client, burst)
             self.account(hold, message)
+            if hold.granted == 0 and hold.credit >= CREDIT:
+                self.adapt(hold)
             self.host.pump(client)
             self.go_on(client, hold)
             return
@@ -344,6 +354,14 @@ class MultiHopHandoff(MobilityProtocol):
         segment.bursts.extend(message.bursts)
         self.account(segment, message)
         self.serve(client, (self.host.id, message.number, "in"), segment)
+
+    def adapt(self, hold: Hold) -> None:
+        """Fetch more next time, unless that were too many bytes: a client that reads fast need not wait."""
+        if self.settings.fetch_max <= CREDIT:
+            return
+        size = sum(burst.size for burst in hold.queue.bursts())
+        wanted = min(2 * hold.credit, self.settings.fetch_max) if 2 * size <= FETCH_BYTES_MAX else 0
+        hold.credit = max(wanted, CREDIT)
 
     def account(self, reader: Hold | Segment, message: Events) -> None:
         reader.granted -= count_of(message.bursts)
@@ -373,7 +391,7 @@ class MultiHopHandoff(MobilityProtocol):
     def on_acknowledged(self, client: str) -> None:
         hold = self.holds.get(client)
         if hold is not None and hold.own is not None:
-            hold.credit = CREDIT
+            hold.credit = max(hold.credit, CREDIT)
             self.go_on(client, hold)
 
     # --- when brokers are gone for good ---
@@ -479,15 +497,25 @@ class MultiHopHandoff(MobilityProtocol):
 
 
 def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
-    """Up to so many notifications from the front."""
-    taken = []
+    """Up to so many notifications from the front, and about as many bytes as one message may have."""
+    taken: list[Burst] = []
+    room = EVENTS_BYTES
     while bursts and want > 0:
-        burst = bursts.popleft()
-        if burst.count > want:
-            bursts.appendleft(burst.tail(want))
-            burst = burst.head(want)
+        burst = bursts[0]
+        size = burst.size
+        fitting = want if size <= room else min(want, burst.count * room // size)
+        if fitting <= 0:
+            if taken:
+                break
+            fitting = 1
+        bursts.popleft()
+        if burst.count > fitting:
+            bursts.appendleft(burst.tail(fitting))
+            burst = burst.head(fitting)
+            size = burst.size
         taken.append(burst)
         want -= burst.count
+        room -= size
     return tuple(taken)
 
 
