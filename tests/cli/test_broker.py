@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from roamcast.cli import build_app, run
-from roamcast.daemon.config import Config, Listener, Peer, load, print_config
+from roamcast.daemon.config import Config, Discovery, Listener, Peer, load, print_config
 
 
 @pytest.fixture
@@ -49,6 +49,26 @@ def test_flags_for_a_quick_start(served: list[Config]) -> None:
     )
     assert (config.link.address, config.link.port) == ("127.0.0.1", 7000)
     assert (config.mqtt.receive_maximum, config.journal.sync) == (64, "process")
+
+
+def test_a_flag_looks_for_other_brokers(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broker("--mobility", "mft", "--discover", "lo:7400") == 0
+    config = served[0]
+    assert config.discovery == Discovery(enabled=True, interface="lo", port=7400)
+    assert (config.link.address, config.link.port) == ("127.0.0.1", 0)
+    monkeypatch.setenv("ROAMCAST_LINK_SECRET", "a secret of all these brokers")
+    assert broker("--mobility", "mft", "--discover", "wlan0") == 0
+    assert (served[-1].discovery.interface, served[-1].link.address) == ("wlan0", "0.0.0.0")
+    listening = ("--peer-listen", "192.0.2.1:7000")
+    assert broker("--mobility", "mft", "--discover", "wlan0", *listening) == 0
+    assert (served[-1].link.address, served[-1].link.port) == ("192.0.2.1", 7000)
+
+
+def test_discovery_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert broker("--mobility", "mft", "--discover", "lo:nothing") == 2
+    assert "--discover" in capsys.readouterr().err
+    assert broker("--discover", "lo") == 2
+    assert "valid with discovery are mft" in capsys.readouterr().err
 
 
 def test_without_flags_it_is_the_default(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:

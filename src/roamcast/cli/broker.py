@@ -71,7 +71,7 @@ def broker(
     discover: Annotated[
         str | None,
         typer.Option(
-            metavar="INTERFACE",
+            metavar="INTERFACE[:PORT]",
             help="Look for other brokers on this interface (lo, wlan0) by multicast; for --mobility mft.",
         ),
     ] = None,
@@ -157,11 +157,14 @@ def parse_peer_listener(text: str) -> dict[str, Any]:
     return {"link.address": host, "link.port": port}
 
 
-def discovering(interface: str, is_listening: bool) -> dict[str, Any]:
+def discovering(text: str, is_listening: bool) -> dict[str, Any]:
     """The keys for a broker that looks for others; peers can connect there unless something else is said."""
     from roamcast.daemon.addresses import is_loopback
 
+    interface, colon, port = text.partition(":")
     keys: dict[str, Any] = {"discovery.enabled": "true", "discovery.interface": interface}
+    if colon:
+        keys["discovery.port"] = port
     if not is_listening:
         is_local = interface == "lo" or is_loopback(interface)
         keys |= {"link.port": "0", "link.address": "127.0.0.1" if is_local else "0.0.0.0"}

@@ -52,6 +52,7 @@ FLAGS = {
     "mobility.protocol": "--mobility",
     "discovery.enabled": "--discover",
     "discovery.interface": "--discover",
+    "discovery.port": "--discover",
 }
 """Keys that have a flag of their own; any other is set by --set."""
 
