@@ -243,12 +243,12 @@ def check_at_rest(network: Network) -> None:
         assert len(protocol.caches) == len(protocol.current) == len(broker.sessions)
         for client, session in broker.sessions.items():
             for text in session.subscriptions:
-                check_entries_lead_to(network, broker.id, client, text)
+                check_entries_lead_to(network, broker.id, protocol.current[client].subscriber, text)
 
 
-def check_entries_lead_to(network: Network, home: str, client: str, text: str) -> None:
+def check_entries_lead_to(network: Network, home: str, subscriber: str, text: str) -> None:
     for broker in network.brokers.values():
-        direction = broker.router.direction([parse(text)], client)
+        direction = broker.router.direction([parse(text)], subscriber)
         if broker.id == home:
             assert isinstance(direction, tuple)
         else:
@@ -372,10 +372,10 @@ class Observed(Relocation):
         super().on_depart(session, destination, received)
 
     def turn(self, message: Resubscribe, target: str | Owner, replay_to: str) -> None:
-        direction = self.host.direction(message.subscriptions, message.client)
+        direction = self.host.direction(message.subscriptions, message.client, message.known_as)
         self.seen["no entry showed the way"] += direction is None
         self.seen["the new broker was on the old path"] += direction is not None and replay_to == self.host.id
-        self.seen["two relocations crossed a broker"] += message.client in self.replays_due
+        self.seen["two relocations crossed a broker"] += message.known_as in self.replays_due
         super().turn(message, target, replay_to)
 
     def try_replay(self, cache: Cache) -> None:
@@ -484,7 +484,7 @@ class ForgetsTheRest(Relocation):
     name = "broken_search"
 
     def turn(self, message: Resubscribe, target: str | Owner, replay_to: str) -> None:
-        if self.host.direction(message.subscriptions, message.client) is not None:
+        if self.host.direction(message.subscriptions, message.client, message.known_as) is not None:
             super().turn(message, target, replay_to)
 
 

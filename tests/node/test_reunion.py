@@ -8,32 +8,46 @@ import pytest
 from tests.node.broker_network import Roamer
 from tests.node.linked_network import LinkedNetwork
 
-from roamcast.core.effects import Submitted
+from roamcast.core.effects import Effects, Submitted
 from roamcast.core.messages import Message, Publish, Subscribe
 from roamcast.core.notification import encode_attributes
 from roamcast.filters.selector import parse
 
-PROTOCOLS = ("durable", "home_broker", "multi_hop_handoff", "none", "phoenix", "proactive", "reactive")
-"""With `relocation`, what is withdrawn for one session may be what the other one has asked for."""
+PROTOCOLS = (
+    "durable", "home_broker", "multi_hop_handoff", "none", "phoenix", "proactive", "reactive", "relocation",
+)  # fmt: skip
 FIRST, SECOND = ("a", "b", "c"), ("x", "y", "z")
 INSIDE = (("a", "b"), ("b", "c"), ("x", "y"), ("y", "z"))
 
 
-def two_trees(protocol: str, rng: random.Random) -> LinkedNetwork:
-    network = LinkedNetwork((*FIRST, *SECOND), protocol)
+class Network(LinkedNetwork):
+    """Knows when the last session of each client was begun."""
+
+    def __init__(self, names: tuple[str, ...], protocol: str) -> None:
+        super().__init__(names, protocol)
+        self.begun: dict[str, tuple[float, str]] = {}
+
+    def perform(self, broker: str, effects: Effects) -> None:
+        for client, session in self.brokers[broker].sessions.items():
+            self.begun[client] = max(self.begun.get(client, session.begun), session.begun)
+        super().perform(broker, effects)
+
+
+def two_trees(protocol: str, rng: random.Random) -> Network:
+    network = Network((*FIRST, *SECOND), protocol)
     for pair in INSIDE:
         network.connect(*pair)
         network.rest(rng)
     return network
 
 
-def submit(network: LinkedNetwork, client: str, message: Message) -> None:
+def submit(network: Network, client: str, message: Message) -> None:
     roamer = network.roamers[client]
     if roamer.broker:
         network.step(roamer.broker, Submitted(client, roamer.connection, message))
 
 
-def attach(network: LinkedNetwork, client: str, broker: str) -> None:
+def attach(network: Network, client: str, broker: str) -> None:
     """As a standard client does: it knows nothing of where it was."""
     network.roamers.setdefault(client, Roamer(client, counts=False))
     network.attach(client, broker)
@@ -117,3 +131,7 @@ def test_whatever_clients_do_while_two_trees_join_each_has_one_session_in_the_en
         network.rest(rng)
         assert network.holders(client) == [network.roamers[client].broker]
         assert network.roamers[client].welcome is not None
+        session = network.brokers[network.roamers[client].broker].sessions[client]
+        assert session.begun == network.begun[client], "the one that was begun last has stayed"
+    # Neighbours of proactive store for those who are away, for a while.
+    assert [one for one in network.unfinished() if not one.startswith("timers")] == []

@@ -103,6 +103,13 @@ def settle_later(log: Tampered) -> None:
     log.change(log.of("subscribed", client="car", reason="settled")[0], time=2.5)
 
 
+def begin_anew(log: Tampered) -> None:
+    """As if the publisher's session had ended before its last two: a new one counts from 1 again."""
+    for place, row in enumerate(log.rows):
+        if row.publisher == "garage" and (row.number or 0) >= 7:
+            log.change(place, incarnation=6_500_000, number=row.number - 6 if row.number else None)
+
+
 DEFECTS: list[tuple[Callable[[Tampered], None], dict[str, int], list[tuple[str, str, int]]]] = [
     (lambda log: None, {}, []),
     (lose, {"delivered": 14, "lost": 1}, [("lost", "car", 2)]),
@@ -126,6 +133,7 @@ DEFECTS: list[tuple[Callable[[Tampered], None], dict[str, int], list[tuple[str, 
         [("unexpected", "bus", 2), ("unexpected", "car", 2)],
     ),
     (settle_later, {"expected": 13}, []),
+    (begin_anew, {}, []),
 ]
 CLEAN = {
     "expected": 15, "delivered": 15, "lost": 0, "duplicates": 0, "out_of_order": 0, "unexpected": 0,

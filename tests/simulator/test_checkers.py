@@ -45,11 +45,13 @@ class Log:
     def unsubscribed(self, time: float, reason: str, text: str = "x = 1", client: str = "c") -> Log:
         return self.row(time, "b0", "unsubscribed", client=client, filter=parse(text).text, reason=reason)
 
-    def published(self, time: float, number: int, x: int = 1, publisher: str = "p") -> Log:
+    def published(
+        self, time: float, number: int, x: int = 1, publisher: str = "p", incarnation: int = 0
+    ) -> Log:
         attributes = encode_attributes({"x": x})
         return self.row(
-            time, "b0", "published", client=publisher, publisher=publisher, incarnation=0, number=number,
-            notifications=1, attributes=attributes, published_at=time,
+            time, "b0", "published", client=publisher, publisher=publisher, incarnation=incarnation,
+            number=number, notifications=1, attributes=attributes, published_at=time,
         )  # fmt: skip
 
     def delivered(
@@ -60,10 +62,11 @@ class Log:
         count: int = 1,
         client: str = "c",
         publisher: str = "p",
+        incarnation: int = 0,
     ) -> Log:
         return self.row(
-            time, client, "delivered", client=client, broker=broker, publisher=publisher, incarnation=0,
-            number=number, notifications=count,
+            time, client, "delivered", client=client, broker=broker, publisher=publisher,
+            incarnation=incarnation, number=number, notifications=count,
         )  # fmt: skip
 
     def moved(self, time: float, reason: str | None, broker: str = "b0", client: str = "c") -> Log:
@@ -101,6 +104,16 @@ def test_what_others_were_owed_is_no_duplicate_for_one_who_was_not() -> None:
     log.subscribed(3.0, "issued", client="d").subscribed(3.5, "settled", client="d")
     result = log.delivered(4.0, 1, client="d").delivered(4.1, 1).finish()
     assert (result.unexpected, result.duplicates) == (1, 1)
+
+
+def test_a_publisher_that_begins_anew_repeats_nothing() -> None:
+    """Its numbers begin at 1 again; the incarnation tells them apart, and says which came first."""
+    log = settled().published(2.0, 1).published(2.1, 2).delivered(2.2, 1).delivered(2.3, 2)
+    log.published(5.0, 1, incarnation=4_000_000).delivered(5.1, 1, incarnation=4_000_000)
+    assert log.kinds() == []
+    assert log.delivered(6.0, 2).kinds() == ["duplicate"]
+    log = settled().published(2.0, 1).published(5.0, 1, incarnation=4_000_000)
+    assert log.delivered(5.1, 1, incarnation=4_000_000).delivered(5.2, 1).kinds() == ["out of order"]
 
 
 # --- outages: the clock of propagation delays stands still ---

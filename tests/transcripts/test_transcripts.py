@@ -28,7 +28,7 @@ TRANSCRIPTS = sorted(FOLDER.glob("*.txt"))
 CUT = "---\n"
 REGENERATE = os.environ.get("ROAMCAST_REGENERATE") == "1"
 
-SKIPPED_FIELDS = {"cause", "published_at", "bodies", "incarnation", "received", "heard", "had"}
+SKIPPED_FIELDS = {"cause", "published_at", "bodies", "incarnation", "received", "heard", "had", "known_as"}
 """Fields that say nothing about who tells whom what."""
 
 

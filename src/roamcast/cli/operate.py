@@ -200,13 +200,13 @@ def parse_notification(text: str) -> Identity:
 
     # A client id may hold colons; the numbers are at the end.
     publisher, _, number = text.rpartition(":")
-    incarnation = "0"
+    incarnation = None
     head, _, middle = publisher.rpartition(":")
     if head and middle.isdecimal():
-        publisher, incarnation = head, middle
+        publisher, incarnation = head, int(middle)
     if not publisher or not number.isdecimal():
         raise InputError(f"notification {text!r}: valid is PUBLISHER:NUMBER, as in sensor-1:42")
-    return Identity(publisher, int(number), int(incarnation))
+    return Identity(publisher, int(number), incarnation)
 
 
 def folder_of(data: Path | None, config: Path | None) -> Path:

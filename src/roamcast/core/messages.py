@@ -180,7 +180,8 @@ class Locate(Message, frozen=True):
 
 
 class Located(Message, frozen=True):
-    """Whether some broker behind the sender took the request; if none, the lowest that asks for it too."""
+    """Whether some broker behind the sender took the request; if none, the lowest that asks for it too,
+    and the incarnation that a new session has at least."""
 
     client: str
     broker: str
@@ -188,6 +189,7 @@ class Located(Message, frozen=True):
     round: int
     found: bool
     claim: str = ""
+    incarnation: int = 0
     cause: ClassVar[Cause] = "handoff"
 
 

@@ -131,13 +131,19 @@ class Host(Protocol):
     ) -> Update | None:
         """Move a client's subscriptions (text to time of issue) over one link; see `Router.relocate`."""
 
-    def direction(self, subscriptions: Mapping[str, float], client: str) -> str | Owner | None:
-        """The peer or local owner to which entries of the client point; None if there are none."""
+    def direction(
+        self, subscriptions: Mapping[str, float], client: str, subscriber: str
+    ) -> str | Owner | None:
+        """The peer or local owner to which entries of the subscriber point; None if there are none.
+
+        The client is the subscriber, unless its protocol has another name for it (`subscriber_of`).
+        """
 
     def divert(
         self,
         subscriptions: Mapping[str, float],
         client: str,
+        subscriber: str,
         target: str | Owner,
         onward: str | None,
         update: Update | None = None,
@@ -148,6 +154,7 @@ class Host(Protocol):
         self,
         subscriptions: Mapping[str, float],
         client: str,
+        subscriber: str,
         source: str | Owner,
         onward: str | None,
         update: Update | None = None,
@@ -320,6 +327,11 @@ class MobilityProtocol:
     def owner_of(self, session: Session) -> Owner | None:
         """The local owner to whom the client's notifications are routed, if there is one."""
         return (session.client,) if session.client in self.queues else None
+
+    def subscriber_of(self, owner: Owner) -> str:
+        """Under which name other brokers know the entries of a local owner."""
+        client: str = owner[0]
+        return client
 
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
         """Queue a burst; what a full queue or the broker's full buffer gives up for it is dropped."""

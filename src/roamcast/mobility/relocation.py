@@ -60,10 +60,11 @@ class Resubscribe(Message, frozen=True):
 
     `number` is the attach number, `received` the last sequence number that the client
     has (the paper's num), `last_broker` where the session came from, and `update` what
-    the sender wants from the receiver from now on.
+    the sender wants from the receiver from now on. Others know its entries by `known_as`.
     """
 
     client: str
+    known_as: str
     number: int
     subscriptions: dict[str, float]
     received: int
@@ -83,6 +84,7 @@ class Replay(Message, frozen=True):
     """
 
     client: str
+    known_as: str
     number: int
     base: int
     bursts: tuple[Burst, ...]
@@ -93,7 +95,8 @@ class Replay(Message, frozen=True):
 class Cache:
     """What a border broker holds for a client, from its arrival until it has been fetched."""
 
-    def __init__(self, number: int, queue: DeliveryQueue, blocked: bool) -> None:
+    def __init__(self, subscriber: str, number: int, queue: DeliveryQueue, blocked: bool) -> None:
+        self.subscriber = subscriber
         self.number = number
         """The attach number under which the client's session came."""
         self.queue = queue
@@ -122,7 +125,7 @@ class Relocation(MobilityProtocol):
         self.left: dict[tuple[str, int], Cache] = {}
         """Those that wait for a fetch, by client and the attach number under which it left."""
         self.replays_due: dict[str, dict[int, str]] = {}
-        """Client to its relocations that went through here, and to which broker the replay goes."""
+        """Subscriber to its relocations that went through here, and to which broker the replay goes."""
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -146,14 +149,17 @@ class Relocation(MobilityProtocol):
             self.deliver(client, cache)
 
     def begin_cache(self, session: Session, blocked: bool) -> None:
-        cache = Cache(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer), blocked)
+        queue = DeliveryQueue(STREAM, buffer=self.host.buffer)
+        cache = Cache(subscriber_name(session), session.number, queue, blocked)
         self.caches[session.client, session.number] = self.current[session.client] = cache
 
     def relocate(self, session: Session, received: int) -> None:
         """Begin to look for the old border broker."""
         client, number = session.client, session.number
         subscriptions = dict(session.subscriptions)
-        message = Resubscribe(client, number, subscriptions, received, session.last_broker, Update())
+        message = Resubscribe(
+            client, subscriber_name(session), number, subscriptions, received, session.last_broker, Update()
+        )
         self.turn(message, (client, number), self.host.id)
 
     def deliver(self, client: str, cache: Cache) -> None:
@@ -182,16 +188,17 @@ class Relocation(MobilityProtocol):
 
     def turn(self, message: Resubscribe, target: str | Owner, replay_to: str) -> None:
         """Point the client's entries to the target, and go on along the old ones, or where they would be."""
-        client = message.client
-        old = self.host.direction(message.subscriptions, client)
+        client, subscriber = message.client, message.known_as
+        old = self.host.direction(message.subscriptions, client, subscriber)
         onward = old if isinstance(old, str) else self.host.next_hop(message.last_broker)
         kind = Fetch if old is not None or isinstance(message, Fetch) else Resubscribe
-        update = self.host.divert(message.subscriptions, client, target, onward, message.update)
-        self.replays_due.setdefault(client, {})[message.number] = replay_to
+        update = self.host.divert(message.subscriptions, client, subscriber, target, onward, message.update)
+        self.replays_due.setdefault(subscriber, {})[message.number] = replay_to
         self.host.send(
             onward,
             kind(
                 client,
+                subscriber,
                 message.number,
                 message.subscriptions,
                 message.received,
@@ -213,8 +220,9 @@ class Relocation(MobilityProtocol):
     # --- A.2: the border broker at the old location; fig. 10, fetch ---
 
     def fetch_from(self, cache: Cache, sender: str, message: Resubscribe) -> None:
-        self.host.divert(message.subscriptions, message.client, sender, None, message.update)
-        self.replays_due.setdefault(message.client, {})[message.number] = sender
+        subscriber = message.known_as
+        self.host.divert(message.subscriptions, message.client, subscriber, sender, None, message.update)
+        self.replays_due.setdefault(subscriber, {})[message.number] = sender
         cache.fetch = message
         self.try_replay(cache)
 
@@ -226,18 +234,22 @@ class Relocation(MobilityProtocol):
         client = fetch.client
         cache.queue.rewind(fetch.received)
         self.expire(client, cache)
-        replay = Replay(client, fetch.number, cache.queue.base, tuple(cache.queue.drain()), Update())
+        bursts = tuple(cache.queue.drain())
+        replay = Replay(client, fetch.known_as, fetch.number, cache.queue.base, bursts, Update())
         del self.caches[client, cache.number]
         self.pass_replay((client, cache.number), replay, fetch.subscriptions)
 
     def pass_replay(self, source: str | Owner, replay: Replay, subscriptions: Mapping[str, float]) -> str:
         """Take away what pointed to the old place, and send the replay on, if this is not its goal."""
-        due = self.replays_due[replay.client]
+        client, subscriber = replay.client, replay.known_as
+        due = self.replays_due[subscriber]
         replay_to = due.pop(replay.number)
         if not due:
-            del self.replays_due[replay.client]
+            del self.replays_due[subscriber]
         onward = replay_to if replay_to != self.host.id else None
-        update = self.host.withdraw(subscriptions, replay.client, source, onward, replay.update, last=not due)
+        update = self.host.withdraw(
+            subscriptions, client, subscriber, source, onward, replay.update, last=not due
+        )
         if onward is not None:
             self.host.send(onward, msgspec.structs.replace(replay, update=update or Update()))
         return replay_to
@@ -316,6 +328,9 @@ class Relocation(MobilityProtocol):
     def owner_of(self, session: Session) -> Owner:
         return (session.client, self.current[session.client].number)
 
+    def subscriber_of(self, owner: Owner) -> str:
+        return self.caches[owner[0], owner[1]].subscriber
+
     # --- the rest ---
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
@@ -329,6 +344,13 @@ class RelocationPublished(Relocation):
 
     def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
         yield from held_back
+
+
+def subscriber_name(session: Session) -> str:
+    """Whose a routing entry is. Not the client's name alone: when two trees join, each may have a session
+    of the same client, and what is turned or withdrawn for one of them must not be the other's."""
+    at_s, broker = session.begun
+    return f"{session.client} {at_s!r} {broker}"
 
 
 def _front(queue: DeliveryQueue) -> Burst:

@@ -127,6 +127,7 @@ class Broker(SubscribingHost, SessionsHost):
         )
         self._ways = Ways(self.router, front)
         self.sessions: dict[str, Session] = {}
+        self.next_incarnation = 0
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
         self.attachments: dict[str, Attachment] = {}
@@ -484,6 +485,8 @@ class Broker(SubscribingHost, SessionsHost):
 
     def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
         """Publish in the broker's own name."""
+        if not self._own.published:
+            self._own.incarnation = self.new_incarnation()
         self.publish(self._own, attributes, (body,), marks)
 
     def enqueue(self, client: str, burst: Burst) -> None:

@@ -80,6 +80,7 @@ class Endings:
         broker.protocol.on_end(session)
         del broker.sessions[client]
         broker.record("detached", client=client, broker=broker.id, reason="session ended")
+        broker.next_incarnation = max(broker.next_incarnation, session.incarnation + 1)
         broker.session_ended(client)
         broker.reunion.session_over(client)
         is_replaced = client in self._replaced

@@ -39,6 +39,16 @@ Key = tuple[str, str, int, int]
 """A question on its way: client, asking broker, which attach there, and which round of asking."""
 
 
+class Departed(msgspec.Struct, frozen=True):
+    """What a former holder remembers of a session on its way."""
+
+    destination: str
+    number: int
+    """The attach number under which it left."""
+    begun: tuple[float, str]
+    incarnation: int
+
+
 DETOURS_MAX = 3
 """How often a request may follow the client's own word before everyone is asked."""
 
@@ -49,6 +59,8 @@ class LocatorHost(Protocol):
     id: str
     now: float
     sessions: dict[str, Session]
+    next_incarnation: int
+    """Above those of all sessions that ended here."""
 
     @property
     def peers(self) -> list[str]: ...
@@ -64,10 +76,15 @@ class LocatorHost(Protocol):
 class Gathering:
     """Answers to a question, on their way back to where it came from."""
 
-    __slots__ = ("asker", "claim", "request", "waiting")
+    __slots__ = ("asker", "claim", "incarnation", "request", "waiting")
 
     def __init__(
-        self, asker: str | None, peers: Iterable[str], request: AttachRequest, claim: str = ""
+        self,
+        asker: str | None,
+        peers: Iterable[str],
+        request: AttachRequest,
+        incarnation: int,
+        claim: str = "",
     ) -> None:
         self.asker = asker
         self.request = request
@@ -75,6 +92,8 @@ class Gathering:
         """Those who have not answered."""
         self.claim = claim
         """The lowest broker so far that asks everyone too."""
+        self.incarnation = incarnation
+        """What a new session of the client has at least."""
 
 
 class Locator:
@@ -88,8 +107,8 @@ class Locator:
         """Where it asked, while only the client's word says that the session is there."""
         self.queued: dict[str, list[AttachRequest]] = {}
         """Requests of others for sessions that are expected here."""
-        self.moved_to: dict[str, tuple[str, int]] = {}
-        """Sessions on their way: to which broker, under which attach number."""
+        self.moved_to: dict[str, Departed] = {}
+        """Sessions on their way."""
         self.gathering: dict[Key, Gathering] = {}
         self.rounds = 0
         """How often this broker has asked everyone."""
@@ -119,7 +138,7 @@ class Locator:
         )
         self.pending[client] = request
         if client in self.moved_to:
-            self.host.send(self.moved_to[client][0], request)
+            self.host.send(self.moved_to[client].destination, request)
         elif last_broker and last_broker != self.host.id:
             self.asked[client] = last_broker
             self.host.send(last_broker, request)
@@ -135,7 +154,9 @@ class Locator:
                 del self.gathering[key]
         self.rounds += 1
         question = Locate(request, self.rounds)
-        gathering = self.gathering[_key(question)] = Gathering(None, self.host.peers, request)
+        gathering = self.gathering[_key(question)] = Gathering(
+            None, self.host.peers, request, self.host.next_incarnation
+        )
         for peer in self.host.peers:
             self.host.send(peer, question)
         self.answer_if_complete(_key(question), gathering)
@@ -150,13 +171,13 @@ class Locator:
         if client in self.rivals and broker < (self.rivals[client] or self.host.id):
             self.rivals[client] = broker
 
-    def nobody_holds(self, request: AttachRequest) -> None:
+    def nobody_holds(self, request: AttachRequest, incarnation: int) -> None:
         """Everyone was asked: make the session, or leave that to the lowest of those who ask."""
         rival = self.rivals.pop(request.client)
         if rival:
             self.host.send(rival, msgspec.structs.replace(request, deferred=True))
         else:
-            self.arrived(Session(request.client, owner=request.owner), "")
+            self.arrived(Session(request.client, incarnation=incarnation, owner=request.owner), "")
 
     def on_holder_unknown(self, sender: str, message: HolderUnknown) -> None:
         request = self.pending.get(message.client)
@@ -246,7 +267,7 @@ class Locator:
         if client in self.host.sessions:
             self.host.session_requested(request)
         elif client in self.moved_to:
-            self.host.send(self.moved_to[client][0], msgspec.structs.replace(request, detours=DETOURS_MAX))
+            self.host.send(self.moved_to[client].destination, msgspec.structs.replace(request, detours=DETOURS_MAX))
         else:
             return False
         return True
@@ -263,7 +284,9 @@ class Locator:
         claim = self.host.id if request.client in self.rivals else ""
         self.note_rival(request.client, request.broker)
         others = [peer for peer in self.host.peers if peer != sender]
-        gathering = self.gathering[_key(message)] = Gathering(sender, others, request, claim)
+        gathering = self.gathering[_key(message)] = Gathering(
+            sender, others, request, self.host.next_incarnation, claim
+        )
         for peer in others:
             self.host.send(peer, message)
         self.answer_if_complete(_key(message), gathering)
@@ -281,6 +304,7 @@ class Locator:
                 self.rivals.pop(message.client, None)
             return
         gathering.waiting.pop(sender, None)
+        gathering.incarnation = max(gathering.incarnation, message.incarnation)
         gathering.claim = min(filter(None, (gathering.claim, message.claim)), default="")
         self.answer_if_complete(key, gathering)
 
@@ -289,13 +313,14 @@ class Locator:
             return
         del self.gathering[key]
         if gathering.asker is not None:
-            self.host.send(gathering.asker, Located(*key, found=False, claim=gathering.claim))
+            answer = Located(*key, found=False, claim=gathering.claim, incarnation=gathering.incarnation)
+            self.host.send(gathering.asker, answer)
             return
         request = self.pending.get(key[0])
         if request is not None and request.connection == key[2]:
             if gathering.claim:
                 self.note_rival(key[0], gathering.claim)
-            self.nobody_holds(request)
+            self.nobody_holds(request, gathering.incarnation)
 
     # --- when brokers are gone for good ---
 
@@ -305,10 +330,11 @@ class Locator:
         for key, gathering in list(self.gathering.items()):
             if gathering.asker in peers or key[1] in brokers:
                 del self.gathering[key]
-        for client, (broker, number) in list(self.moved_to.items()):
-            if broker in brokers:
+        for client, departed in list(self.moved_to.items()):
+            if departed.destination in brokers:
                 # It may not have come to a stop yet. Until it has, questions must not get past here.
-                self.host.send(broker, GrantSought(client, number, self.host.id))
+                sought = GrantSought(client, departed.number, self.host.id)
+                self.host.send(departed.destination, sought)
         for client, requests in list(self.queued.items()):
             self.queued[client] = [request for request in requests if request.broker not in brokers]
             if not self.queued[client]:
@@ -327,7 +353,8 @@ class Locator:
         """The session leaves; whoever asks for it here is sent on after it."""
         session.last_broker = self.host.id
         del self.host.sessions[session.client]
-        self.moved_to[session.client] = (destination, session.number)
+        departed = Departed(destination, session.number, session.begun, session.incarnation)
+        self.moved_to[session.client] = departed
 
     def hand_over(self, session: Session, destination: str) -> None:
         self.release(session, destination)
@@ -335,7 +362,8 @@ class Locator:
 
     def on_grant_received(self, sender: str, message: GrantReceived) -> None:
         """Most often from where it was sent; from another broker if that one is gone."""
-        if self.moved_to.get(message.client, ("", 0))[1] == message.number:
+        departed = self.moved_to.get(message.client)
+        if departed is not None and departed.number == message.number:
             del self.moved_to[message.client]
 
     # --- at the end of the way to a broker that is gone ---

@@ -8,12 +8,14 @@ Every broker tells those that have come within reach which sessions it holds
 (`Claims`), and who holds an older one ends it; who holds a newer one answers
 (`Rival`). A session on its way is followed, as every question about it is. Until
 a broker has heard all claims of a tree that joined, it does not let a session go
-to a broker of that tree: otherwise two sessions of one client could meet there.
+to a broker of that tree: otherwise two sessions of one client could meet there. For
+the same reason it remembers the claims: a session may arrive that had left another
+broker before they were heard there. When all brokers of its own tree have heard them
+(`ClaimsHeard`), no such session is on its way any more.
 
 Some protocols keep things under a client's name at brokers where its session is not.
 So the session that stays is not given to anyone before the other one has ended, and
-what was left of it has been fetched (`ReunionOver`). That is not enough for
-`relocation`: with it, trees that join should have no clients in common.
+what was left of it has been fetched (`ReunionOver`).
 """
 
 from __future__ import annotations
@@ -77,11 +79,25 @@ class ReunionOver(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
+class ClaimsHeard(Message, frozen=True):
+    """The sender has heard everything that these brokers claim."""
+
+    brokers: tuple[str, ...]
+    cause: ClassVar[Cause] = "handoff"
+
+
 class Joining(msgspec.Struct):
     """Brokers that have come within reach, and those of them whose claims are not known yet."""
 
     brokers: dict[str, None]
     unheard: dict[str, None]
+    own: dict[str, dict[str, None]]
+    """The brokers of the own tree that have not heard all claims yet, and whose they have not heard."""
+    claims: dict[str, list[Claim]] = {}
+    """What was heard, by client."""
+
+    def is_due(self) -> bool:
+        return bool(self.unheard or self.own)
 
 
 class Reunion:
@@ -100,6 +116,7 @@ class Reunion:
             Claims: self.on_claims,
             ClaimIt: self.on_claim_it,
             Rival: self.on_rival,
+            ClaimsHeard: self.on_claims_heard,
             ReunionOver: self.on_reunion_over,
         }
 
@@ -116,16 +133,25 @@ class Reunion:
     def begin(self, brokers: Iterable[str]) -> None:
         """These brokers have come within reach, with sessions of their own."""
         to = tuple(brokers)
-        self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to)))
+        strangers = dict.fromkeys((self._broker.id, *to))
+        for joining in self._joining:
+            strangers |= joining.brokers
+        own = {one: dict.fromkeys(to) for one in self._broker.members if one not in strangers}
+        self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to), own))
         held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
+        # Of sessions on their way nobody else may have spoken before their new holders hear of it.
+        held += [
+            Claim(client, one.destination, one.begun, one.number, one.incarnation)
+            for client, one in self._broker.locator.moved_to.items()
+        ]
         parts = [
             tuple(held[start : start + CLAIMS_PER_MESSAGE])
             for start in range(0, max(1, len(held)), CLAIMS_PER_MESSAGE)
         ]
         for position, part in enumerate(parts):
             self._pass_on(Claims(self._broker.id, to, part, position == len(parts) - 1), "")
-        for client, (destination, _) in self._broker.locator.moved_to.items():
-            self._broker.send(destination, ClaimIt(client, to))
+        for client, one in self._broker.locator.moved_to.items():
+            self._broker.send(one.destination, ClaimIt(client, to))
         # Answers to earlier questions say nothing about those who were not asked.
         self._broker.locator.ask_again()
 
@@ -146,7 +172,7 @@ class Reunion:
             if claim is not None:
                 self._pass_on(Claims(broker.id, message.to, (claim,), is_last=False), "")
         elif client in broker.locator.moved_to:
-            broker.send(broker.locator.moved_to[client][0], message)
+            broker.send(broker.locator.moved_to[client].destination, message)
 
     def _pass_on(self, message: Claims, sender: str) -> None:
         others = [broker for broker in message.to if broker != self._broker.id]
@@ -162,11 +188,38 @@ class Reunion:
         if self._broker.id not in message.to:
             return
         for claim in message.claims:
+            self._remember(message.broker, claim)
             self._compare(claim)
         if message.is_last:
             for joining in self._joining:
-                joining.unheard.pop(message.broker, None)
+                if joining.unheard.pop(message.broker, "") is None and not joining.unheard:
+                    self._tell_own(joining)
             self._go_on()
+
+    def _remember(self, broker: str, claim: Claim) -> None:
+        for joining in self._joining:
+            if broker in joining.brokers:
+                joining.claims.setdefault(claim.client, []).append(claim)
+
+    def _tell_own(self, joining: Joining) -> None:
+        for one in self._broker.members:
+            if one not in joining.brokers and one != self._broker.id:
+                self._broker.send(one, ClaimsHeard(tuple(joining.brokers)))
+
+    def on_claims_heard(self, sender: str, message: ClaimsHeard) -> None:
+        for joining in self._joining:
+            if sender in joining.own:
+                for broker in message.brokers:
+                    joining.own[sender].pop(broker, None)
+                if not joining.own[sender]:
+                    del joining.own[sender]
+        self._go_on()
+
+    def session_came(self, client: str) -> None:
+        """What was heard before the session came counts for it, too."""
+        for claim in [claim for joining in self._joining for claim in joining.claims.get(client, ())]:
+            if client in self._broker.sessions:
+                self._compare(claim)
 
     def on_rival(self, sender: str, message: Rival) -> None:
         claim, broker = message.claim, self._broker
@@ -184,7 +237,7 @@ class Reunion:
         broker, client = self._broker, claim.client
         if client not in broker.sessions:
             if client in broker.locator.moved_to:
-                broker.send(broker.locator.moved_to[client][0], Rival(claim))
+                broker.send(broker.locator.moved_to[client].destination, Rival(claim))
             return
         session, own = broker.sessions[client], self._claim_of(client)
         if own is None or own.begun < claim.begun:
@@ -214,6 +267,7 @@ class Reunion:
         gone = dict.fromkeys(brokers)
         for joining in self._joining:
             joining.unheard = {one: None for one in joining.unheard if one not in gone}
+            joining.own = {one: left for one, left in joining.own.items() if one not in gone}
         self._held_back = [one for one in self._held_back if one.broker not in gone]
         self._older = {client: one for client, one in self._older.items() if one not in gone}
         self._go_on()
@@ -224,7 +278,9 @@ class Reunion:
         """Whether the session may not go to this broker yet; its request is answered later."""
         if not self._joining and not self._older:
             return False
-        is_joining = any(request.broker in joining.brokers for joining in self._joining)
+        is_joining = any(
+            request.broker in joining.brokers and bool(joining.unheard) for joining in self._joining
+        )
         if not is_joining and request.client not in self._older:
             return False
         self._held_back.append(request)
@@ -232,7 +288,7 @@ class Reunion:
 
     def _go_on(self) -> None:
         """Who was held back asks again: meanwhile it may have got the other session."""
-        self._joining = [joining for joining in self._joining if joining.unheard]
+        self._joining = [joining for joining in self._joining if joining.is_due()]
         held_back, self._held_back = self._held_back, []
         for request in held_back:
             if not self.holds_back(request):

@@ -64,6 +64,7 @@ class SessionsHost:
     reunion: Reunion
     figures: Figures
     sessions: dict[str, Session]
+    next_incarnation: int
     attachments: dict[str, Attachment]
     _next_hops: Mapping[str, str]
     _out: Effects
@@ -136,6 +137,11 @@ class SessionsHost:
 
     def new_attachment(self, connection: int, hello: Hello) -> Attachment:
         return Attachment(connection, hello, hello.window or self.settings.window, self.now)
+
+    def new_incarnation(self, least: int = 0) -> int:
+        """For a publisher that begins to count at 1. Nobody remembers sessions that are over, so it is the
+        time in microseconds; and, because clocks differ, never less than what brokers know to be over."""
+        return max(least, self.next_incarnation, int(self.now * 1_000_000))
 
     def begin_session(self, former: Session) -> None:
         """A new session; what its client publishes is numbered on from the former one."""
@@ -214,6 +220,8 @@ class SessionsHost:
         if came_from == "":
             session.number += 1
             session.begun = (self.now, self.id)
+            if not session.published:
+                session.incarnation = self.new_incarnation(session.incarnation)
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
@@ -223,6 +231,7 @@ class SessionsHost:
                 if self.front is not None:
                     self.front.arrived(session.client, session.capsule)
                 self._end(session, came_from)
+                self.reunion.session_came(session.client)
                 return
         if self.front is not None:
             self.front.arrived(session.client, session.capsule)
@@ -231,6 +240,8 @@ class SessionsHost:
         self.requests.advertise_again(session)
         self._welcome(session, came_from, received)
         self.requests.take_held(session)
+        if came_from:
+            self.reunion.session_came(session.client)
 
     def _welcome(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client = session.client

@@ -15,6 +15,7 @@ from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
+from roamcast.mobility.base import MobilityProtocol
 from roamcast.node.issues import IssueTimes
 from roamcast.node.places import Places
 
@@ -31,6 +32,7 @@ class SubscribingHost:
     router: Router
     sessions: dict[str, Session]
     places: Places
+    protocol: MobilityProtocol
     _issues: IssueTimes
 
     def subscribe(
@@ -43,7 +45,10 @@ class SubscribingHost:
     ) -> None:
         filter = self._bound(filter, owner[0])
         self._issues.note(owner, filter, issued_at)
-        self.router.subscribe(owner, filter, owner[0], cause, token)
+        self.router.subscribe(owner, filter, self._subscriber_of(owner), cause, token)
+
+    def _subscriber_of(self, owner: Owner) -> str:
+        return self.protocol.subscriber_of(owner) if owner[0] else ""
 
     def _bound(self, filter: Filter, client: str) -> Filter:
         """A filter on a client's own state says whose, and that is known here if its session is here."""
@@ -78,13 +83,16 @@ class SubscribingHost:
                 self._issues.forget(source, filter)
         return carried
 
-    def direction(self, subscriptions: Mapping[str, float], client: str) -> str | Owner | None:
-        return self.router.direction(self._filters(subscriptions, client), client)
+    def direction(
+        self, subscriptions: Mapping[str, float], client: str, subscriber: str
+    ) -> str | Owner | None:
+        return self.router.direction(self._filters(subscriptions, client), subscriber)
 
     def divert(
         self,
         subscriptions: Mapping[str, float],
         client: str,
+        subscriber: str,
         target: str | Owner,
         onward: str | None,
         update: Update | None = None,
@@ -93,19 +101,20 @@ class SubscribingHost:
         if not isinstance(target, str):
             for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
                 self._issues.note(target, filter, issued_at)
-        return self.router.divert(filters, client, target, onward, update)
+        return self.router.divert(filters, subscriber, target, onward, update)
 
     def withdraw(
         self,
         subscriptions: Mapping[str, float],
         client: str,
+        subscriber: str,
         source: str | Owner,
         onward: str | None,
         update: Update | None = None,
         last: bool = True,
     ) -> Update | None:
         filters = self._filters(subscriptions, client)
-        carried = self.router.withdraw(filters, client, source, onward, update, last)
+        carried = self.router.withdraw(filters, subscriber, source, onward, update, last)
         if not isinstance(source, str):
             for filter in filters:
                 self._issues.forget(source, filter)
@@ -126,7 +135,8 @@ class SubscribingHost:
     ) -> None:
         filter = self._bound(filter, owner[0])
         if token is None:
-            self.router.unsubscribe(owner, filter, owner[0], cause)
+            self.router.unsubscribe(owner, filter, self._subscriber_of(owner), cause)
             self._issues.forget(owner, filter)
         else:
-            self.router.unsubscribe(owner, filter, owner[0], cause, Ended(owner, filter, token))
+            ended = Ended(owner, filter, token)
+            self.router.unsubscribe(owner, filter, self._subscriber_of(owner), cause, ended)

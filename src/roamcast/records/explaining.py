@@ -14,7 +14,8 @@ FULL_KINDS = frozenset({"forwarded", "queued", "sent", "acknowledged"})
 class Identity(NamedTuple):
     publisher: str
     number: int
-    incarnation: int = 0
+    incarnation: int | None = None
+    """None: of the last session of the publisher that has published so much."""
 
 
 class Step(NamedTuple):
@@ -39,12 +40,25 @@ class _Sent(NamedTuple):
 
 def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
     """From rows in any order; names as they are in the logs."""
-    telling = _Telling(client, wanted)
     # A log may hold a row twice, if it was copied; a row is told apart by node and sequence.
     once = {(row.node, row.sequence): row for row in rows if row.sequence is not None}
+    if wanted.incarnation is None:
+        wanted = wanted._replace(incarnation=_last_incarnation(once.values(), wanted))
+    telling = _Telling(client, wanted)
     for row in sorted(once.values(), key=lambda row: (row.time, row.node, row.sequence)):
         telling.read(row)
     return Explanation(telling.steps, telling.outcome())
+
+
+def _is_about(row: Row, wanted: Identity) -> bool:
+    """Whether the number is one of this row, in whichever incarnation."""
+    if row.publisher != wanted.publisher or row.number is None:
+        return False
+    return row.number <= wanted.number < row.number + (row.notifications or 1)
+
+
+def _last_incarnation(rows: Iterable[Row], wanted: Identity) -> int:
+    return max((row.incarnation or 0 for row in rows if _is_about(row, wanted)), default=0)
 
 
 class _Telling:
@@ -99,10 +113,7 @@ class _Telling:
                 in_flight.appendleft(_Sent(sent.first + taken, sent.size - taken, rest))
 
     def _is_ours(self, row: Row) -> bool:
-        if row.publisher != self.wanted.publisher or row.number is None:
-            return False
-        is_within = row.number <= self.wanted.number < row.number + (row.notifications or 1)
-        return is_within and (row.incarnation or 0) == self.wanted.incarnation
+        return _is_about(row, self.wanted) and (row.incarnation or 0) == self.wanted.incarnation
 
     def _tell(self, row: Row, what: str) -> None:
         self._happened.add(row.kind)
