@@ -267,7 +267,8 @@ class Locator:
         if client in self.host.sessions:
             self.host.session_requested(request)
         elif client in self.moved_to:
-            self.host.send(self.moved_to[client].destination, msgspec.structs.replace(request, detours=DETOURS_MAX))
+            onward = msgspec.structs.replace(request, detours=DETOURS_MAX)
+            self.host.send(self.moved_to[client].destination, onward)
         else:
             return False
         return True
