@@ -99,6 +99,14 @@ class Connection:
                 raise BenchFailed("the broker closed a connection")
             self._read += data
 
+    def receive_frames(self, size: int, most: int) -> bytes:
+        """Frames of this size, one behind the other: what is there, at least one and at most so many."""
+        while len(self._read) < size:
+            self._read += self.receive()
+        end = min(len(self._read) // size, most) * size
+        frames, self._read = self._read[:end], self._read[end:]
+        return frames
+
     def subscribe(self, filters: Sequence[str], qos: int) -> None:
         """Subscribe to all of these and wait until that is acknowledged."""
         for at in range(0, len(filters), FILTERS_TOGETHER):

@@ -303,14 +303,17 @@ def handoff(
     columns += ["sync", "round trip", "allowed p50", "p99", "holds"]
     rows = []
     for row in result["cases"]:
-        for what in ("connack", "first_message"):
+        for what in ("connack", "first_message", "all_messages"):
             plain, handed = row["resume"][what], row["handoff"][what]
             if plain is not None:
-                holds = handed["holds_p50"] and handed["holds_p99"]
                 figures = [part[key] for part in (plain, handed) for key in ("p50_ms", "p99_ms")]
-                figures += [row["journal_sync_ms"], row["round_trip_ms"]]
-                figures += [handed["bound_p50_ms"], handed["bound_p99_ms"]]
-                rows.append([row["queued"], what.replace("_", " "), *figures, holds])
+                if "bound_p50_ms" in handed:
+                    figures += [row["journal_sync_ms"], row["round_trip_ms"]]
+                    figures += [handed["bound_p50_ms"], handed["bound_p99_ms"]]
+                    figures.append(handed["holds_p50"] and handed["holds_p99"])
+                else:
+                    figures += [""] * 5
+                rows.append([row["queued"], what.replace("_", " "), *figures])
     table(columns, rows, title="bench handoff: milliseconds")
     table(
         ["what", "value"], [(k.replace("_", " "), v) for k, v in result.items() if isinstance(v, float | str)]
