@@ -501,18 +501,18 @@ def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
     taken: list[Burst] = []
     room = EVENTS_BYTES
     while bursts and want > 0:
-        burst = bursts[0]
+        first = bursts[0]
+        burst = first.head(min(want, first.count))
         size = burst.size
-        fitting = want if size <= room else min(want, burst.count * room // size)
-        if fitting <= 0:
-            if taken:
+        if size > room:
+            fitting = burst.count * room // size
+            if taken and not fitting:
                 break
-            fitting = 1
-        bursts.popleft()
-        if burst.count > fitting:
-            bursts.appendleft(burst.tail(fitting))
-            burst = burst.head(fitting)
+            burst = first.head(max(fitting, 1))
             size = burst.size
+        bursts.popleft()
+        if burst is not first:
+            bursts.appendleft(first.tail(burst.count))
         taken.append(burst)
         want -= burst.count
         room -= size
