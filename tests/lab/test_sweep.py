@@ -2,8 +2,10 @@
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +114,17 @@ def test_a_job_is_done_once() -> None:
     assert sweep.run(count, [*SUMS, Sum(7)]) == [*first, square(Sum(7))]
     # The longest first, so that no core is left with it at the end.
     assert calls == [5, 3, 2, 1, 7]
+
+
+def test_what_is_local_is_not_spread() -> None:
+    def elsewhere(*_: object) -> Iterator[tuple[Any, Row | Exception]]:
+        raise AssertionError("there are no servers there")
+
+    steps: list[int] = []
+    sweep = Sweep(1, report=lambda done, total: steps.append(done), spread=elsewhere)
+    assert sweep.run(square_unless_three, SUMS, is_local=True) == [square(Sum(n)) for n in (2, 5, 1)]
+    assert [failure.run for failure in sweep.failures] == ["sum seed=3"]
+    assert steps == [1, 2, 3, 4]
 
 
 # --- runs of scenarios ---

@@ -45,6 +45,11 @@ def systems_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["system"] for row in rows))
 
 
+def rare(counted: int, total: int) -> float:
+    """The largest share of trips that agrees with so many of these: none of a few does not mean never."""
+    return round(share_interval(counted, total).high, 3) if total else 1.0
+
+
 # --- C1 ---
 
 
@@ -58,7 +63,7 @@ def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         figures[system] = {
             "trips": len(found), "published while away": away, "of these lost": lost,
             "trips on which one arrived": arrived,
-            "trips on which one arrives, at most": round(share_interval(arrived, len(found)).high, 3),
+            "trips on which one arrives, at most": rare(arrived, len(found)),
         }  # fmt: skip
         parts[f"{system}: {away - lost} published while away arrived"] = away == lost
     return figures, parts
@@ -78,6 +83,7 @@ def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         figures[system] = {
             "trips": len(found), "published while away": away, "lost": lost,
             "lost on one trip, at most": max((row["lost"] for row in found), default=0),
+            "trips on which one is lost, at most": rare(sum(row["lost"] > 0 for row in found), len(found)),
             "share that arrives, of what is published while away": [round(low, 4), min(round(high, 4), 1)],
         }  # fmt: skip
         if system in FLOODING:
