@@ -236,7 +236,7 @@ register(Experiment("caporuscio-ping", "Many moves with ping: nothing is lost", 
 # --- C4: figure 10 ---
 
 
-PAPER_AT_ONCE, DENSE_AT_ONCE = 8, 2
+PAPER_AT_ONCE, DENSE_AT_ONCE, NARROW_AT_ONCE = 24, 2, 8
 """Dense trips keep a core busy each: beside more of them, or beside others, load would be measured."""
 SYNCHRONISED: tuple[SyncOption, ...] = ("basic", "ping")
 NARROW_P, NARROW_S = 20.0, (10, 50)
@@ -272,7 +272,7 @@ def run_duplicates(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
     paper, dense = duplicate_trips(quick, systems)
     narrow = narrow_trips(quick, systems)
-    found = travel(sweep, (paper, PAPER_AT_ONCE), (dense, DENSE_AT_ONCE), (narrow, PAPER_AT_ONCE))
+    found = travel(sweep, (paper, PAPER_AT_ONCE), (dense, DENSE_AT_ONCE), (narrow, NARROW_AT_ONCE))
     rows, narrowed = ([row for row in found if (row["link"] == "narrow") is one] for one in (False, True))
     figures, parts = judges.judge_duplicates(rows)
     why, explanation = judges.explain_duplicates(narrowed)
