@@ -92,7 +92,7 @@ def finish(figure: Figure, title: str, bottom_inches: float = 0.0) -> None:
     """Put a title above everything, and leave room for what is below it."""
     _, height = figure.get_size_inches()
     figure.suptitle(title, x=0.02, y=1 - 0.12 / height, va="top", ha="left", fontsize=12, fontweight="bold")
-    figure.tight_layout(rect=(0, bottom_inches / height, 1, 1 - 0.3 / height))
+    figure.tight_layout(rect=(0, bottom_inches / height, 1, 1 - 0.1 / height))
 
 
 def draw_fig10(figure: Figure, rows: Sequence[Row]) -> None:
