@@ -111,6 +111,9 @@ def check(world: MobileWorld) -> None:
             missing = [one for one in wanted if one not in seen and one in writer.acknowledged]
             assert not missing, f"{reader.id} lost {missing}"
             assert not [one for one in writer.sent if one in seen and one not in wanted]
+    for site in world.sites.values():
+        counted = site.figures.dropped.get(("had already", b"\x01"), 0)
+        assert counted <= site.core.duplicates  # The figures begin anew with a process.
     world.check_knowledge()
     for id in world.ids:
         world.check_replay(id)

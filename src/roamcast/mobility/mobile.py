@@ -136,7 +136,7 @@ class MobileProtocol:
     keeps_promises: ClassVar[bool] = True
     """Whether what is owed arrives in the end, whatever moved, crashed or parted meanwhile."""
 
-    __unsaved__ = ("_matched", "_out")
+    __unsaved__ = ("_looked_for", "_matched", "_out")
 
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         self.id = id
@@ -172,6 +172,8 @@ class MobileProtocol:
 
     def _restore(self) -> None:
         self._matched: dict[bytes, list[str]] = {}
+        self._looked_for: dict[str, None] = {}
+        """Subscribers whose stored events may have a way now, and had none before."""
         self._out = Outcome()
 
     def understands(self, message: Message) -> bool:
@@ -182,7 +184,13 @@ class MobileProtocol:
     def receive(self, sender: str, message: Message, *, is_subscriber: bool = False) -> Outcome:
         """A message from a neighbour, or from a subscriber or publisher that is connected here."""
         self._out = Outcome()
+        subscriber: str | None = getattr(message, "subscriber", None)
+        if subscriber is not None:
+            self._looked_for[subscriber] = None
+        peers = len(self.peers)
         self._handle(LOCAL if is_subscriber else sender, sender, message)
+        if len(self.peers) != peers:
+            self._look_for_all()
         self._flush()
         return self._out
 
@@ -193,6 +201,7 @@ class MobileProtocol:
             self.peers.pop(old, None)
         self.peers[new] = None
         self._migrate(old, new)
+        self._look_for_all()
         self._flush()
         return self._out
 
@@ -223,6 +232,7 @@ class MobileProtocol:
                 seen.pop(identity, None)
         if again:
             self.queues.setdefault(subscriber, Stored()).add_in_front(again)
+            self._looked_for[subscriber] = None
         self._flush()
         return self._out
 
@@ -318,18 +328,28 @@ class MobileProtocol:
         known = self.known.setdefault(subscriber, Known(None))
         if known.timestamp and not known.filters:
             return  # It has left the network.
+        self._looked_for[subscriber] = None
         given_up = self.queues.setdefault(subscriber, Stored()).add(burst, self.settings.queue)
         self._out.dropped += [(subscriber, one) for one in given_up]
 
     def _flush(self) -> None:
         """sendQueuedMessages, for whoever can be reached; after all else that a message leads to."""
-        for subscriber in list(self.queues):
+        looked_for, self._looked_for = self._looked_for, {}
+        for subscriber in [one for one in self._in_order(looked_for) if one in self.queues]:
             way = self.known[subscriber].way
             if way == LOCAL and subscriber in self.attached:
                 for burst in self.queues.pop(subscriber):
                     self._deliver(subscriber, burst)
             elif way and way in self.peers and self._returned.get(subscriber) != way:
                 self._out.sends.append((way, Rep(subscriber, tuple(self.queues.pop(subscriber)))))
+
+    def _look_for_all(self) -> None:
+        """There is a new neighbour."""
+        self._looked_for.update(dict.fromkeys(self.queues))
+
+    def _in_order(self, subscribers: dict[str, None]) -> Iterable[str]:
+        """In that of their queues; there may be many of these, and mostly one is asked for."""
+        return [one for one in self.queues if one in subscribers] if len(subscribers) > 1 else subscribers
 
     # --- ways ---
 
@@ -339,6 +359,7 @@ class MobileProtocol:
         if known.way and known.way != way:
             self._left.setdefault(known.way, {})[subscriber] = None
         known.way = way
+        self._looked_for[subscriber] = None
         self._returned.pop(subscriber, None)
 
     def _set_filters(self, subscriber: str, filters: Iterable[Filter]) -> None:

@@ -33,5 +33,7 @@ class Figures:
             self.handoff_total_s += seconds
 
     def drop(self, reason: str, burst: Burst) -> None:
-        key = (reason, burst.marks[:1])
-        self.dropped[key] = self.dropped.get(key, 0) + burst.count
+        self.leave_out(reason, burst.count, burst.marks[:1])
+
+    def leave_out(self, reason: str, count: int, marks: bytes = b"\x01") -> None:
+        self.dropped[reason, marks] = self.dropped.get((reason, marks), 0) + count

@@ -294,7 +294,9 @@ class MobileCore:
             self.links.send(peer, message)
             if self._level == "full":
                 self._record_sent(peer, message)
-        self.duplicates += outcome.duplicates
+        if outcome.duplicates:
+            self.duplicates += outcome.duplicates
+            self.figures.leave_out("had already", outcome.duplicates)
         for client, burst in outcome.dropped:
             self._drop(client, burst)
         for client, message in outcome.to_subscribers:
