@@ -19,6 +19,7 @@ from roamcast.mqtt.reasons import Reason
 from roamcast.site.inputs import Announced, Asked, Connected, Forgotten, Full, LinkFrames, Started, Tick
 from roamcast.site.making import make_site
 from roamcast.site.mobile_site import MobileSite
+from roamcast.site.noted_filters import subscriptions_in
 from roamcast.site.settings import SiteSettings, StateSettings
 
 
@@ -190,6 +191,38 @@ def test_subscriptions_changed_in_two_parts_are_all_kept() -> None:
     world.settle()
     assert set(world.sites["b0"].endpoint.sessions["s"].subscriptions) == {"a/#", "d/#"}
     world.check_knowledge()
+
+
+def test_a_clean_start_in_another_part_ends_the_old_session_when_they_meet() -> None:
+    for topics in ([], ["b/#"]):
+        world = make_world()
+        subscribed(world, "s", "b2")
+        world.drop(world.clients["s"].connection, "s")
+        part(world, ("b0", "b1"))
+        world.clients["s"].subscriptions.clear()
+        world.attach("s", "b0", clean=True)
+        world.run_for(1.0)
+        for topic in topics:
+            world.subscribe("s", topic, 1)
+            world.run_for(1.0)
+        world.settle()
+        assert list(world.sites["b0"].endpoint.sessions["s"].subscriptions) == topics
+        for site in world.sites.values():
+            assert list(subscriptions_in(site.core.filters_of("s"))) == topics
+
+
+def test_an_arrival_goes_on_waiting_if_the_link_is_lost_over_which_it_asks() -> None:
+    world = make_world()
+    subscribed(world, "s", "b0")
+    world.crash("b2", amnesia=True)
+    world.run_for(1.5)
+    assert world.sites["b2"].core.machine.peers
+    world.sites["b2"].core.machine.known.clear()  # As if nobody had told it yet.
+    world.attach("s", "b2")
+    assert not world.clients["s"].is_welcome
+    world.cut_link("b1", "b2")
+    world.settle()
+    assert world.clients["s"].presents == [False, True]
 
 
 def with_slow_clock() -> MobileWorld:

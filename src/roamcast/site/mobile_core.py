@@ -44,6 +44,8 @@ class Visit:
         """The timestamp of the last that was said for it here; at first, when it came."""
         self.is_clean = False
         """Whether it wants nothing of what there was before it came."""
+        self.began = 0
+        """When its session began with a clean start, if it did."""
         self.is_leaving = False
         self.insists_until = 0.0
         """Until then it may be said once more that the client is here, to whoever knows a later timestamp."""

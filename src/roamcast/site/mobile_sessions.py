@@ -15,8 +15,8 @@ neither, so its broker does it in its stead:
   wherever it is, and that one tells everybody.
 - **A client that nobody here knows** may be new, or known by somebody who has not been heard yet. So
   CONNACK waits for a wave over the tree, or if there is no tree yet for one to form, but not for long: then
-  the client is served as a new one. If its session is found later, when parts meet, it is taken over, unless
-  the client asked for a clean start or has subscribed meanwhile; then what it wants now counts.
+  the client is served as a new one. If its session is found later, when parts meet, both become one, unless
+  the client asked for a clean start: what was before that is over.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from roamcast.mqtt.in_flight import PackedInFlight
 from roamcast.mqtt.sessions import Capsule, MqttSession
 from roamcast.site.mobile_core import MobileCore, Visit
 from roamcast.site.noted_filters import (
+    began_of,
     merged,
     misses,
     noted,
@@ -142,9 +143,11 @@ class MobileSessions:
         """What follows from all that has been taken."""
         for what, client, connection, *more in self.core.waves.take_done():
             visit, arriving = self.core.visits.get(client), self._arriving.get(client)
+            # Without a peer a wave has ended because its link is lost: another may come in time.
+            is_told = what == "arrival" and bool(self.core.machine.peers)
             if what == "settled" and visit is not None and visit.connection == connection:
                 self.core.tell(client, SubscriptionSettled(more[0]))
-            elif what == "arrival" and arriving is not None and arriving.connection == connection:
+            elif is_told and arriving is not None and arriving.connection == connection:
                 self._begin(client, arriving)
         self._pass_on_missed()
 
@@ -183,6 +186,7 @@ class MobileSessions:
             self.endpoint.arrived(client, self._capsule(client))
         visit = Visit(arriving.connection, hello.owner, hello.window, core.stamp())
         visit.is_clean, visit.insists_until = hello.clean, core.now + INSISTS_S
+        visit.began = visit.stamp if hello.clean else began_of(core.filters_of(client))
         core.visits[client] = visit
         visit.subscriptions = dict(self.endpoint.sessions[client].subscriptions)
         core.tell(client, Welcome(1, 0))
@@ -257,12 +261,12 @@ class MobileSessions:
     def _say_subscriptions(self, client: str, visit: Visit) -> None:
         had, stamp = read_all(self.core.filters_of(client)), self._next_stamp(client)
         new = [
-            noted(one, visit.owner, stamp)
+            noted(one, visit.owner, stamp, visit.began)
             for name, one in visit.subscriptions.items()
             if name not in had or had[name].subscription != one
         ]
         new += [
-            withdrawn(name, visit.owner, stamp)
+            withdrawn(name, visit.owner, stamp, visit.began)
             for name, one in had.items()
             if one.subscription is not None and name not in visit.subscriptions
         ]
@@ -357,7 +361,7 @@ class MobileSessions:
         if visit.is_clean:
             self._attach(client)
             stamp = self._next_stamp(client)
-            mine = tuple(noted(one, visit.owner, stamp) for one in visit.subscriptions.values())
+            mine = tuple(noted(one, visit.owner, stamp, visit.began) for one in visit.subscriptions.values())
             self._say_all(client, mine)
         else:
             self._load(client, tuple(known.filters.values()))

@@ -11,7 +11,7 @@ one, what was changed last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     changed: int
     """The timestamp of the change."""
     owner: str
+    began: int = 0
+    """When its session began with a clean start: what was changed before that is over."""
     qos: int = 0
     no_local: bool = False
     retain_as_published: bool = False
@@ -57,16 +59,17 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Note).decode
 
 
-def noted(subscription: Subscription, owner: str, changed: int) -> Filter:
+def noted(subscription: Subscription, owner: str, changed: int, began: int) -> Filter:
     one = subscription
     note = Note(
-        one.name, changed, owner, one.qos, one.no_local, one.retain_as_published, one.identifier, one.identity
-    )
+        one.name, changed, owner, began, one.qos, one.no_local, one.retain_as_published, one.identifier,
+        one.identity,
+    )  # fmt: skip
     return Filter(conjunction((parse(one.filter).expression, _condition(note))))
 
 
-def withdrawn(name: str, owner: str, changed: int) -> Filter:
-    return Filter(_condition(Note(name, changed, owner)).negated())
+def withdrawn(name: str, owner: str, changed: int, began: int) -> Filter:
+    return Filter(_condition(Note(name, changed, owner, began)).negated())
 
 
 def _condition(note: Note) -> IsNull:
@@ -97,11 +100,12 @@ def read(filter: Filter) -> Noted | None:
 def read_all(filters: Iterable[Filter]) -> dict[str, Noted]:
     """By name; of several for one name, what was changed last."""
     found: dict[str, Noted] = {}
-    for one in map(read, filters):
-        if one is not None:
-            known = found.get(one.note.name)
-            if known is None or _order(known) < _order(one):
-                found[one.note.name] = one
+    ones = [one for one in map(read, filters) if one is not None]
+    began = max((one.note.began for one in ones), default=0)
+    for one in ones:
+        known = found.get(one.note.name)
+        if one.note.changed >= began and (known is None or _order(known) < _order(one)):
+            found[one.note.name] = one
     return found
 
 
@@ -112,6 +116,10 @@ def _order(one: Noted) -> tuple[int, str]:
 def subscriptions_in(filters: Iterable[Filter]) -> dict[str, Subscription]:
     found = read_all(filters)
     return {name: one.subscription for name, one in found.items() if one.subscription is not None}
+
+
+def began_of(filters: Iterable[Filter]) -> int:
+    return max((one.note.began for one in map(read, filters) if one is not None), default=0)
 
 
 def owners_of(filters: Iterable[Filter]) -> list[str]:
@@ -127,12 +135,12 @@ def merged(ones: Iterable[Filter], others: Iterable[Filter]) -> tuple[Filter, ..
     return tuple(one.filter for one in found.values())
 
 
-def misses(filters: Iterable[Filter], others: Iterable[Filter]) -> bool:
+def misses(filters: Collection[Filter], others: Collection[Filter]) -> bool:
     """Whether something was subscribed to, or withdrawn, among the others, later than is known."""
-    known = read_all(filters)
+    known, both = read_all(filters), read_all([*filters, *others])
     return any(
         _order(known[name]) < _order(one) if name in known else one.subscription is not None
-        for name, one in read_all(others).items()
+        for name, one in both.items()
     )
 
 

@@ -29,7 +29,8 @@ class IsHere(Message, frozen=True):
     number: int
     broker: str
     state: str
-    """"attached", "away", "arriving" (its handoff has not finished) or "ending"."""
+    """"attached", "away", "arriving" (its handoff has not finished) or "ending"; where brokers move also "out
+    of reach": the way to it ends at this broker, and what is for it is stored there."""
     since: float
     """Since when it is attached or away, Unix time."""
     queued: int
