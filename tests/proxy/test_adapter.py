@@ -1,9 +1,13 @@
 """The registry of adapters: who is found by name, and what is said where nobody is."""
 
+import asyncio
+from typing import cast
+
 import pytest
 
 from roamcast.errors import InputError
-from roamcast.proxy.adapter import KINDS, known_kinds, open_adapter, register
+from roamcast.proxy.adapter import KINDS, Adapter, AdapterError, known_kinds, open_adapter, register
+from roamcast.proxy.client import RoamingClient
 
 
 def test_an_unknown_kind_is_one_line_with_a_hint() -> None:
@@ -24,3 +28,22 @@ def test_a_missing_module_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(KINDS, "absent", "roamcast_absent:Adapter")
     with pytest.raises(InputError, match=r"roamcast_absent is missing; run: pip install 'roamcast\[proxy\]'"):
         open_adapter("absent", "absent://here")
+
+
+def test_a_client_whose_broker_is_gone_closes_what_it_has_opened() -> None:
+    class Gone:
+        is_closed = False
+
+        async def unsubscribe(self, name: str, filter: str) -> None:
+            raise AdapterError("the broker is down")
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    async def story() -> bool:
+        client, gone = RoamingClient("c", {}), Gone()
+        client.filters, client._adapter = {"a/b": None}, cast(Adapter, gone)
+        await client.close()
+        return gone.is_closed
+
+    assert asyncio.run(story())

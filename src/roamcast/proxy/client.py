@@ -283,12 +283,11 @@ class RoamingClient:
             self.sources.append(self._with_filters(self._stay))
         self.site = self._adapter = self._line = self._stay = None
         if adapter is not None:
-            try:
+            with suppress(AdapterError):  # The broker is gone: that is as detached as it gets.
                 for filter in self.filters if unsubscribe else ():
                     await adapter.unsubscribe(name, filter)
+            with suppress(AdapterError):
                 await adapter.close()
-            except AdapterError:
-                pass  # The broker is gone: that is as detached as it gets.
         if line is not None:
             await line.close()
         self._write_state()
