@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from random import Random
 from typing import Any
 
 import pytest
 from tests.proxy.foreign import Network
-from tests.proxy.world import SECRET, World, run, with_options
+from tests.proxy.world import SECRET, World, run, until, with_options
 
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import ForeignMessage
-from roamcast.proxy.buffers import size_of
+from roamcast.proxy.buffers import Entry, Frozen, size_of
 from roamcast.proxy.client import MoveFailed, RoamingClient
 from roamcast.proxy.client_state import Source
 from roamcast.proxy.config import Buffers as BufferSettings
@@ -360,5 +360,30 @@ def test_without_a_proxy_a_broker_that_keeps_nothing_lets_no_client_go(
             await client.move_out()
         await publish(world, range(3))
         assert (client.site, received(client)) == ("a", names(range(3)))
+
+    story(work())
+
+
+def test_a_download_that_was_cut_by_a_kill_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        world = new_world(monkeypatch)
+        client = await moved_out(world)
+        await publish(world, range(3))
+        store = world.stores["a"]
+        write = store.write
+
+        def write_and_die(entries: Iterable[Entry]) -> None:
+            """It listens no more, and has not said so."""
+            kept = list(entries)
+            write(kept)
+            if any(isinstance(entry, Frozen) for entry in kept):
+                world.kill("a")
+
+        monkeypatch.setattr(store, "write", write_and_die)
+        result = await client.move_in("b")
+        assert result.missing
+        world.start("a")
+        await until(lambda: not client.sources)
+        assert received(client) == names(range(3))
 
     story(work())

@@ -147,8 +147,7 @@ class Service:
                 self.down = ""
                 self._residents.on_back()
                 for handler in self.buffers.by_id.values():
-                    if not handler.is_frozen:
-                        self.listen(handler, is_resumed=True)
+                    self.listen(handler, is_resumed=True)
 
     # --- what happens, as effects ---
 
@@ -303,9 +302,14 @@ class Service:
         self.do(Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
 
     def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
-        """The client's own, then those for pings: what a ping proves it proves of all before it."""
+        """The client's own, then those for pings: what a ping proves it proves of all before it.
+
+        One that waits to be downloaded only answers whoever asks for it, until that is done.
+        """
         key = ping_key(handler.opened.ticket)
         topics = [self.ping_topic(key, "in-request")]
+        if handler.is_frozen:
+            return tuple(topics)
         if handler.source is not None:
             topics.append(self.ping_topic(ping_key(handler.source[1]), "in-response"))
         if not handler.opened.is_resident:
@@ -317,7 +321,7 @@ class Service:
 
     def _on_listening(self, listening: Listening) -> None:
         handler = self.buffers.by_name.get(listening.name)
-        if handler is None or self.down:
+        if handler is None or handler.is_frozen or self.down:
             return
         self._listening[handler.id] = None
         self._residents.on_listening(handler, listening.token)
@@ -431,7 +435,7 @@ class Service:
 
     def _listen_again(self, id: int) -> None:
         handler = self.buffers.by_id.get(id)
-        if handler is not None and not handler.is_frozen and id not in self._listening and not self.down:
+        if handler is not None and id not in self._listening and not self.down:
             self.listen(handler)
 
     # --- download ---
@@ -451,11 +455,17 @@ class Service:
         self._residents.on_fetched(handler)
         fetching = self.new_stream(connection, request, handler)
         self._fetching[handler.id] = fetching
+        was_frozen, before = handler.is_frozen, self._foreign_filters(handler)
         if self.down and not self.settings.can_suspend and not handler.is_frozen:
             # Nothing was kept for it there, so nothing more can come.
             self.keep(Frozen(handler.id))
-        if not handler.is_frozen and not self.down:
-            self.do(Unlisten(handler.name, self._foreign_filters(handler)))
+        if handler.opened.is_resident and not handler.is_frozen:
+            # Its ping came behind everything that only this site gets: the other one has all that follows.
+            # To take that here, too, would be wrong after a kill: there may be a gap in front of it.
+            self.keep(Frozen(handler.id))
+        if not was_frozen and not self.down:
+            stays = self.ping_topic(ping_key(ticket), "in-request")
+            self.do(Unlisten(handler.name, tuple(filter for filter in before if filter != stays)))
         self._send_batches(handler)
 
     def _answer_unknown(self, connection: int, request: int, client: str, ticket: str) -> None:
@@ -489,6 +499,7 @@ class Service:
         if handler.is_frozen:
             dropped = handler.dropped
             del self._fetching[handler.id]
+            self.do(Unlisten(handler.name, self._foreign_filters(handler), is_end=False))
             self.keep(Closed(handler.id, "taken"))
             self.send(fetching.connection, messages.Downloaded(fetching.request, dropped))
         elif fetching.failed or self.down:
@@ -543,6 +554,5 @@ class Service:
         """Give a handler up, with what it has."""
         self._moving.pop(handler.id, None)
         self._listening.pop(handler.id, None)
-        if not handler.is_frozen:
-            self.do(Unlisten(handler.name, self._foreign_filters(handler)))
+        self.do(Unlisten(handler.name, self._foreign_filters(handler)))
         self.keep(Closed(handler.id, why))
