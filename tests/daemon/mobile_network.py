@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -64,6 +65,14 @@ def why_no_namespaces() -> str:
         subprocess.run(["ip", "netns", "del", name], check=False)
 
 
+def remove_left_over() -> None:
+    """Namespaces of tests that were killed."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    for name, pid in re.findall(r"^(rc(\d+)-\S+)", listed, re.MULTILINE):
+        if not Path(f"/proc/{pid}").exists():
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
 class Namespaces:
     """Each broker in a namespace with one interface, eth0, all plugged into a switch with two bridges."""
 
@@ -75,6 +84,7 @@ class Namespaces:
         self._ids = ids
         self._switch = f"{self._prefix}-switch"
         self._libc = ctypes.CDLL(None, use_errno=True)
+        remove_left_over()
         try:
             self._ip("netns", "add", self._switch)
             for number in range(2):
@@ -324,6 +334,11 @@ class Publisher:
     @property
     def acknowledged(self) -> set[bytes]:
         return {payload for payload, info in self._sent.items() if info.rc == 0 and info.is_published()}
+
+    def wait_for_last(self) -> None:
+        """Until what was published last was acknowledged."""
+        last = next(reversed(self._sent.values()))
+        wait_until(lambda: bool(last.is_published()), lambda: f"{self.name}: the last is not acknowledged")
 
     def wait(self) -> None:
         """Until everything was acknowledged."""

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.daemon.brokers import MqttClient, roamcast
+from tests.daemon.brokers import roamcast
 from tests.daemon.mobile_network import (
     Loopback,
     MobileBrokers,
@@ -148,76 +148,106 @@ def test_a_broker_with_another_address_is_found_there(tmp_path: Path) -> None:
             wait_for_all(car, sensor.acknowledged)
 
 
+class Story:
+    """Whatever happens to brokers and clients, drawn from a seed, while everybody publishes."""
+
+    def __init__(self, seed: int, ids: str, network: MobileBrokers) -> None:
+        self._rng = random.Random(seed)
+        self._ids = ids
+        self._network = network
+        self._parts = [ids]
+        self._dead: list[str] = []
+        self._homes = {name: self._rng.choice(ids) for name in ("s0", "s1", "s2")}
+        self.subscribers = {name: network.client(name, home) for name, home in self._homes.items()}
+        for client in self.subscribers.values():
+            client.subscribe("all/#")
+        self.publishers = {id: Publisher(network, f"from-{id}", id) for id in ids}
+
+    @property
+    def _alive(self) -> list[str]:
+        return [id for id in self._ids if id not in self._dead]
+
+    def act(self) -> None:
+        self._publish("all/before")
+        self._rng.choice([self._kill, self._restart, self._part, self._heal, self._roam, self._wait])()
+        self._publish("all/after")
+
+    def _publish(self, topic: str) -> None:
+        for id in self._alive:
+            self.publishers[id].publish(topic, 5)
+
+    def _kill(self) -> None:
+        """Often a leader."""
+        alive = self._alive
+        if len(alive) > 3:
+            leaders = {self._network.tree(id)["leader"] for id in alive} & set(alive)
+            victim = self._rng.choice([*sorted(leaders), *alive])
+            self._network.brokers[victim].kill()
+            self._dead.append(victim)
+
+    def _restart(self) -> None:
+        if self._dead:
+            id = self._dead.pop(0)
+            self._network.brokers[id].start()
+            self.publishers[id].attach(id)
+
+    def _part(self) -> None:
+        self._heal()
+        half = self._rng.sample(self._ids, len(self._ids) // 2)
+        self._parts = ["".join(id for id in self._ids if id not in half), "".join(half)]
+        self._network.network.part(*self._parts)
+
+    def _heal(self) -> None:
+        self._parts = [self._ids]
+        self._network.network.heal()
+
+    def _roam(self) -> None:
+        name = self._rng.choice(list(self.subscribers))
+        self.subscribers[name].paho.disconnect()
+        self._attach(name, self._rng.choice(self._alive))
+
+    def _attach(self, name: str, home: str) -> None:
+        self._homes[name] = home
+        self._network.attach(self.subscribers[name], home)
+
+    def _wait(self) -> None:
+        """Until every part has its tree."""
+        for part in self._parts:
+            alive = [id for id in part if id in self._alive]
+            if alive:
+                self._network.wait_for_tree(alive)
+
+    def end(self) -> set[bytes]:
+        """Everyone is back and in reach; what is owed."""
+        self._heal()
+        lost = [name for name, home in self._homes.items() if not self._is_connected(name, home)]
+        while self._dead:
+            self._restart()
+        self._network.wait_for_tree(self._ids)
+        for name in lost:
+            self._attach(name, self._rng.choice(self._ids))
+        self._publish("all/last")
+        for publisher in self.publishers.values():
+            if publisher.client.paho.is_connected():
+                publisher.wait_for_last()
+        return {payload for publisher in self.publishers.values() for payload in publisher.acknowledged}
+
+    def _is_connected(self, name: str, home: str) -> bool:
+        return home not in self._dead and self.subscribers[name].paho.is_connected()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_dies_and_parts_what_was_acknowledged_arrives(
-    tmp_path: Path, kind: str, seed: int
-) -> None:
-    rng = random.Random(seed)
+def test_whatever_dies_and_parts_what_was_acknowledged_arrives(tmp_path: Path, kind: str, seed: int) -> None:
     ids = "abcde"
     with MobileBrokers(tmp_path, ids, make_network(kind, ids)) as network:
         network.wait_for_tree(ids)
-        homes = {name: rng.choice(ids) for name in ("s0", "s1", "s2")}
-        subscribers = {name: network.client(name, home) for name, home in homes.items()}
-        for client in subscribers.values():
-            client.subscribe("all/#")
-        publishers = {id: Publisher(network, f"from-{id}", id) for id in ids}
-        dead: list[str] = []
-        for _ in range(8):
-            act(rng, network, publishers, subscribers, homes, dead)
-        network.network.heal()
-        for id in dead:
-            restart(network, publishers, id)
-        network.wait_for_tree(ids)
-        owed: set[bytes] = set()
-        for publisher in publishers.values():
-            publisher.publish("all/last")
-            owed |= publisher.acknowledged
-        assert len(owed) > 50
-        for name, client in subscribers.items():
-            if client.disconnects or homes[name] in dead:
-                network.attach(client, rng.choice(ids))
+        story = Story(seed, ids, network)
+        for _ in range(10):
+            story.act()
+        owed = story.end()
+        assert len(owed) > 100
+        for client in story.subscribers.values():
             wait_for_all(client, owed)
-
-
-def act(
-    rng: random.Random,
-    network: MobileBrokers,
-    publishers: dict[str, Publisher],
-    subscribers: dict[str, MqttClient],
-    homes: dict[str, str],
-    dead: list[str],
-) -> None:
-    """One thing that happens, while everybody publishes."""
-    ids = list(publishers)
-    alive = [id for id in ids if id not in dead]
-    for id in alive:
-        publishers[id].publish("all/1", 5)
-    choice = rng.choice(["kill", "restart", "part", "heal", "roam"])
-    if choice == "kill" and len(alive) > 3:
-        leaders = {network.tree(id)["leader"] for id in alive} & set(alive)
-        victim = rng.choice([*sorted(leaders), *alive])
-        network.brokers[victim].kill()
-        dead.append(victim)
-    elif choice == "restart" and dead:
-        restart(network, publishers, dead.pop(0))
-    elif choice == "part":
-        half = rng.sample(ids, len(ids) // 2)
-        network.network.heal()
-        network.network.part("".join(id for id in ids if id not in half), "".join(half))
-    elif choice == "heal":
-        network.network.heal()
-    elif choice == "roam":
-        name = rng.choice(list(subscribers))
-        homes[name] = rng.choice(alive)
-        subscribers[name].paho.disconnect()
-        subscribers[name].disconnects.clear()
-        network.attach(subscribers[name], homes[name])
-    for id in alive:
-        publishers[id].publish("all/2", 5)
-
-
-def restart(network: MobileBrokers, publishers: dict[str, Publisher], id: str) -> None:
-    network.brokers[id].start()
-    publishers[id].attach(id)
+        network.wait_for_tree(ids)
