@@ -101,6 +101,20 @@ def test_a_clean_start_ends_the_session_everywhere() -> None:
     assert not any(site.core.filters_of("s") for site in world.sites.values())
 
 
+def test_a_clean_start_elsewhere_ends_a_connection_that_has_just_been_made() -> None:
+    world = make_world()
+    subscribed(world, "s", "b0")
+    world.attach("s", "b0")
+    before = world.clients["s"].connection
+    world.owner.pop(before)  # It breaks, and its broker does not notice.
+    world.clients["s"].connection = 0
+    world.attach("s", "b2", clean=True)
+    world.settle()
+    assert world.clients["s"].is_welcome
+    assert before not in world.sites["b0"].endpoint.connections
+    assert not any(site.core.filters_of("s") for site in world.sites.values())
+
+
 def test_a_session_expires_everywhere_and_a_newer_one_in_another_part_does_not() -> None:
     world = make_world()
     for name in ("s", "t"):

@@ -291,7 +291,8 @@ class MobileSessions:
             self._look_for_missed(message)
         self.core.receive(peer, message)
         if subscriber:
-            self._review(subscriber, is_answer=isinstance(message, Bsub))
+            # Without subscriptions it is no answer: the session was ended elsewhere.
+            self._review(subscriber, is_answer=isinstance(message, Bsub) and bool(message.filters))
 
     def _look_for_missed(self, message: Bsub) -> None:
         """The sender knows more, but not all subscriptions that are known here. None at all is the end."""
