@@ -19,7 +19,11 @@ from roamcast.daemon.users import changing_users, hash_password
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "broker-configuration.md"
 MARK = "<!-- From here on written by "
 
-EXAMPLES = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+EXAMPLES = [
+    example
+    for guide in (GUIDE, GUIDE.with_name("mobile-brokers.md"))
+    for example in re.findall(r"```toml\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+]
 
 
 def test_the_reference_is_what_the_code_says() -> None:

@@ -229,6 +229,16 @@ def test_another_secret_is_told_once_and_nobody_is_dialed(caplog: pytest.LogCapt
     assert len(lines) <= 3, "each of them says it once"
 
 
+def test_an_interface_that_is_not_there_is_one_line() -> None:
+    nowhere = Seeker("a", 7370, interface="nothing0")
+
+    async def story() -> None:
+        with pytest.raises(InputError, match="nothing0: multicast cannot be used there"):
+            await nowhere.start()
+
+    run(story(), nowhere)
+
+
 def test_an_interface_has_an_address() -> None:
     assert address_of("lo") == "127.0.0.1" == address_of("127.0.0.1")
     with pytest.raises(OSError, match="No such device"):

@@ -7,6 +7,7 @@ address while the broker runs: then it listens there, says so at once, and gives
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import ipaddress
 import logging
@@ -99,14 +100,21 @@ class LocalDiscovery(asyncio.DatagramProtocol):
         self._sightings = Sightings(config.id, config.network, config.discovery)
 
     async def start(self) -> None:
-        """InputError if the interface cannot be used now; later it may come and go."""
+        """InputError if there is no such interface; an address it may get later, and lose."""
         try:
             await self._open(address_of(self._settings.interface))
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                self._complain("", f"{self._settings.interface} has no address yet")
+                self._begin()
+                return
             raise InputError(
                 f"discovery.interface = {self._settings.interface}: multicast cannot be used there "
                 f"({error.strerror or error})"
             ) from None
+        self._begin()
+
+    def _begin(self) -> None:
         log.info(
             "looking for brokers on %s (%s:%d)", self._settings.interface, self._settings.group,
             self._settings.port,

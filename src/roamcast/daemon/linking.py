@@ -10,7 +10,6 @@ from roamcast.daemon.discovery import LocalDiscovery
 from roamcast.daemon.peers import Peers
 from roamcast.daemon.sections import Config
 from roamcast.daemon.tls import link_contexts
-from roamcast.errors import InputError
 from roamcast.node.links import Offer
 from roamcast.site.contract import AnySite
 from roamcast.site.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, SiteInput
@@ -53,8 +52,6 @@ class Linking:
         await self.peers.stop()
 
     def reload(self, config: Config) -> None:
-        if config.discovery != self._config.discovery:
-            raise InputError("another way of discovery needs a restart")
         contexts = link_contexts(config.link) if config.link.tls else None
         self.peers.reload(config.link, config.peers, contexts)
         if self.discovery is not None:

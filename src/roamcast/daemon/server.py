@@ -149,6 +149,8 @@ class Server:
             listeners = config.listeners
             if [_place(one) for one in listeners] != [_place(one) for one in self.config.listeners]:
                 raise InputError("other listeners need a restart")
+            if config.discovery != self.config.discovery:
+                raise InputError("another way of discovery needs a restart")
             for number, context in self._contexts.items():
                 context.reload(_tls_of(number, listeners[number]))
             self._admission.reconfigure(config)
