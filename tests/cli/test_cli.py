@@ -301,13 +301,18 @@ def test_progress_in_a_log_is_a_line_at_each_end(capsys: pytest.CaptureFixture[s
 def test_progress_in_a_log_says_now_and_then_how_long_the_rest_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times_s = iter([100.0, 110.0, 140.0, 150.0, 180.0, 180.0])
+    times_s = iter([100.0, 110.0, 140.0, 150.0, 180.0, 220.0, 230.0])
     monkeypatch.setattr("roamcast.cli.output.time.monotonic", lambda: next(times_s))
     with progress("simulating") as report:
         for done in range(1, 5):
             report(done, 4)
-    lines = ["simulating ...", "simulating: 2 of 4, about 40 s left", "simulating: done in 80.0 s"]
-    assert capsys.readouterr().err.splitlines() == lines
+        report(1, 3)  # What has begun anew takes no longer because of what was before it.
+    assert capsys.readouterr().err.splitlines() == [
+        "simulating ...",
+        "simulating: 2 of 4, about 40 s left",
+        "simulating: 1 of 3, about 80 s left",
+        "simulating: done in 130.0 s",
+    ]
 
 
 def test_progress_in_a_log_does_not_call_a_failure_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,10 +84,14 @@ class _NowAndThen:
 
     def __init__(self, title: str, started: float) -> None:
         self._title = title
-        self._started = self._said = started
+        self._started = self._said = self._called = started
+        self._done = 0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
+        if done <= self._done:  # Another part of the work has begun.
+            self._started = self._called
+        self._done, self._called = done, now
         if 0 < done < total and now - self._said >= SAY_EVERY_S:
             self._said = now
             left_s = (now - self._started) * (total - done) / done
