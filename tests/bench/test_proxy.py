@@ -3,7 +3,7 @@
 import pytest
 
 from roamcast.bench.foreign_brokers import missing
-from roamcast.bench.proxy import parse_kinds, run
+from roamcast.bench.proxy import parse_kinds, parse_syncs, run
 from roamcast.errors import InputError
 
 
@@ -13,15 +13,22 @@ def test_unknown_brokers_are_refused() -> None:
         parse_kinds("kafka")
 
 
+def test_unknown_settings_of_the_journal_are_refused() -> None:
+    assert parse_syncs("group, process") == ["process", "group"]
+    with pytest.raises(InputError, match="--sync always: valid are process, group"):
+        parse_syncs("always")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mosquitto", "nats"])
 def test_everything_comes_with_and_without_a_proxy(kind: str) -> None:
     reason = missing(kind)
     if reason is not None:
         pytest.skip(reason)
-    result = run([kind], messages=300, rounds=2)
+    result = run([kind], syncs=["group"], messages=300, rounds=2)
     (row,) = result["cases"]
-    assert row["broker"] == kind
+    assert (row["broker"], row["sync"]) == (kind, "group")
+    assert row["through_per_s"] > 0
     assert row["move_in_s"] > 0
     times = zip(row["all"]["move_in_s"], row["all"]["broker_s"], strict=True)
     ratios = [moved_s / plain_s for moved_s, plain_s in times]

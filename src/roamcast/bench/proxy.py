@@ -5,6 +5,9 @@ messages are published, and it moves in at the other one: timed is the move-in, 
 with the application. Beside it a plain subscriber: where the broker keeps messages for those who are
 away, how long it takes from coming back to the last of the same messages; where it does not, from the
 first byte of the same messages, published as fast as the broker takes them, to the last one received.
+
+`through` is what keeping costs: from the first publish to the last message with the application, for a client
+that moves in as soon as everything is published. There `buffers.sync` counts.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ from typing import Any
 from roamcast.bench.broker import machine
 from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
+from roamcast.daemon.journal import Sync
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import Adapter, ForeignMessage
 from roamcast.proxy.client import Options, RoamingClient
 
 KINDS = ("mosquitto", "nats", "activemq", "roamcast")
+SYNCS: tuple[Sync, ...] = ("process", "group")
+THROUGH_ROUNDS = 3
 BOUND = 2.0
 PAYLOAD_BYTES = 64
 WAIT_S = 120.0
@@ -49,22 +55,32 @@ def parse_kinds(text: str) -> list[str]:
     return kinds
 
 
+def parse_syncs(text: str) -> list[Sync]:
+    syncs = [part.strip() for part in text.split(",") if part.strip()]
+    for sync in syncs:
+        if sync not in SYNCS:
+            raise InputError(f"--sync {sync}: valid are {', '.join(SYNCS)}, several with a comma")
+    return [sync for sync in SYNCS if sync in syncs]
+
+
 def run(
-    kinds: Sequence[str], *, messages: int = 10_000, rounds: int = 9,
+    kinds: Sequence[str], *, syncs: Sequence[Sync] = ("process",), messages: int = 10_000, rounds: int = 9,
     progress: Report = lambda done, total: None,
 ) -> dict[str, Any]:  # fmt: skip
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
-    for number, kind in enumerate(kinds):
+    cases = [(kind, sync) for kind in kinds for sync in syncs]
+    for number, (kind, sync) in enumerate(cases):
         reason = missing(kind)
         if reason is not None:
             skipped[kind] = reason
             continue
         with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
             network = stack.enter_context(foreign_network(kind, Path(name) / "brokers"))
-            proxies = start_proxies(network, Path(name), stack)
-            rows.append(asyncio.run(_measure(network, proxies, messages, rounds)))
-        progress(number + 1, len(kinds))
+            proxies = start_proxies(network, Path(name), stack, sync)
+            measured = asyncio.run(_measure(network, proxies, messages, rounds))
+            rows.append({"broker": kind, "sync": sync, **measured})
+        progress(number + 1, len(cases))
     return {
         "machine": machine(pinned=False),
         "settings": f"{messages} messages of {PAYLOAD_BYTES} bytes, 3 servers, 2 proxies, loopback, ping",
@@ -74,7 +90,9 @@ def run(
     }
 
 
-def start_proxies(network: ForeignNetwork, folder: Path, stack: ExitStack) -> dict[str, str]:
+def start_proxies(
+    network: ForeignNetwork, folder: Path, stack: ExitStack, sync: Sync = "process"
+) -> dict[str, str]:
     """A proxy process at each end; their addresses by site."""
     ports = {site: free_port() for site in ("a", "b")}
     for site, port in ports.items():
@@ -92,6 +110,8 @@ def start_proxies(network: ForeignNetwork, folder: Path, stack: ExitStack) -> di
             [[proxy]]
             site = "{other}"
             address = "{HOST}:{ports[other]}"
+            [buffers]
+            sync = "{sync}"
             [log]
             level = "warning"
             """)
@@ -124,13 +144,16 @@ async def _measure(
         numbers = range(number * messages, (number + 1) * messages)
         plain_s.append(await _plain(network, publisher, numbers))
         moved_s.append(await _moved(client, publisher, "ab"[number % 2], numbers))
+    through_s = []
+    for number in range(THROUGH_ROUNDS):
+        numbers = range((rounds + 1 + number) * messages, (rounds + 2 + number) * messages)
+        through_s.append(await _through(client, publisher, numbers))
     await client.close()
     await publisher.close()
     # Of one round each: whatever else the machine does, it does to both.
     ratios = sorted(moved / plain for moved, plain in zip(moved_s, plain_s, strict=True))
     ratio = median(ratios)
     return {
-        "broker": network.kind,
         "messages": messages,
         "rounds": rounds,
         "broker_s": median(plain_s),
@@ -140,7 +163,8 @@ async def _measure(
         "ratio_half_from": ratios[len(ratios) // 4],
         "ratio_half_to": ratios[-1 - len(ratios) // 4],
         "holds": ratio <= BOUND,
-        "all": {"broker_s": plain_s, "move_in_s": moved_s},
+        "through_per_s": messages / median(through_s),
+        "all": {"broker_s": plain_s, "move_in_s": moved_s, "through_s": through_s},
     }
 
 
@@ -210,16 +234,32 @@ async def _moved(client: RoamingClient, publisher: Adapter, site: str, numbers: 
     await asyncio.sleep(1.0)
     gc.collect()
     began_s = time.perf_counter()
+    await _move_in(client, site, len(numbers))
+    return time.perf_counter() - began_s
+
+
+async def _through(client: RoamingClient, publisher: Adapter, numbers: range) -> float:
+    """Seconds from the first publish to the last message, for a client that moves in behind the last one."""
+    site = client.site
+    await client.move_out()
+    gc.collect()
+    began_s = time.perf_counter()
+    await _publish(publisher, publisher.topic_of(MOVED), numbers)
+    await _move_in(client, site, len(numbers))
+    return time.perf_counter() - began_s
+
+
+async def _move_in(client: RoamingClient, site: str | None, count: int) -> None:
+    """Until all that was kept is here."""
     moved = await client.move_in(site)
     if moved.missing or moved.lost or moved.dropped:
         raise BenchFailed(
             f"a move-in was not whole: {[*moved.missing, *moved.lost]}, {moved.dropped} dropped"
         )
-    got = _Counter(len(numbers))
+    got = _Counter(count)
     async with asyncio.timeout(WAIT_S):
         while not got.is_full:
             got.add(await anext(client))
-    return time.perf_counter() - began_s
 
 
 class _Counter:

@@ -328,18 +328,22 @@ def proxy(
         int, typer.Option(min=1, max=1_000_000, help="How many wait for the client at its move-in.")
     ] = 10_000,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; medians count.")] = 9,
+    sync: Annotated[
+        str, typer.Option(help="buffers.sync of the proxies: process, group, or both with a comma.")
+    ] = "process",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """A client of a foreign broker moves in at another site: how long, against the broker's own delivery."""
     from roamcast.bench import proxy as benchmark
 
-    kinds = benchmark.parse_kinds(against)
+    kinds, syncs = benchmark.parse_kinds(against), benchmark.parse_syncs(sync)
     with progress("moving in") as report, failing_plainly():
-        result = benchmark.run(kinds, messages=messages, rounds=rounds, progress=report)
+        result = benchmark.run(kinds, syncs=syncs, messages=messages, rounds=rounds, progress=report)
     if as_json:
         emit_json(result)
         return
-    columns = ["broker", "messages", "broker_s", "move_in_s", "messages_per_s", "ratio", "holds"]
+    columns = ["broker", "sync", "messages", "broker_s", "move_in_s", "messages_per_s", "ratio", "holds"]
+    columns.append("through_per_s")
     rows = [[row[name] for name in columns] for row in result["cases"]]
     table([name.replace("_", " ") for name in columns], rows, title="bench proxy")
     for reason in result["skipped"].values():
