@@ -11,10 +11,18 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from typing import cast
 
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import ConnectionsAdapter, Place, parse_url, with_identity, without_identity
+from roamcast.proxy.base import (
+    ConnectionsAdapter,
+    Place,
+    give,
+    parse_url,
+    with_identity,
+    without_identity,
+)
 from roamcast.proxy.stomp import Frame, Reader, StompError, write_frame
 
 TOPIC = "/topic/"
@@ -123,18 +131,17 @@ class _Handler:
     async def close(self) -> None:
         await self.connection.close()
 
+    def _receiver_of(self, frame: Frame) -> Receive | None:
+        return self.receivers.get(self._filters.get(frame.headers.get("subscription", ""), ""))
+
     def _receive(self, frames: list[Frame]) -> None:
         latest: dict[str, str] = {}
-        for frame in frames:
-            headers = frame.headers
-            durable = headers.get("subscription", "")
-            receive = self.receivers.get(self._filters.get(durable, ""))
-            if receive is None:
-                continue
-            kept = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
-            topic = headers.get("destination", "").removeprefix(TOPIC)
-            receive(without_identity(topic, frame.body, kept, headers.get("message-id", "")))
-            latest[durable] = headers.get("ack", "")
+        known = [(self._receiver_of(frame), frame) for frame in frames]
+        for receive, some in groupby(known, lambda one: one[0]):
+            if receive is not None:
+                of_one = [frame for _, frame in some]
+                give(receive, [message_of(frame) for frame in of_one])
+                latest |= {frame.headers["subscription"]: frame.headers.get("ack", "") for frame in of_one}
         for acknowledged in latest.values():  # Of one subscription, this and all before.
             self.connection.send("ACK", {"id": acknowledged})
 
@@ -266,6 +273,13 @@ def _ignore(frames: list[Frame]) -> None:
 
 def _say_nothing(reason: str) -> None:
     """Nobody has asked."""
+
+
+def message_of(frame: Frame) -> ForeignMessage:
+    headers = frame.headers
+    kept = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
+    topic = headers.get("destination", "").removeprefix(TOPIC)
+    return without_identity(topic, frame.body, kept, headers.get("message-id", ""))
 
 
 def durable_name(filter: str) -> str:

@@ -52,6 +52,15 @@ class ForeignMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Receive = Callable[[ForeignMessage], None]
+"""Of a proxy it is a `ReceiveMany`, which is called once for all that is there: see base.give."""
+
+
+class ReceiveMany(Protocol):
+    def __call__(self, message: ForeignMessage) -> None:
+        """One message."""
+
+    def many(self, messages: Sequence[ForeignMessage]) -> None:
+        """Several, in order: they are written to the disk together, before this returns."""
 
 
 class Adapter(Protocol):

@@ -130,6 +130,16 @@ def parse_url(url: str, scheme: str, port: int) -> Place:
     return Place(found[0], found[1], user, password)
 
 
+def give(receive: Receive, messages: Sequence[ForeignMessage]) -> None:
+    """Let these be received together, where that is of use; acknowledge them afterwards."""
+    many = getattr(receive, "many", None)
+    if many is not None:
+        many(messages)
+        return
+    for message in messages:
+        receive(message)
+
+
 def with_identity(message: ForeignMessage) -> dict[str, str]:
     """The headers that a message travels with."""
     if not message.identity:

@@ -313,7 +313,7 @@ class RoamingClient:
             except (AdapterError, ProxyError, InputError, TimeoutError) as error:
                 await self._detach(unsubscribe=kept is None)
                 self._merge = None
-                raise MoveFailed(f"site {site}: {error or 'no answer in time'}") from None
+                raise MoveFailed(f"site {site}: {str(error) or 'no answer in time'}") from None
             self.lost_because = ""
             for source in list(self.sources):
                 await self._download(adapter, source, result)
@@ -398,7 +398,9 @@ class RoamingClient:
             await self._synchronise(adapter, source)
             answer = await self._fetch(source, result)
         except (AdapterError, ProxyError, TimeoutError) as error:
-            result.missing += (f"site {source.site}: {error or 'no ping came back through the brokers'}",)
+            result.missing += (
+                f"site {source.site}: {str(error) or 'no ping came back through the brokers'}",
+            )
             return
         if isinstance(answer, Refused):
             self._on_refused(source, answer, result)

@@ -11,7 +11,7 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from roamcast.daemon.addresses import join_endpoint
@@ -252,11 +252,7 @@ class ProxyServer:
         task = self._operations[name] = self.spawn(run())
 
     async def _listen(self, listen: steps.Listen) -> steps.Input:
-        name = listen.name
-
-        def receive(message: ForeignMessage) -> None:
-            self.step([steps.Received(name, message)])
-
+        name, receive = listen.name, _Receiver(self, listen.name)
         is_kept = True
         try:
             if listen.is_resumed:
@@ -304,7 +300,7 @@ class ProxyServer:
                 joined = await self._admit(connection, pipe)
             await self._read(pipe, joined)
         except (ProxyError, TimeoutError) as error:
-            log.info("%s: %s", pipe.host, error or "no handshake in time")
+            log.info("%s: %s", pipe.host, str(error) or "no handshake in time")
         finally:
             self._tasks.discard(task)
             await pipe.end()
@@ -380,3 +376,16 @@ class ProxyServer:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         load_authorities(context, self.config.peers.ca, "peers.ca")
         return context
+
+
+class _Receiver:
+    """Takes what the foreign broker delivers for one name: it is on disk when a call returns."""
+
+    def __init__(self, server: ProxyServer, name: str) -> None:
+        self._server, self._name = server, name
+
+    def __call__(self, message: ForeignMessage) -> None:
+        self.many((message,))
+
+    def many(self, messages: Sequence[ForeignMessage]) -> None:
+        self._server.step([steps.Received(self._name, message) for message in messages])

@@ -11,18 +11,28 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 
 import msgspec
 
 from roamcast.client import Client, ClientError, Notification, connect
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import DAY_S, ConnectionsAdapter, parse_url, with_identity, without_identity
+from roamcast.proxy.base import (
+    DAY_S,
+    ConnectionsAdapter,
+    give,
+    parse_url,
+    with_identity,
+    without_identity,
+)
 from roamcast.proxy.mqtt_notes import carried_by
 
 IDENTIFIER_MAX = 268_435_455
 """The largest that MQTT has for a subscription."""
 QUEUE_MAX = 16_384
+TOGETHER_MAX = 1_000
+"""Messages that are received at once."""
 
 
 class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
@@ -171,8 +181,10 @@ class _Handler:
 
     async def _read(self) -> None:
         try:
-            async for notification in self.client:
-                self._receiver_of(notification)(self.adapter.message_of(notification))
+            while waiting := await self.client.peek(TOGETHER_MAX):
+                for receive, some in groupby(waiting, self._receiver_of):
+                    give(receive, [self.adapter.message_of(notification) for notification in some])
+                self.client.acknowledge(len(waiting))
         except ClientError as error:
             self.adapter.lose(str(error))
 

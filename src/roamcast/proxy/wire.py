@@ -155,7 +155,7 @@ async def connect_proxy(
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             challenge = await pipe.read()
     except (TimeoutError, ProxyError) as error:
-        raise ProxyError(f"{address}: {error or 'no answer'}") from None
+        raise ProxyError(f"{address}: {str(error) or 'no answer'}") from None
     if isinstance(challenge, Refused):
         raise ProxyError(f"{address}: {challenge.text}", challenge.code)
     if not isinstance(challenge, Challenge) or challenge.id != expected:
@@ -175,7 +175,7 @@ async def _welcome(pipe: Pipe, address: str) -> Welcome:
             answer = await pipe.read()
     except (TimeoutError, ProxyError) as error:
         pipe.close()
-        raise ProxyError(f"{address}: {error or 'no answer'}") from None
+        raise ProxyError(f"{address}: {str(error) or 'no answer'}") from None
     if isinstance(answer, Welcome):
         pipe.frame_bytes_max = FRAME_BYTES_MAX
         return answer
