@@ -398,9 +398,8 @@ class RoamingClient:
             await self._synchronise(adapter, source)
             answer = await self._fetch(source, result)
         except (AdapterError, ProxyError, TimeoutError) as error:
-            result.missing += (
-                f"site {source.site}: {str(error) or 'no ping came back through the brokers'}",
-            )
+            why = str(error) or "no ping came back through the brokers"
+            result.missing += (f"site {source.site}: {why}",)
             return
         if isinstance(answer, Refused):
             self._on_refused(source, answer, result)

@@ -113,7 +113,7 @@ class Buffers(Section, frozen=True):
     many."""
     sync: Literal["process", "group"] = "process"
     """"process" survives a crash or kill of the proxy; "group" also a power failure, and syncs the disk for
-    every message that comes in."""
+    all messages that come in at once."""
 
 
 class Ping(Section, frozen=True):
