@@ -231,10 +231,19 @@ def test_trips_of_a_system_that_take_as_long_go_at_once_as_far_as_the_machine_ca
     ports = {"mosquitto": {"hub": 1}, "nats": {"hub": 2}}
     found = batches([*trips, *others], ports, Path("here"), 2)
     assert {batch.trips for batch in found} == {
-        (slow,), (trips[0], trips[1]), (trips[2], busy), (replace(busy, number=2),), (others[0],),
+        (slow,), (trips[0], trips[1]), (busy, trips[2]), (replace(busy, number=2),), (others[0],),
     }  # fmt: skip
     assert {batch.ports for batch in found} == {(("hub", 1),), (("hub", 2),)}
     assert len({(batch.system, batch.number) for batch in found}) == len(found)
+
+
+def test_trips_that_are_compared_go_together() -> None:
+    trips = [
+        replace(TRIP, option=option, number=number)
+        for option in ("basic", "ping") for number in (1, 2)
+    ]  # fmt: skip
+    found = batches(trips, {"mosquitto": {}}, Path("here"), 2)
+    assert [[trip.option for trip in batch.trips] for batch in found] == [["basic", "ping"]] * 2
 
 
 def test_a_system_that_does_not_start_is_a_failure_and_the_others_go_on(

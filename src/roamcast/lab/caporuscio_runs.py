@@ -327,9 +327,13 @@ class _Traveller:
 def batches(
     trips: Sequence[Trip], ports: Mapping[str, Mapping[str, int]], folder: Path, at_once: int
 ) -> list[Batch]:
-    """Trips over the same system that take about as long, as many at once as this machine can serve."""
+    """Trips over the same system that take about as long, as many at once as this machine can serve.
+
+    Those that are compared, with different options, go together: whatever the machine does meanwhile, it
+    does to all of them.
+    """
     open_ones: dict[str, list[list[Trip]]] = {}
-    for trip in sorted(trips, key=lambda one: -one.expected_s):
+    for trip in sorted(trips, key=lambda one: (-one.expected_s, one.number, one.per_s, one.subscriptions)):
         places = open_ones.setdefault(trip.system, [])
         for place in places:
             load = sum(one.copies_per_s for one in [*place, trip])
