@@ -49,7 +49,7 @@ def draw_fig45(
     right.set_title("(b) C16", loc="left", fontsize=10.5)
     for axes in (left, right):
         axes.set_ylabel("notifications delivered in a run")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     left.legend(frameon=False, loc="upper left")
     _finish(figure, "Notifications delivered, figure 4.5", by_size, length_s)
 
