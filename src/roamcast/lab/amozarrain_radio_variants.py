@@ -117,6 +117,7 @@ VARIANTS = (
     Variant("MFT: clients beat as well", (MFT,), {"links": LinkSettings(clients_beat=True)}, quick=True),
     Variant("MFT: nothing refused", (MFT,), {"links": LinkSettings(refused=False)}),
     Variant("MFT: nobody asked to connect again", (MFT,), {"links": LinkSettings(relinks=False)}),
+    Variant("MFT: links given up after 3 tries", (MFT,), {"links": LinkSettings(tries=3)}),
     Variant("MFT: published to each", (MFT,), _publishing(to_each=True)),
     Variant("MFT: sent together", (MFT,), {"links": LinkSettings(grouped=True)}, quick=True, long=True),
     Variant("MFT: rules as published", (MFT,), {"rules": MftPublished}),

@@ -57,7 +57,7 @@ def _draw_pairs(axes: Axes, rows: Sequence[Row], column: str) -> None:
 
 
 def _finish(figure: Figure, axes: Axes, title: str) -> None:
-    axes.legend(frameon=False, loc="lower right", fontsize=8.5)
+    figure.legend(*axes.get_legend_handles_labels(), frameon=False, loc="upper right", ncols=2)
     figure.text(0.012, 0.975, title, fontsize=13, fontweight="bold", va="center")
     about = "means over seeds; one choice at a time, the other protocol under the same radio and publishing"
     figure.text(0.012, 0.948, about, fontsize=9, va="center")

@@ -15,7 +15,7 @@ PANELS = ("changes", "tree_hops", "tree_children_most", "tree_branch_largest", "
 
 
 def draw_trees(figure: Figure, table: Sequence[Row], measured: Mapping[str, str]) -> None:
-    cases = list(dict.fromkeys(row["case"] for row in table))
+    cases = sorted({row["case"] for row in table}, key=lambda case: (case.split(", C")[0], len(case), case))
     figure.set_size_inches(14, 8.2)
     panels = figure.subplots(2, 3, sharey=True).flatten()
     for axes, key in zip(panels, PANELS, strict=True):
@@ -29,6 +29,8 @@ def draw_trees(figure: Figure, table: Sequence[Row], measured: Mapping[str, str]
             axes.barh(places, means, 0.23, color=colour, label=rule)
             axes.errorbar(means, places, xerr=reach, fmt="none", ecolor="#333333", elinewidth=0.9, capsize=2)
         axes.set_xlabel(measured[key])
+        axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=6)
         axes.grid(color=GRID, linewidth=0.6, axis="x")
         axes.set_axisbelow(True)
     panels[0].set_yticks(range(len(cases)), cases)

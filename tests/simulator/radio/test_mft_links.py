@@ -11,6 +11,7 @@ from roamcast.mobility.mobile import Mig, Rep
 from roamcast.simulator.radio.mft_links import (
     GROUP_MAX,
     Group,
+    LinkSettings,
     Outbox,
     Relink,
     RoomFor,
@@ -128,7 +129,7 @@ def test_sizes_grow_with_what_is_in_a_message() -> None:
 
 def test_what_waits_for_the_same_neighbour_goes_together_as_far_as_a_frame_holds_it() -> None:
     network, one, other = ends()
-    one.outbox = Outbox(network.stations[0], 32, grouped=True)
+    one.outbox = Outbox(network.stations[0], 32, LinkSettings(grouped=True))
     one.outbox.links[1] = other.outbox.links[0]
     for number in range(6):
         one.outbox.send(1, burst(number))
@@ -141,8 +142,18 @@ def test_what_waits_for_the_same_neighbour_goes_together_as_far_as_a_frame_holds
 
 def test_a_group_that_is_not_acknowledged_comes_back_as_what_it_holds() -> None:
     network, one, other = ends(apart_m=500.0)
-    one.outbox = Outbox(network.stations[0], 32, grouped=True)
+    one.outbox = Outbox(network.stations[0], 32, LinkSettings(grouped=True))
     one.outbox.links[1] = other.outbox.links[0]
     for number in range(3):
         one.outbox.send(1, burst(number))
     assert one.outbox.give_up(1) == [burst(0), burst(1), burst(2)]
+
+
+def test_a_message_is_tried_as_often_as_it_is_set_before_the_link_is_given_up() -> None:
+    network, one, other = ends(apart_m=500.0)
+    one.outbox = Outbox(network.stations[0], 32, LinkSettings(tries=3))
+    one.outbox.links[1] = other.outbox.links[0]
+    one.outbox.send(1, burst(1))
+    network.run([one, other], 5.0)
+    assert one.lost == [burst(1)]
+    assert network.stations[0].sent == {"PUB": 3}

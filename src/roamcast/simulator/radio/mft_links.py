@@ -7,7 +7,7 @@ the retries of the medium access.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +25,8 @@ GROUP_MAX = 8
 """Our choice: stored events in one REP; a longer one would fail as a whole too often."""
 RETRY_S = 0.01
 """When the queue of the antenna is full."""
+TRY_AGAIN_S = 0.1
+"""Between two tries of a message: shorter than a heartbeat period, longer than a burst of others' frames."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class LinkSettings:
     without patience does. Otherwise it keeps its broker until that one is not heard any more."""
     clients_beat: bool = False
     """Whether clients broadcast a heartbeat in each period, too: nobody needs it, but it is sent."""
+    tries: int = 1
+    """How often a message is handed to the medium access, which has retries of its own, before the link is
+    given up."""
     grouped: bool = False
     """Whether what waits for the same neighbour is sent together, as far as one frame holds it."""
 
@@ -122,12 +127,14 @@ def name_of(station: int) -> str:
 class Outbox:
     """What one station has to send over each of its links, and what of it is on the air."""
 
-    def __init__(self, station: Station, content_bytes: int, grouped: bool = False) -> None:
+    def __init__(self, station: Station, content_bytes: int, settings: LinkSettings = LINKS) -> None:
         self.links: dict[int, int] = {}
         """Neighbours and clients to the number of the link to each."""
         self._station = station
         self._content_bytes = content_bytes
-        self._grouped = grouped
+        self._settings = settings
+        self._tries: Counter[int] = Counter()
+        """Of the message to a destination whose turn it is."""
         self._waiting: dict[int, deque[Wire]] = {}
         self._connected = 0
         self._on_air: dict[int, Wire | Group] = {}
@@ -167,7 +174,7 @@ class Outbox:
     def _next(self, destination: int) -> Wire | Group:
         """The message whose turn it is, and those behind it that fit into the same frame."""
         waiting = self._waiting[destination]
-        if not self._grouped or len(waiting) == 1:
+        if not self._settings.grouped or len(waiting) == 1:
             return waiting[0]
         room, count = self._station.payload_bytes_max, 0
         for wire in waiting:
@@ -181,6 +188,7 @@ class Outbox:
         """The message was acknowledged."""
         if self._on_air.get(destination) is message:
             del self._on_air[destination]
+            self._tries.pop(destination, None)
             waiting = self._waiting[destination]
             for _ in wires_of(message):
                 waiting.popleft()
@@ -189,11 +197,19 @@ class Outbox:
 
     def failed(self, destination: int, message: Wire | Group) -> bool:
         """Whether the link has to be given up: not if the message was on one that is no more."""
-        return self._on_air.get(destination) is message
+        if self._on_air.get(destination) is not message:
+            return False
+        self._tries[destination] += 1
+        if self._tries[destination] >= self._settings.tries:
+            return True
+        del self._on_air[destination]
+        self._station.set_timer(self._station.now + TRY_AGAIN_S, RoomFor(destination))
+        return False
 
     def give_up(self, destination: int) -> list[Message]:
         """The link is no more: what was not acknowledged, in order."""
         self._on_air.pop(destination, None)
+        self._tries.pop(destination, None)
         self.links.pop(destination, None)
         left: Sequence[Wire] = self._waiting.pop(destination, ())
         return [wire.message for wire in left if isinstance(wire.message, Message)]

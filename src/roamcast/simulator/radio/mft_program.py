@@ -116,7 +116,7 @@ class MftBroker:
         self._publishers = publishers
         self._ledger = ledger
         self._links = links
-        self._outbox = Outbox(station, content_bytes, links.grouped)
+        self._outbox = Outbox(station, content_bytes, links)
         self._started = False
         self._elects_at: float | None = None
         self._missing: set[str] = set()
@@ -310,7 +310,7 @@ class MftClient:
         self._subscribers = subscribers
         self._publishes = station.number not in subscribers
         self._links = links
-        self._outbox = Outbox(station, publishing.content_bytes, links.grouped)
+        self._outbox = Outbox(station, publishing.content_bytes, links)
         self._heard: dict[int, tuple[float, int]] = {}
         """Broker to when it was last heard, and how far from its leader it was."""
         self._round = ("", (-1, 0))
