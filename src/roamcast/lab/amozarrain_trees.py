@@ -45,7 +45,7 @@ from roamcast.simulator.tree_shape import TreeWatch
 RULES: tuple[TreeRule, ...] = ("plain", "stable", "balanced")
 AIR, LINKS = "over the air", "over links"
 SIZES = (8, 16, 32)
-SEEDS, SEEDS_QUICK = 5, 3
+SEEDS, SEEDS_QUICK = 4, 3
 SPEEDS_AIR, SPEEDS_LINKS = (2.0, 8.0), (0.0, 2.0)
 BROKERS_LINKED = 32
 SIDE_M, REACH_M = 80.0, 25.0
