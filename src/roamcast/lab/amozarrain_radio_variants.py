@@ -42,8 +42,9 @@ from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
 from roamcast.simulator.radio.workload import Publishing
 
 SMALLEST = SIZES[0]
-SEEDS = {SMALLEST: 10, LARGEST: 3}
+SEEDS = {SMALLEST: 10, LARGEST: 4}
 """The smallest network takes next to no time."""
+SEEDS_LONG = 3
 
 R3 = Claim(
     "R3", "order",
@@ -167,7 +168,7 @@ def jobs(quick: bool) -> list[VariantJob]:
         for one in chosen
         if one.long
         for protocol in one.of
-        for seed in range(1, SEEDS[LARGEST] + 1)
+        for seed in range(1, SEEDS_LONG + 1)
     ]
 
 

@@ -35,7 +35,7 @@ def draw_trees(figure: Figure, table: Sequence[Row], measured: Mapping[str, str]
         axes.set_axisbelow(True)
     panels[0].set_yticks(range(len(cases)), cases)
     panels[0].invert_yaxis()
-    panels[2].legend(frameon=False, loc="best")
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="upper right", ncols=3)
     figure.text(
         0.012,
         0.975,
