@@ -77,6 +77,8 @@ def test_brokers_find_each_other_and_go_on_without_their_leader(tmp_path: Path) 
         sensor.wait()
         status = roamcast("broker", "status", "--data", str(brokers["b"].data)).stdout
         assert "tree: leader a, parent " in status
+        forget = roamcast("broker", "forget", "a", "--data", str(brokers["b"].data))
+        assert (forget.returncode, "need not be forgotten" in forget.stderr) == (2, True)
 
         brokers["a"].kill()
         sensor.publish("road/2", 5)

@@ -137,9 +137,9 @@ class Operations:
         broker = _text(request, "broker")
         if broker == self._config.id:
             raise InputError(f"{broker} is this broker itself")
+        self._engine.site.check_forgetting(broker)
         if any(link.peer == broker and link.is_up for link in self._figures.links()):
             raise InputError(f"{broker} is connected: stop it first, what is forgotten must never come back")
-        self._engine.site.check_forgetting(broker)
         self._engine.push(Forgotten(broker))
         log.warning("broker %s is forgotten: what it held is given up", broker)
         is_configured = any(peer.id == broker for peer in self._server.config.peers)
