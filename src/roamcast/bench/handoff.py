@@ -179,8 +179,9 @@ class Walk:
         return Came(connack_s, first_s, all_s)
 
     def _publish(self, count: int) -> list[bytes]:
-        """Queue so many messages for the client, which is away."""
-        publisher = Connection(self._ports[self._at], "publisher", 5)
+        """Queue so many messages for the client, which is away. They are published at the other broker, so
+        that both have just been at work: else only a plain resume would meet one that is warm."""
+        publisher = Connection(self._ports[1 - self._at], "publisher", 5)
         payloads = []
         for at in range(0, count, WINDOW):
             numbers = range(self._published + at, self._published + min(at + WINDOW, count))
