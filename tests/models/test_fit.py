@@ -11,7 +11,7 @@ from scipy import stats
 
 from roamcast.errors import InputError
 from roamcast.models.fit import DEGREE_MAX, THROUGHPUT_PUBLISHED, best_fit, fit
-from roamcast.models.intervals import difference_interval, mean_interval, share_interval, t_factor
+from roamcast.models.intervals import mean_interval, share_interval, t_factor
 
 X = [10.0, 50.0, 100.0, 150.0, 200.0, 200.0]
 Y = [92.0, 310.0, 560.0, 790.0, 981.0, 953.0]
@@ -190,15 +190,6 @@ def test_the_bounds_of_a_share_are_the_exact_ones() -> None:
     assert (round(low, 4), round(high, 4)) == (0.4439, 0.9748)
     with pytest.raises(InputError, match="0 to 0 of one or more"):
         share_interval(0, 0)
-
-
-def test_differences_are_taken_within_pairs() -> None:
-    # The settings differ by a hundred, the two ways by one: the interval is that of the second.
-    pairs = [([1.0, 3.0], [2.0, 4.0]), ([101.0, 103.0], [102.0, 104.0])]
-    reach = 2.776445 * math.sqrt(4 * 2.0 / 2 / 4)
-    assert difference_interval(pairs) == pytest.approx((1.0 - reach, 1.0 + reach), rel=1e-6)
-    with pytest.raises(InputError, match="two values or more on each side"):
-        difference_interval([([1.0], [2.0, 3.0])])
 
 
 # What is refused.

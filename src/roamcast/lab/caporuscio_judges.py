@@ -10,7 +10,7 @@ from statistics import fmean
 
 from roamcast.lab.curves import plane
 from roamcast.lab.sweep import Row
-from roamcast.models.intervals import Bounds, difference_interval, mean_interval, share_interval
+from roamcast.models.intervals import Bounds, mean_interval, share_interval
 
 FLOODING = ("mosquitto",)
 NEARLY_ALL = 0.95
@@ -146,17 +146,19 @@ def words(share: Bounds) -> str:
 
 
 def share_added(rows: Sequence[Row]) -> Bounds:
-    """By how much ping raises the duplicates per move, as a share of those without it."""
-    points = dict.fromkeys((row["s"], row["p"]) for row in rows)
-    pairs = [
-        [[row["duplicates"] for row in of(rows, s=s, p=p, option=option)] for option in ("basic", "ping")]
-        for s, p in points
-    ]
-    whole = [(basic, ping) for basic, ping in pairs if len(basic) > 1 and len(ping) > 1]
-    usual = fmean(fmean(basic) for basic, _ in whole) if whole else 0.0
-    if not usual:
+    """By how much ping raises the duplicates per move, as a share of those without it.
+
+    By pairs: trips of one kind and number went at the same time, so the machine's load is not in it.
+    """
+    basic, ping = (
+        {(row["s"], row["p"], row["number"]): row["duplicates"] for row in of(rows, option=option)}
+        for option in ("basic", "ping")
+    )
+    pairs = [(basic[kind], ping[kind]) for kind in basic if kind in ping]
+    usual = fmean(before for before, _ in pairs) if pairs else 0.0
+    if len(pairs) < 2 or not usual:
         return Bounds(-float("inf"), float("inf"))
-    low, high = difference_interval(whole)
+    low, high = mean_interval([after - before for before, after in pairs])
     return Bounds(low / usual, high / usual)
 
 

@@ -38,23 +38,6 @@ def share_interval(counted: int, total: int, confidence: float = 0.95) -> Bounds
     return Bounds(low, high)
 
 
-def difference_interval(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float = 0.95
-) -> Bounds:
-    """Bounds of how much the second of each pair is above the first in the mean, the mean over all pairs.
-
-    Each pair holds the runs of one setting in two ways, so that settings which differ do not blur it.
-    """
-    if not pairs or any(len(values) < 2 for pair in pairs for values in pair):
-        raise InputError("bounds of a difference need two values or more on each side")
-    samples = [[np.asarray(values, dtype=np.float64) for values in pair] for pair in pairs]
-    mean = float(np.mean([second.mean() - first.mean() for first, second in samples]))
-    variance = sum(float(one.var(ddof=1)) / len(one) for pair in samples for one in pair) / len(pairs) ** 2
-    freedom = sum(len(one) - 1 for pair in samples for one in pair)
-    reach = t_factor(confidence, freedom) * math.sqrt(variance)
-    return Bounds(mean - reach, mean + reach)
-
-
 def t_factor(confidence: float, freedom: int) -> float:
     """How many standard errors to each side, where the error itself was estimated from the sample."""
     _check_confidence(confidence)
