@@ -460,8 +460,8 @@ class AnswersAtOnce(Relocation):
         super().try_replay(cache)
 
     def on_replay(self, sender: str, message: Replay) -> None:
-        due = self.replays_due[message.client][message.number]
-        if due != self.host.id or (message.client, message.number) in self.caches:
+        due = self.replays_due[message.known_as][message.number]
+        if due.replay_to != self.host.id or (message.client, message.number) in self.caches:
             super().on_replay(sender, message)
         else:
             self.pass_replay(sender, message, {})

@@ -146,3 +146,83 @@ def test_a_session_on_its_way_stays_with_all_it_is_owed(
     if protocol == "multi_hop_handoff" and not had_it:
         assert network.numbers == list(range(1, publisher.count + 1))
     assert [one for name in ALIVE for one in network.brokers[name].unfinished()] == []
+
+
+def story_of_a_departure(protocol: str, rng: random.Random) -> tuple[Network, Publisher, bool]:
+    """The client leaves the broker that dies, and may move on; whether its session had left by then."""
+    network = Network(("a", "b", "c", "x"), protocol)
+    for edge in LINE:
+        network.connect(*edge)
+        network.rest(rng)
+    for client, broker in (("k", "x"), ("p", rng.choice(ALIVE))):
+        network.roamers[client] = Roamer(client, counts=False)
+        network.attach(client, broker)
+        network.rest(rng)
+    network.submit("k", Subscribe(1, parse("n > 0")))
+    network.settle(rng)
+    network.detach("k")
+    publisher = Publisher(network)
+    publisher.publish(rng.randrange(4))
+    network.rest(rng)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        network.attach("k", rng.choice(ALIVE))
+        for _ in range(rng.randrange(20)):
+            if rng.random() < 0.2:
+                publisher.publish(1)
+            network.arrive(rng)
+    alive = [network.brokers[name] for name in ALIVE]
+    had_left = any("k" in one.sessions or "k" in one.locator.moved_to for one in alive)
+    network.kill("x", and_what_it_said=False)
+    for _ in range(rng.randrange(6)):
+        network.arrive(rng)
+    network.forget(rng.choice(ALIVE), "x")
+    for _ in range(rng.randrange(12)):
+        network.arrive(rng)
+    if rng.random() < 0.5:
+        network.attach("k", rng.choice(ALIVE))
+    network.settle(rng)
+    return network, publisher, had_left
+
+
+@pytest.mark.parametrize("protocol", ["reactive:merged", "proactive", "relocation"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_client_that_has_left_a_broker_which_is_gone_is_served_on(seed: int, protocol: str) -> None:
+    network, publisher, had_left = story_of_a_departure(protocol, random.Random(seed))
+    for broker in ALIVE:
+        network.attach("k", broker)
+        network.settle(random.Random(seed))
+        publisher.publish(2)
+        network.settle(random.Random(seed))
+        assert [name for name in network.holders("k") if name in ALIVE] == [broker]
+        if had_left:
+            assert network.numbers[-2:] == [publisher.count - 1, publisher.count]
+    assert network.numbers == sorted(set(network.numbers))
+
+
+@pytest.mark.parametrize("protocol", ["multi_hop_handoff", "phoenix", "reactive"])
+def test_a_client_does_not_wait_for_what_was_stored_at_a_broker_that_is_gone(protocol: str) -> None:
+    network = Network(("a", "b", "c", "x"), protocol)
+    for edge in LINE:
+        network.connect(*edge)
+        network.rest()
+    for client, broker in (("k", "x"), ("p", "a")):
+        network.roamers[client] = Roamer(client, counts=False)
+        network.attach(client, broker)
+        network.rest()
+    network.submit("k", Subscribe(1, parse("n > 0")))
+    network.settle(random.Random(0))
+    network.detach("k")
+    publisher = Publisher(network)
+    publisher.publish(3)
+    network.rest()
+    network.attach("k", "a")
+    while "k" not in network.brokers["a"].sessions:
+        assert network.arrive(random.Random(0))
+    network.kill("x", and_what_it_said=True)
+    network.settle(random.Random(0))
+    network.forget("c", "x")
+    network.settle(random.Random(0))
+    publisher.publish(2)
+    network.settle(random.Random(0))
+    assert network.numbers[-2:] == [4, 5]
+    assert [one for name in ALIVE for one in network.brokers[name].unfinished()] == []

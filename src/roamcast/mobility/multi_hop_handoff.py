@@ -350,7 +350,11 @@ class MultiHopHandoff(MobilityProtocol):
             self.host.pump(client)
             self.go_on(client, hold)
             return
-        segment = self.segments[client, message.number, "in"]
+        segment = self.segments.get((client, message.number, "in"))
+        if segment is None:
+            for burst in message.bursts:
+                self.host.dropped(client, burst, "broker is gone")
+            return
         segment.bursts.extend(message.bursts)
         self.account(segment, message)
         self.serve(client, (self.host.id, message.number, "in"), segment)

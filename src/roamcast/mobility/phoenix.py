@@ -47,7 +47,7 @@ stored stays where it is, and the next MIG goes there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -121,6 +121,8 @@ class Luggage(msgspec.Struct, array_like=True):
     """How far it has acknowledged."""
     ts_last: Timestamp
     acknowledged: dict[str, Number]
+    stays: tuple[tuple[int, str], ...] = ()
+    """The last stay, and earlier ones from which not everything has come: attach number and broker."""
 
 
 class Local:
@@ -148,6 +150,8 @@ class Local:
         """… and the same of what the subscriber has acknowledged."""
         self.nexts: dict[Timestamp, Timestamp] = {}
         """What NXT says."""
+        self.stays: tuple[tuple[int, str], ...] = ()
+        """Earlier stays, and the brokers that say what came then and when they ended."""
         self.is_stored = True
         """As published, s may be connected here without being in the local set."""
 
@@ -225,12 +229,15 @@ class Phoenix(MobilityProtocol):
     def begin_stay(self, session: Session, luggage: Luggage) -> None:
         queue = DeliveryQueue(STREAM, luggage.base, self.host.buffer)
         local = Local(session.number, queue, luggage.ts_last, luggage.acknowledged)
+        local.stays = luggage.stays
         self.local[session.client] = local
         self.towards.pop(session.client, None)
         self.pack(session, local)
 
     def pack(self, session: Session, local: Local) -> None:
-        luggage = Luggage(self.host.id, local.queue.base, local.ts_last, local.acknowledged)
+        here = (local.stay, self.host.id)
+        stays = (here,) if local.is_complete else (*local.stays, here)
+        luggage = Luggage(self.host.id, local.queue.base, local.ts_last, local.acknowledged, stays)
         session.luggage = msgspec.msgpack.encode(luggage)
 
     def first_ts(self, session: Session) -> Timestamp:
@@ -310,6 +317,9 @@ class Phoenix(MobilityProtocol):
             self.deliver(message.subscriber, local)
 
     def enqueue(self, subscriber: str, local: Local, ts: Timestamp, event: Burst) -> None:
+        if ts[0] < local.ts_reached[0]:
+            self.host.dropped(subscriber, event, "broker is gone")
+            return
         local.early[ts[0], ts[1] - event.count + 1] = event
         self.deliver(subscriber, local)
 
@@ -322,13 +332,27 @@ class Phoenix(MobilityProtocol):
                 self.take(subscriber, local, event)
             elif local.ts_reached in local.nexts:
                 local.ts_reached = local.nexts[local.ts_reached]
-            else:
+            elif not self.skip_lost(local):
                 break
         self.host.pump(subscriber)
         if local.is_complete:
             local.newest.clear()
             local.acknowledged.clear()
             self.host.handoff_finished(subscriber)
+
+    def skip_lost(self, local: Local) -> bool:
+        """What only a broker knows that is gone for good does not come: go on with the stay after that."""
+        if local.is_complete:
+            return False
+        stays = [(stay, broker) for stay, broker in local.stays if stay >= local.ts_reached[0]]
+        if not stays or self.host.is_reachable(stays[0][1]):
+            return False
+        local.ts_reached = (stays[1][0] if len(stays) > 1 else local.stay, 0)
+        return True
+
+    def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
+        for subscriber, local in list(self.local.items()):
+            self.deliver(subscriber, local)
 
     def take(self, subscriber: str, local: Local, event: Burst) -> None:
         stay, count = local.ts_reached

@@ -53,7 +53,7 @@ what is sent meanwhile: that alone loses nothing. What the thesis does about fai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -449,6 +449,20 @@ class Proactive(MobilityProtocol):
         stay = self.current.get(store.client)
         if stay is not None and stay.store is store:
             self.try_finish(stay)
+
+    def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
+        """Nobody waits for what they stored, or for them to store; what they had is gone with them."""
+        for (source, _), store in list(self.fed.items()):
+            if source in brokers:
+                self.complete(store)
+        for stay in self.current.values():
+            for broker in [broker for broker in stay.copies if broker in brokers]:
+                self.forget_reader(stay.store, stay.copies.pop(broker))
+        for store in list(self.stores.values()):
+            for activation in [one for one, reader in store.readers.items() if reader.broker in brokers]:
+                del store.readers[activation], self.activations[activation]
+            self.serve_readers(store)
+        self.failures.on_lost(brokers)
 
     def counter_of(self, burst: Burst) -> str:
         """Which notifications are numbered one after the other."""

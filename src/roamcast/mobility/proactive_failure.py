@@ -46,7 +46,7 @@ links keep what they carry until the other end is back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roamcast.core.messages import Message
@@ -392,6 +392,17 @@ class Failures:
         store = self.protocol.open_store(session.client, base, came_from)
         self.awaited[session.client, session.number - 1] = store
         return store
+
+    def on_lost(self, brokers: Collection[str]) -> None:
+        """A context that only they know does not come: the session knows the subscriptions, too."""
+        for key, store in list(self.awaited.items()):
+            if store.source in brokers:
+                del self.awaited[key]
+                store.complete = True
+                stay = self.protocol.current.get(store.client)
+                if stay is not None and stay.store is store:
+                    self.protocol.subscribe_rest(stay)
+                    self.protocol.try_finish(stay)
 
     def fill(self, sender: str, message: ActivateCopy) -> bool:
         """Whether the context was awaited; then the store that waited for it gets it."""

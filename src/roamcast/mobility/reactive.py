@@ -30,7 +30,7 @@ broker had before the request arrived is here before its answer is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -75,6 +75,10 @@ class ProxyObject:
         """Whether what the old broker had is here (or there was none)."""
         self.filters: list[str] = []
         """Its subscriptions, as they were when the session left."""
+        self.source = ""
+        """The broker that was asked for what is missing…"""
+        self.received = 0
+        """… and what the client said it has, in case that broker is gone for good."""
         self.requested_by = ""
         self.next_number = 0
 
@@ -103,8 +107,11 @@ class Reactive(MobilityProtocol):
             if proxy.merged:
                 self.deliver(client, proxy, received.get(STREAM, 0))
         elif self.host.is_attached(client):
-            self.current[client] = self.begin(session, merged=False)
+            proxy = self.current[client] = self.begin(session, merged=False)
+            proxy.source, proxy.received = broker, received.get(STREAM, 0)
             self.move_in(session, broker, number)
+            if not self.host.is_reachable(broker):
+                self.do_without(client, session.number, proxy)
 
     def begin(self, session: Session, merged: bool) -> ProxyObject:
         proxy = ProxyObject(DeliveryQueue(STREAM, buffer=self.host.buffer), merged)
@@ -164,7 +171,11 @@ class Reactive(MobilityProtocol):
 
     def on_forward_buffered(self, sender: str, message: ForwardBuffered) -> None:
         client, number = message.client, message.number
-        proxy = self.proxies[client, number]
+        proxy = self.proxies.get((client, number))
+        if proxy is None or proxy.merged:
+            for burst in message.bursts:
+                self.host.dropped(client, burst, "broker is gone")
+            return
         merged = self.merge(list(message.bursts), proxy.queue.drain())
         proxy.queue, proxy.merged = DeliveryQueue(STREAM, message.base, self.host.buffer), True
         for burst in merged:
@@ -175,6 +186,15 @@ class Reactive(MobilityProtocol):
 
     def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
         return in_publishing_order(fetched + own)
+
+    def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
+        for (client, number), proxy in list(self.proxies.items()):
+            if not proxy.merged and proxy.source in brokers:
+                self.do_without(client, number, proxy)
+
+    def do_without(self, client: str, number: int, proxy: ProxyObject) -> None:
+        """What was stored is gone with its broker; the client goes on with what there is."""
+        self.on_forward_buffered(self.host.id, ForwardBuffered(client, number, proxy.received, ()))
 
     def deliver(self, client: str, proxy: ProxyObject, received: int) -> None:
         proxy.queue.rewind(received)

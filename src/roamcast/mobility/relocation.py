@@ -38,7 +38,7 @@ Taken literally, figs. 10 and 11 do not work. What was completed here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -108,6 +108,17 @@ class Cache:
         """The client has moved on, and this is to be replayed there."""
 
 
+class Due(msgspec.Struct, frozen=True):
+    """A replay that is to come through here."""
+
+    client: str
+    replay_to: str
+    """The broker that it goes to from here."""
+    onward: str
+    """The peer that it comes from; "" if it begins here."""
+    received: int
+
+
 class Relocation(MobilityProtocol):
     name = "relocation"
     summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
@@ -124,8 +135,8 @@ class Relocation(MobilityProtocol):
         """Those of clients whose session is here."""
         self.left: dict[tuple[str, int], Cache] = {}
         """Those that wait for a fetch, by client and the attach number under which it left."""
-        self.replays_due: dict[str, dict[int, str]] = {}
-        """Subscriber to its relocations that went through here, and to which broker the replay goes."""
+        self.replays_due: dict[str, dict[int, Due]] = {}
+        """Subscriber to its relocations that went through here."""
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -191,9 +202,15 @@ class Relocation(MobilityProtocol):
         client, subscriber = message.client, message.known_as
         old = self.host.direction(message.subscriptions, client, subscriber)
         onward = old if isinstance(old, str) else self.host.next_hop(message.last_broker)
+        due = Due(client, replay_to, onward, message.received)
+        if onward == self.host.id or not self.host.is_reachable(onward):
+            self.host.divert(message.subscriptions, client, subscriber, target, None, message.update)
+            self.replays_due.setdefault(subscriber, {})[message.number] = due
+            self.do_without(subscriber, message.number, due)
+            return
         kind = Fetch if old is not None or isinstance(message, Fetch) else Resubscribe
         update = self.host.divert(message.subscriptions, client, subscriber, target, onward, message.update)
-        self.replays_due.setdefault(subscriber, {})[message.number] = replay_to
+        self.replays_due.setdefault(subscriber, {})[message.number] = due
         self.host.send(
             onward,
             kind(
@@ -222,7 +239,8 @@ class Relocation(MobilityProtocol):
     def fetch_from(self, cache: Cache, sender: str, message: Resubscribe) -> None:
         subscriber = message.known_as
         self.host.divert(message.subscriptions, message.client, subscriber, sender, None, message.update)
-        self.replays_due.setdefault(subscriber, {})[message.number] = sender
+        due = Due(message.client, sender, "", message.received)
+        self.replays_due.setdefault(subscriber, {})[message.number] = due
         cache.fetch = message
         self.try_replay(cache)
 
@@ -243,7 +261,7 @@ class Relocation(MobilityProtocol):
         """Take away what pointed to the old place, and send the replay on, if this is not its goal."""
         client, subscriber = replay.client, replay.known_as
         due = self.replays_due[subscriber]
-        replay_to = due.pop(replay.number)
+        replay_to = due.pop(replay.number).replay_to
         if not due:
             del self.replays_due[subscriber]
         onward = replay_to if replay_to != self.host.id else None
@@ -266,6 +284,17 @@ class Relocation(MobilityProtocol):
             self.deliver(client, cache)
         else:
             self.try_replay(cache)
+
+    def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
+        """No replay comes from there: what was cached is gone with its broker."""
+        for subscriber, dues in list(self.replays_due.items()):
+            for number, due in list(dues.items()):
+                if due.onward in peers:
+                    self.do_without(subscriber, number, due)
+
+    def do_without(self, subscriber: str, number: int, due: Due) -> None:
+        """The client goes on with what there is."""
+        self.on_replay(self.host.id, Replay(due.client, subscriber, number, due.received, (), Update()))
 
     def unblock(self, client: str, cache: Cache, message: Replay) -> None:
         """Put the replay before what was held back."""

@@ -238,6 +238,9 @@ class Reunion:
         if client not in broker.sessions:
             if client in broker.locator.moved_to:
                 broker.send(broker.locator.moved_to[client].destination, Rival(claim))
+            elif client in broker.locator.rivals:
+                # Those who said that they do not hold it may have been asked before it came there.
+                broker.locator.ask_everyone(broker.locator.pending[client])
             return
         session, own = broker.sessions[client], self._claim_of(client)
         if own is None or own.begun < claim.begun:
@@ -271,6 +274,15 @@ class Reunion:
         self._held_back = [one for one in self._held_back if one.broker not in gone]
         self._older = {client: one for client, one in self._older.items() if one not in gone}
         self._go_on()
+        self.claim([client for client, one in self._broker.sessions.items() if one.last_broker in gone])
+
+    def claim(self, clients: Iterable[str]) -> None:
+        """Tell everyone of these sessions: they were on their way from a broker that is gone for good, and
+        who asked meanwhile may have heard that nobody holds them, and made another."""
+        claims = [claim for client in clients if (claim := self._claim_of(client)) is not None]
+        for start in range(0, len(claims), CLAIMS_PER_MESSAGE):
+            part = tuple(claims[start : start + CLAIMS_PER_MESSAGE])
+            self._pass_on(Claims(self._broker.id, tuple(self._broker.members), part, is_last=False), "")
 
     # --- sessions that may not go yet ---
 

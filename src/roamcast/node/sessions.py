@@ -242,6 +242,8 @@ class SessionsHost:
         self.requests.take_held(session)
         if came_from:
             self.reunion.session_came(session.client)
+            if not self.is_reachable(came_from) and session.client in self.sessions:
+                self.reunion.claim([session.client])
 
     def _welcome(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client = session.client

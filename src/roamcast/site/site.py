@@ -129,7 +129,9 @@ class Site:
 
     @property
     def promise(self) -> str:
-        return self.broker.protocol.summary
+        protocol = self.broker.protocol
+        lost = "; a session on its way to a broker that is forgotten is lost"
+        return protocol.summary + ("" if protocol.takes_back else lost)
 
     @property
     def tree(self) -> Tree | None:
