@@ -39,6 +39,8 @@ class Session(msgspec.Struct):
     or, of a move, the values as JSON."""
     begun: tuple[float, str] = (0.0, "")
     """When and at which broker it was made: what tells it from any other session of the client."""
+    life: int = 0
+    """Which of the sessions that were made at that broker it is."""
     last_broker: str = ""
     """Where the session was before its last move; "" if it never moved."""
     places: dict[str, Place] = {}

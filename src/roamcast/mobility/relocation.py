@@ -378,8 +378,7 @@ class RelocationPublished(Relocation):
 def subscriber_name(session: Session) -> str:
     """Whose a routing entry is. Not the client's name alone: when two trees join, each may have a session
     of the same client, and what is turned or withdrawn for one of them must not be the other's."""
-    at_s, broker = session.begun
-    return f"{session.client} {at_s!r} {broker}"
+    return f"{session.client} {session.life} {session.begun[1]}"
 
 
 def _front(queue: DeliveryQueue) -> Burst:

@@ -128,6 +128,7 @@ class Broker(SubscribingHost, SessionsHost):
         self._ways = Ways(self.router, front)
         self.sessions: dict[str, Session] = {}
         self.next_incarnation = 0
+        self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
         self.attachments: dict[str, Attachment] = {}

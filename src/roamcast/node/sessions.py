@@ -65,6 +65,7 @@ class SessionsHost:
     figures: Figures
     sessions: dict[str, Session]
     next_incarnation: int
+    sessions_begun: int
     attachments: dict[str, Attachment]
     _next_hops: Mapping[str, str]
     _out: Effects
@@ -220,6 +221,8 @@ class SessionsHost:
         if came_from == "":
             session.number += 1
             session.begun = (self.now, self.id)
+            self.sessions_begun += 1
+            session.life = self.sessions_begun
             if not session.published:
                 session.incarnation = self.new_incarnation(session.incarnation)
         if attachment is not None:
