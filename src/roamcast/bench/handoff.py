@@ -30,6 +30,7 @@ P99_FACTOR = 2.0
 WINDOW = 500
 PAYLOAD_BYTES = 64
 TOPIC = "handoff"
+FILLED = "filled"
 CLIENT = "roaming"
 PUBACK = b"\x40\x02"
 ACKNOWLEDGEMENT_BYTES = 4
@@ -51,7 +52,8 @@ def run(
         asyncio.run(network.start())
         ports = [broker.port for broker in network.brokers]
         floor = stack.enter_context(closing(Floor(Path(name) / "floor", sync, ports)))
-        rows = Walk(ports, floor).measure(queued, rounds, progress)
+        walk = stack.enter_context(closing(Walk(ports, floor)))
+        rows = walk.measure(queued, rounds, progress)
     for row in rows:
         judge(row)
     return {
@@ -118,6 +120,9 @@ class Walk:
         self._at = 0
         self._published = 0
         self._floors: list[tuple[float, float]] = []
+        self._watchers = [Connection(port, f"watcher{number}", 5) for number, port in enumerate(ports)]
+        for number, watcher in enumerate(self._watchers):
+            watcher.subscribe([f"{FILLED}/{number}"], 1)
         first = Connection(ports[0], CLIENT, 5, is_lasting=True)
         first.subscribe([TOPIC], 1)
         first.close()
@@ -194,9 +199,24 @@ class Walk:
                     raise BenchFailed(f"{came[:40].hex()}… came where PUBACK {due[:40].hex()}… was due")
                 due = due[len(came) :]
             payloads += chunk
+        self._await_filled(publisher)
         publisher.close()
         self._published += count
         return payloads
+
+    def _await_filled(self, publisher: Connection) -> None:
+        """Wait until what was published has come over the link: what is published behind it comes last."""
+        watcher = self._watchers[self._at]
+        publisher.send_all(packets.Publish(f"{FILLED}/{self._at}", b"", qos=1, packet_id=1))
+        publisher.receive_packet()
+        filled = watcher.receive_packet()
+        if not isinstance(filled, packets.Publish):
+            raise BenchFailed(f"{filled} came where a message was due that all is there")
+        watcher.send_all(packets.Puback(filled.packet_id))
+
+    def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.close()
 
 
 def read_and_acknowledge(client: Connection, payloads: Sequence[bytes]) -> Iterator[int]:
