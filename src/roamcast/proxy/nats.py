@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from urllib.parse import parse_qsl, urlsplit
 
 import nats
@@ -23,9 +24,11 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import DAY_S, ForeignAdapter, parse_url, with_identity, without_identity
+from roamcast.proxy.base import DAY_S, ForeignAdapter, give, parse_url, with_identity, without_identity
 
 CONNECT_S = 10.0
+FLUSH_S = 60
+"""Over a slow link much may be on its way before the server's answer."""
 ACK_PENDING_MAX = 1_024
 DELIVERED_PAUSE_S = 0.02
 MESSAGE_ID = "Nats-Msg-Id"
@@ -49,6 +52,7 @@ class NatsAdapter(ForeignAdapter):
         self._kept_s = kept_s
         self._client: Client | None = None
         self._subscriptions: dict[str, dict[str, _Subscribed]] = {}
+        self._arrivals = _Arrivals()
         self._refusals: list[str] = []
 
     # --- life ---
@@ -105,7 +109,7 @@ class NatsAdapter(ForeignAdapter):
         if filter in known:
             known[filter].receive = receive
             return True
-        one = known[filter] = _Subscribed(receive)
+        one = known[filter] = _Subscribed(receive, self._arrivals)
         try:
             with adapted(filter):
                 subject, is_kept = await self._consumer(name, filter) if self._stream else (filter, False)
@@ -120,7 +124,7 @@ class NatsAdapter(ForeignAdapter):
     async def _settle(self, client: Client, filter: str) -> None:
         """Wait until the server has it; what it refuses, it says before it answers this."""
         self._refusals.clear()
-        await client.flush()
+        await client.flush(FLUSH_S)
         if self._refusals:
             raise AdapterError(f"{filter}: {self._refusals[0]}")
 
@@ -134,7 +138,7 @@ class NatsAdapter(ForeignAdapter):
                 await self._delivered(name, filter)
             if one is not None:
                 await one.stop()
-            await client.flush()
+            await client.flush(FLUSH_S)
             if self._stream:
                 for durable in durable_names(name, filter):
                     with suppress_missing():
@@ -203,7 +207,7 @@ class NatsAdapter(ForeignAdapter):
         with adapted(name):
             for one in self._subscriptions.pop(name, {}).values():
                 await one.stop()
-            await client.flush()
+            await client.flush(FLUSH_S)
 
     # --- publishing ---
 
@@ -215,15 +219,16 @@ class NatsAdapter(ForeignAdapter):
             else:
                 await client.publish(message.topic, message.body, headers=headers)
                 # Core NATS acknowledges nothing; this is as near as it gets.
-                await client.flush()
+                await client.flush(FLUSH_S)
 
 
 class _Subscribed:
     """A filter at work."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, arrivals: _Arrivals) -> None:
         self.receive = receive
         self.listening: Subscription | None = None
+        self._arrivals = arrivals
         self._acknowledging: set[asyncio.Task[None]] = set()
 
     def on_message(self, msg: Msg) -> None:
@@ -234,18 +239,42 @@ class _Subscribed:
             about = msg.metadata
             # Streams of several sites may have the same name, and count for themselves.
             own = f"{about.stream}:{about.sequence.stream}:{about.timestamp.timestamp():.6f}"
-        self.receive(without_identity(msg.subject, msg.data, headers, own))
-        if is_kept:
-            task = asyncio.get_running_loop().create_task(msg.ack())
-            self._acknowledging.add(task)
-            task.add_done_callback(self._acknowledging.discard)
+        message = without_identity(msg.subject, msg.data, headers, own)
+        self._arrivals.add(self, message, msg if is_kept else None)
+
+    def acknowledge(self, msg: Msg) -> None:
+        task = asyncio.get_running_loop().create_task(msg.ack())
+        self._acknowledging.add(task)
+        task.add_done_callback(self._acknowledging.discard)
 
     async def stop(self) -> None:
         """Listen no more; everything that had been sent is received and acknowledged."""
         listening, self.listening = self.listening, None
         if listening is not None:
             await listening.drain()  # type: ignore[no-untyped-call]
+            self._arrivals.give()
             await asyncio.gather(*self._acknowledging)
+
+
+class _Arrivals:
+    """What one read has brought, for whomever: it is given together, and so written to the disk together."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[_Subscribed, ForeignMessage, Msg | None]] = []
+
+    def add(self, one: _Subscribed, message: ForeignMessage, to_acknowledge: Msg | None) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self.give)
+        self._waiting.append((one, message, to_acknowledge))
+
+    def give(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for receive, group in groupby(waiting, key=lambda arrival: arrival[0].receive):
+            arrivals = list(group)
+            give(receive, [message for _, message, _ in arrivals])
+            for one, _, to_acknowledge in arrivals:
+                if to_acknowledge is not None:
+                    one.acknowledge(to_acknowledge)
 
 
 class _Inbox(asyncio.Future[Msg]):
