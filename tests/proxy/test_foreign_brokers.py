@@ -181,3 +181,30 @@ def test_three_servers_are_one_network(kind: str, tmp_path: Path) -> None:
             return [body for body in bodies(got) if body != b"first"]
 
         assert asyncio.run(asyncio.wait_for(run(), 2 * WAIT_S)) == bodies(numbered("", 20))
+
+
+@pytest.mark.parametrize("network", ["nats"], indirect=True)
+def test_what_nats_confirms_was_written_before(network: ForeignNetwork) -> None:
+    async def run() -> None:
+        adapter = network.adapter("hub")
+        await adapter.open()
+        written: list[bytes] = []
+        transport = adapter._client._transport  # type: ignore[attr-defined]
+        write = transport.write
+
+        def keep(data: bytes) -> None:
+            written.append(data)
+            write(data)
+
+        transport.write, transport.writelines = keep, lambda lines: keep(b"".join(lines))
+        try:
+            for number in range(3):
+                await adapter.subscribe("orderly", f"orderly.{number}", print)
+            await adapter.unsubscribe("orderly", "orderly.0")
+        finally:
+            await adapter.close()
+        said = b"".join(written).split(b"\r\n")
+        words = [line.split()[0] for line in said if line]
+        assert words[:8] == [b"SUB", b"PING", b"SUB", b"PING", b"SUB", b"PING", b"UNSUB", b"PING"]
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))

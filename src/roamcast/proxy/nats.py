@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from itertools import groupby
 from urllib.parse import parse_qsl, urlsplit
 
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -26,7 +25,7 @@ from nats.js.errors import NotFoundError
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
 from roamcast.proxy.base import DAY_S, ForeignAdapter, give, parse_url, with_identity, without_identity
 
-CONNECT_S = 10.0
+CONNECT_S = 10
 FLUSH_S = 60
 """Over a slow link much may be on its way before the server's answer."""
 ACK_PENDING_MAX = 1_024
@@ -61,16 +60,17 @@ class NatsAdapter(ForeignAdapter):
         await self.close()
         place = self._place
         self._refusals.clear()
+        client = _OrderedClient()
         try:
-            self._client = await nats.connect(
+            await client.connect(
                 f"nats://{place}", user=place.user, password=place.password, allow_reconnect=False,
-                max_reconnect_attempts=1, reconnect_time_wait=0.1, connect_timeout=CONNECT_S,
+                max_reconnect_attempts=1, connect_timeout=CONNECT_S,
                 error_cb=self._on_error, closed_cb=self._on_closed,
             )  # fmt: skip
         except (Error, OSError, TimeoutError) as error:
             # The last word of the server says more than that there is none.
             raise AdapterError(f"{place}: {[str(error), *self._refusals][-1]}") from None
-        self._is_open = True
+        self._client, self._is_open = client, True
 
     async def close(self) -> None:
         self._is_open = False
@@ -220,6 +220,17 @@ class NatsAdapter(ForeignAdapter):
                 await client.publish(message.topic, message.body, headers=headers)
                 # Core NATS acknowledges nothing; this is as near as it gets.
                 await client.flush(FLUSH_S)
+
+
+class _OrderedClient(Client):
+    """nats-py writes a PING at once, past commands that its flusher has yet to write: the server's answer
+    then says nothing about a subscription that was just made, or ended. Here they go first."""
+
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        if self._pending and self._transport is not None:
+            waiting, self._pending = self._pending, []
+            self._transport.writelines(waiting)
+        await super()._send_ping(future)
 
 
 class _Subscribed:
