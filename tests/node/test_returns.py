@@ -184,7 +184,7 @@ def story_of_a_departure(protocol: str, rng: random.Random) -> tuple[Network, Pu
     return network, publisher, had_left
 
 
-@pytest.mark.parametrize("protocol", ["reactive:merged", "proactive", "relocation"])
+@pytest.mark.parametrize("protocol", ["multi_hop_handoff", "reactive:merged", "proactive", "relocation"])
 @pytest.mark.parametrize("seed", range(20))
 def test_a_client_that_has_left_a_broker_which_is_gone_is_served_on(seed: int, protocol: str) -> None:
     network, publisher, had_left = story_of_a_departure(protocol, random.Random(seed))

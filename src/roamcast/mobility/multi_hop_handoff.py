@@ -158,13 +158,20 @@ class Segment:
     """IN or OWN of a stay that the token has left."""
 
     def __init__(
-        self, bursts: Iterable[Burst], segments: list[Reference], granted: int, complete: bool
+        self,
+        bursts: Iterable[Burst],
+        segments: list[Reference],
+        granted: int,
+        complete: bool,
+        previous_hop: str = "",
     ) -> None:
         self.bursts = deque(bursts)
         self.segments = segments
         self.granted = granted
         self.complete = complete
-        """Of OWN: whether the temporary queues, which come before it, are in it."""
+        """Of OWN: whether the temporary queues, which come before it, are in it; else …"""
+        self.previous_hop = previous_hop
+        """… the peer from which they come."""
         self.want = 0
         self.destination = ""
         self.number = 0
@@ -228,7 +235,9 @@ class MultiHopHandoff(MobilityProtocol):
             )
             remaining = [(self.host.id, hold.stay, "in")]
         if hold.own is not None and (hold.own or not hold.swept):
-            self.segments[client, hold.stay, "own"] = Segment(hold.own, [], 0, complete=hold.swept)
+            self.segments[client, hold.stay, "own"] = Segment(
+                hold.own, [], 0, complete=hold.swept, previous_hop=hold.previous_hop
+            )
             remaining = [*remaining, (self.host.id, hold.stay, "own")]
         return remaining
 
@@ -444,6 +453,7 @@ class MultiHopHandoff(MobilityProtocol):
             else:
                 self.try_deliver_tq(client, number, passed)
         for (client, stay, kind), segment in list(self.segments.items()):
+            segment.complete = segment.complete or segment.previous_hop in peers
             self.skip_lost(segment)
             self.serve(client, (self.host.id, stay, kind), segment)
         for client, hold in list(self.holds.items()):
