@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -28,6 +28,7 @@ from roamcast.node.figures import Figures
 from roamcast.node.link import LinkError
 from roamcast.overlay.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.site.announcing import Announcements, RecallAnnounced
+from roamcast.site.base import BaseSite
 from roamcast.site.inputs import (
     Announced,
     Asked,
@@ -56,17 +57,19 @@ from roamcast.site.mobile_core import MobileCore
 from roamcast.site.mobile_seeking import MobileSeeking
 from roamcast.site.mobile_sessions import MobileSessions
 from roamcast.site.noted_filters import FILTER_LENGTH_MAX, NOTE
-from roamcast.site.seeking import IsHere, WhereIs
+from roamcast.site.seeking import WhereIs
 from roamcast.site.settings import SiteSettings
 from roamcast.site.tree_links import Beat, OffLink, OnLink, TreeLinks
-from roamcast.site.wills import PublishThat, Wills
+from roamcast.site.wills import Wills
 
 NO_PLACES = "where brokers move, filters on the client's own state are not offered"
 ROUNDS_WAITED = 2.5
 """A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
 
 
-class MobileSite:
+class MobileSite(BaseSite):
+    links: TreeLinks
+    seeking: MobileSeeking
     links_may_cycle = True
     strategy = "every broker knows every subscriber"
     promise = (
@@ -115,8 +118,7 @@ class MobileSite:
             else:
                 self._on_input(item)
         self._run()
-        for item in of_clients:
-            self._on_client_input(item)
+        self._read(of_clients)
         self._run()
         for item in of_clients:
             # Other options of a subscription are no request to anybody else.
@@ -140,15 +142,6 @@ class MobileSite:
     def _clients_deadline(self) -> float | None:
         times = [self.endpoint.timers.next(), self.sessions.next_time()]
         return min((one for one in times if one is not None), default=None)
-
-    def journalled(self, over: Collection[str] = ()) -> None:
-        """Everything that this site has received is in the journal: its peers may be told.
-
-        `over` are those for whom too much is kept; while there are any, the others are told nothing.
-        """
-        for peer, end in self.links.ends.items():
-            if not over or (peer in over and len(over) == 1):
-                end.acknowledge()
 
     # --- for those who look on (see contract.AnySite) ---
 
@@ -186,19 +179,6 @@ class MobileSite:
         )
 
     # --- inputs ---
-
-    def _on_client_input(self, item: Frames | Gone | Connected) -> None:
-        endpoint, durable = self.endpoint, self._out.durable
-        if type(item) is Frames:
-            data = endpoint.read(item.connection, item.data)
-            if data:
-                durable.append(item if data is item.data else Frames(item.connection, data))
-        elif type(item) is Connected:
-            durable.append(item)
-            endpoint.connected(item.connection, item.connect, item.identity)
-        elif type(item) is Gone and item.connection in endpoint.connections:
-            durable.append(item)
-            endpoint.closed(item.connection)
 
     def _on_input(self, item: SiteInput) -> None:
         match item:
@@ -250,11 +230,7 @@ class MobileSite:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
 
     def _on_started(self, settings: SiteSettings) -> None:
-        if (settings.id, settings.protocol) != (self.id, self.settings.protocol):
-            raise InputError(
-                f"this state is that of broker {self.id!r} with {self.settings.protocol}: it cannot become "
-                f"{settings.id!r} with {settings.protocol}"
-            )
+        self._check_start(settings)
         self.starts += 1
         self._configure(settings)
         for id in list(self.endpoint.connections):
@@ -428,24 +404,7 @@ class MobileSite:
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
 
-    def _collect(self) -> None:
-        self._out.writes = self.endpoint.take_writes()
-        traffic = self.endpoint.traffic
-        if traffic.notes:
-            self._out.notes, traffic.notes = traffic.notes, []
-        self._out.answers = self._take_answers()
-        if self.endpoint.closes:
-            self._out.closes = list(self.endpoint.closes)
-            self.endpoint.closes.clear()
-
-    def _take_answers(self) -> list[IsHere]:
-        answers, self.seeking.answers = self.seeking.answers, []
-        return answers
-
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
-
-    def publish(self, topic: str, marks: bytes, body: bytes) -> None:
-        self.endpoint.inputs.append(Told(PublishThat(topic, marks, body)))
 
     def retain(self, topic: str, marks: bytes, body: bytes) -> None:
         """Nothing is retained here, and the endpoint says so to whoever tries."""

@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -26,6 +26,7 @@ from roamcast.node.figures import Figures
 from roamcast.node.link import LinkError
 from roamcast.node.links import Links, LinkTurn, Offer
 from roamcast.site.announcing import Announcements, RecallAnnounced
+from roamcast.site.base import BaseSite
 from roamcast.site.draining import Draining, HandAway
 from roamcast.site.inputs import (
     Announced,
@@ -53,10 +54,12 @@ from roamcast.site.retained import KeepThis, Recall, RetainedMessages, TellRetai
 from roamcast.site.seeking import Seeking, WhereIs
 from roamcast.site.settings import SiteSettings
 from roamcast.site.shared import SharedSubscriptions, Takes
-from roamcast.site.wills import PublishThat, Wills
+from roamcast.site.wills import Wills
 
 
-class Site:
+class Site(BaseSite):
+    links: Links
+    seeking: Seeking
     links_may_cycle = False
 
     __unsaved__ = ("_out",)
@@ -97,17 +100,7 @@ class Site:
             else:
                 self._on_input(item)
         self._run()
-        for item in of_clients:
-            if type(item) is Frames:
-                durable = self.endpoint.read(item.connection, item.data)
-                if durable:
-                    out.durable.append(item if durable is item.data else Frames(item.connection, durable))
-            elif type(item) is Connected:
-                out.durable.append(item)
-                self.endpoint.connected(item.connection, item.connect, item.identity)
-            elif type(item) is Gone and item.connection in self.endpoint.connections:
-                out.durable.append(item)
-                self.endpoint.closed(item.connection)
+        self._read(of_clients)
         self._run()
         self._collect()
         return out
@@ -172,15 +165,6 @@ class Site:
             up = ", ".join(peer for peer, end in self.links.ends.items() if end.is_up)
             raise InputError(f"broker {destination} cannot be reached; links are up to: {up}")
 
-    def journalled(self, over: Collection[str] = ()) -> None:
-        """Everything that this site has received is in the journal: its peers may be told.
-
-        `over` are those for whom too much is kept; while there are any, the others are told nothing.
-        """
-        for peer, end in self.links.ends.items():
-            if not over or (peer in over and len(over) == 1):
-                end.acknowledge()
-
     # --- inputs that do not come from clients ---
 
     def _on_input(self, item: SiteInput) -> None:
@@ -223,11 +207,7 @@ class Site:
                 self._on_started(settings)
 
     def _on_started(self, settings: SiteSettings) -> None:
-        if (settings.id, settings.protocol) != (self.id, self.settings.protocol):
-            raise InputError(
-                f"this state is that of broker {self.id!r} with {self.settings.protocol}: it cannot become "
-                f"{settings.id!r} with {settings.protocol}"
-            )
+        self._check_start(settings)
         self.starts += 1
         self.endpoint.serve_again()
         self._configure(settings)
@@ -289,21 +269,7 @@ class Site:
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
 
-    def _collect(self) -> None:
-        self._out.writes = self.endpoint.take_writes()
-        traffic, seeking = self.endpoint.traffic, self.seeking
-        if traffic.notes:
-            self._out.notes, traffic.notes = traffic.notes, []
-        if seeking.answers:
-            self._out.answers, seeking.answers = seeking.answers, []
-        if self.endpoint.closes:
-            self._out.closes = list(self.endpoint.closes)
-            self.endpoint.closes.clear()
-
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
-
-    def publish(self, topic: str, marks: bytes, body: bytes) -> None:
-        self.endpoint.inputs.append(Told(PublishThat(topic, marks, body)))
 
     def retain(self, topic: str, marks: bytes, body: bytes) -> None:
         self.endpoint.inputs.append(Told(KeepThis(topic, marks, body)))

@@ -73,8 +73,6 @@ class Neighbour:
         self.link: LinkId | None = None
         self.newest: LinkId = (0, "")
         """Of all links that were opened over this connection."""
-        self.confirmed = 0
-        """The peer has journalled everything up to this number."""
         self.sent: deque[tuple[int, Message]] = deque()
         """On this link, and not confirmed."""
         self.outgoing: LinkId | None = None
@@ -128,7 +126,6 @@ class TreeLinks:
 
     def confirm(self, peer: str, number: int) -> None:
         one = self.neighbours[peer]
-        one.confirmed = max(one.confirmed, number)
         while one.sent and one.sent[0][0] <= number:
             one.sent.popleft()
 
