@@ -97,6 +97,8 @@ class Pull(Message, frozen=True):
     want: int
     destination: str
     number: int
+    is_first: bool
+    """For this stay: then it may come twice, from two brokers (see `look_after`)."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -109,10 +111,20 @@ class Events(Message, frozen=True):
 
     client: str
     number: int
+    segment: Reference
     bursts: tuple[Burst, ...]
     end: bool
     then: tuple[Reference, ...]
     granted: int
+    cause: ClassVar[Cause] = "transfer"
+
+
+class SegmentGone(Message, frozen=True):
+    """The broker of the segment that was pulled is gone, and all that it had sent has gone past here."""
+
+    client: str
+    number: int
+    segment: Reference
     cause: ClassVar[Cause] = "transfer"
 
 
@@ -129,6 +141,8 @@ class Hold:
         self.segments: list[Reference] = []
         self.granted = 0
         """Credit given to the first segment and not yet answered."""
+        self.asked_by = ""
+        """Who pulled on behalf of this stay, as long as there was no answer."""
         self.own: list[Burst] | None = None
         """OWN; None when everything before it has been read: then IN takes what arrives (live)."""
         self.swept = False
@@ -168,6 +182,7 @@ class Segment:
         self.bursts = deque(bursts)
         self.segments = segments
         self.granted = granted
+        self.asked_by = ""
         self.complete = complete
         """Of OWN: whether the temporary queues, which come before it, are in it; else …"""
         self.previous_hop = previous_hop
@@ -219,7 +234,7 @@ class MultiHopHandoff(MobilityProtocol):
         migration = SubMigration(session, destination, base, tuple(segments), granted, update or Update())
         self.host.send(next_hop, migration)
         if segments:
-            self.pull(client, segments[0], granted, destination, number)
+            self.pull(client, segments[0], granted, destination, number, is_first=True)
 
     def on_end(self, session: Session) -> None:
         super().on_end(session)
@@ -230,9 +245,9 @@ class MultiHopHandoff(MobilityProtocol):
         remaining = hold.segments
         if hold.queue or hold.granted:
             bursts = hold.queue.drain()
-            self.segments[client, hold.stay, "in"] = Segment(
-                bursts, hold.segments, hold.granted, complete=True
-            )
+            left = Segment(bursts, hold.segments, hold.granted, complete=True)
+            left.asked_by = hold.asked_by
+            self.segments[client, hold.stay, "in"] = left
             remaining = [(self.host.id, hold.stay, "in")]
         if hold.own is not None and (hold.own or not hold.swept):
             self.segments[client, hold.stay, "own"] = Segment(
@@ -282,6 +297,8 @@ class MultiHopHandoff(MobilityProtocol):
         number, queue = message.session.number, DeliveryQueue(STREAM, message.base, self.host.buffer)
         hold = self.holds[message.session.client] = Hold(number, queue, sender)
         hold.segments, hold.granted, hold.own = list(message.segments), message.granted, []
+        hold.asked_by = message.session.last_broker
+        self.look_after(message.session.client, number, hold)
 
     def on_sub_migration_ack(self, sender: str, message: SubMigrationAck) -> None:
         passed = self.passes[message.client, message.number]
@@ -312,18 +329,27 @@ class MultiHopHandoff(MobilityProtocol):
             hold.swept = True
             self.go_on(client, hold)
             return
-        segment = self.segments[client, number, "own"]
+        segment = self.segments.get((client, number, "own"))
+        if segment is None:
+            # The token went through here to a broker that is gone since.
+            for burst in message.bursts:
+                self.host.dropped(client, burst, "broker is gone")
+            return
         segment.bursts.extendleft(reversed(message.bursts))
         segment.complete = True
         self.serve(client, (self.host.id, number, "own"), segment)
 
     # --- 4.2, 4.3: stored notifications are pulled, segment by segment ---
 
-    def pull(self, client: str, segment: Reference, want: int, destination: str, number: int) -> None:
-        self.host.send(segment[0], Pull(client, segment, want, destination, number))
+    def pull(
+        self, client: str, segment: Reference, want: int, destination: str, number: int, is_first: bool
+    ) -> None:
+        self.host.send(segment[0], Pull(client, segment, want, destination, number, is_first))
 
     def on_pull(self, sender: str, message: Pull) -> None:
-        segment = self.segments[message.client, message.segment[1], message.segment[2]]
+        segment, number = self.segments.get((message.client, *message.segment[1:])), message.number
+        if segment is None or number < segment.number or (message.is_first and number == segment.number):
+            return  # It was here before, from another broker.
         segment.want, segment.destination, segment.number = message.want, message.destination, message.number
         self.serve(message.client, message.segment, segment)
 
@@ -340,33 +366,51 @@ class MultiHopHandoff(MobilityProtocol):
                 return
             then = tuple(segment.segments) if end else ()
             granted = segment.want if then else 0
-            self.host.send(segment.destination, Events(client, segment.number, bursts, end, then, granted))
+            events = Events(client, segment.number, reference, bursts, end, then, granted)
+            self.host.send(segment.destination, events)
         if end:
             del self.segments[client, reference[1], reference[2]]
             if granted:
                 # On the reader's behalf, so that it need not ask again.
-                self.pull(client, then[0], granted, segment.destination, segment.number)
+                self.pull(client, then[0], granted, segment.destination, segment.number, is_first=True)
 
     def on_events(self, sender: str, message: Events) -> None:
-        client = message.client
-        hold = self.holds.get(client)
-        if hold is not None and hold.stay == message.number:
-            for burst in message.bursts:
-                self.keep(hold.queue, client, burst)
-            self.account(hold, message)
-            if hold.granted == 0 and hold.credit >= CREDIT:
-                self.adapt(hold)
-            self.host.pump(client)
-            self.go_on(client, hold)
-            return
-        segment = self.segments.get((client, message.number, "in"))
-        if segment is None:
+        client, number = message.client, message.number
+        reader = self.reader_of(client, number, message.segment)
+        if reader is None:
             for burst in message.bursts:
                 self.host.dropped(client, burst, "broker is gone")
             return
-        segment.bursts.extend(message.bursts)
-        self.account(segment, message)
-        self.serve(client, (self.host.id, message.number, "in"), segment)
+        if isinstance(reader, Hold):
+            for burst in message.bursts:
+                self.keep(reader.queue, client, burst)
+        else:
+            reader.bursts.extend(message.bursts)
+        reader.granted -= count_of(message.bursts)
+        reader.asked_by = ""
+        if message.end:
+            reader.segments = [*message.then, *reader.segments[1:]]
+            reader.granted, reader.asked_by = message.granted, sender
+            self.look_after(client, number, reader)
+        if isinstance(reader, Hold):
+            if reader.granted == 0 and reader.credit >= CREDIT:
+                self.adapt(reader)
+            self.host.pump(client)
+        self.read_on(client, number, reader)
+
+    def reader_of(self, client: str, number: int, segment: Reference) -> Hold | Segment | None:
+        """The stay with this number, if it reads this segment now."""
+        hold = self.holds.get(client)
+        reader = (
+            hold if hold is not None and hold.stay == number else self.segments.get((client, number, "in"))
+        )
+        return reader if reader is not None and reader.segments[:1] == [segment] else None
+
+    def read_on(self, client: str, number: int, reader: Hold | Segment) -> None:
+        if isinstance(reader, Hold):
+            self.go_on(client, reader)
+        else:
+            self.serve(client, (self.host.id, number, "in"), reader)
 
     def adapt(self, hold: Hold) -> None:
         """Fetch more next time, unless that were too many bytes: a client that reads fast need not wait."""
@@ -375,13 +419,6 @@ class MultiHopHandoff(MobilityProtocol):
         size = sum(burst.size for burst in hold.queue.bursts())
         wanted = min(2 * hold.credit, self.settings.fetch_max) if 2 * size <= FETCH_BYTES_MAX else 0
         hold.credit = max(wanted, CREDIT)
-
-    def account(self, reader: Hold | Segment, message: Events) -> None:
-        reader.granted -= count_of(message.bursts)
-        if message.end:
-            reader.segments = [*message.then, *reader.segments[1:]]
-            reader.granted = message.granted
-            self.skip_lost(reader)
 
     def go_on(self, client: str, hold: Hold) -> None:
         """Become live when everything before OWN has come; else pull while the client reads."""
@@ -399,7 +436,7 @@ class MultiHopHandoff(MobilityProtocol):
             and len(hold.queue) <= hold.credit // 2
         ):
             hold.granted = hold.credit - len(hold.queue)
-            self.pull(client, hold.segments[0], hold.granted, self.host.id, hold.stay)
+            self.pull(client, hold.segments[0], hold.granted, self.host.id, hold.stay, is_first=False)
 
     def on_acknowledged(self, client: str) -> None:
         hold = self.holds.get(client)
@@ -412,19 +449,26 @@ class MultiHopHandoff(MobilityProtocol):
     def on_undeliverable(self, message: Message) -> bool:
         """At the last broker on the way to one that is gone: a token stays here, with what follows it."""
         if isinstance(message, SubMigration):
-            self.take_back(message)
+            passed = self.passes.get((message.session.client, message.session.number))
+            if passed is None or passed.acknowledged:
+                return False  # It had arrived, though the link had not heard so.
+            self.take_back(message, passed)
             return True
-        if not isinstance(message, Events | DeliverTQ):
+        if isinstance(message, Pull):
+            gone = SegmentGone(message.client, message.number, message.segment)
+            self.host.send(message.destination, gone)
+            return True
+        if not isinstance(message, Events | SegmentGone | DeliverTQ):
             return False
         client, stay = message.client, message.number
         hold = self.holds.get(client)
-        kind = "in" if isinstance(message, Events) else "own"
+        kind = "own" if isinstance(message, DeliverTQ) else "in"
         if (hold is None or hold.stay != stay) and (client, stay, kind) not in self.segments:
             return False
         self.on_message(self.host.id, message)
         return True
 
-    def take_back(self, message: SubMigration) -> None:
+    def take_back(self, message: SubMigration, passed: Pass) -> None:
         """As if this broker had been the destination. What comes back behind it is for OWN."""
         session = message.session
         client, number = session.client, session.number
@@ -432,11 +476,9 @@ class MultiHopHandoff(MobilityProtocol):
         for text, issued_at in session.subscriptions.items():
             self.host.subscribe((client, number), parse(text), issued_at)
         self.taken_back[client, number] = None
-        passed = self.passes.get((client, number))
-        if passed is not None and not passed.acknowledged:
-            # Nothing more comes from the next hop, and the temporary queue is for this broker.
-            passed.next_hop = self.host.id
-            self.on_sub_migration_ack(self.host.id, SubMigrationAck(client, number))
+        # Nothing more comes from the next hop, and the temporary queue is for this broker.
+        passed.next_hop = self.host.id
+        self.on_sub_migration_ack(self.host.id, SubMigrationAck(client, number))
         self.host.take_back(session)
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
@@ -454,11 +496,11 @@ class MultiHopHandoff(MobilityProtocol):
                 self.try_deliver_tq(client, number, passed)
         for (client, stay, kind), segment in list(self.segments.items()):
             segment.complete = segment.complete or segment.previous_hop in peers
-            self.skip_lost(segment)
+            self.look_after(client, stay, segment)
             self.serve(client, (self.host.id, stay, kind), segment)
         for client, hold in list(self.holds.items()):
             hold.swept = hold.swept or hold.previous_hop in peers
-            self.skip_lost(hold)
+            self.look_after(client, hold.stay, hold)
             self.go_on(client, hold)
 
     def forget_pass(self, client: str, number: int, passed: Pass) -> None:
@@ -466,11 +508,31 @@ class MultiHopHandoff(MobilityProtocol):
             self.host.unlisten((client, number, "pass"), parse(text))
         del self.passes[client, number]
 
-    def skip_lost(self, reader: Hold | Segment) -> None:
-        """What was left behind at brokers that are gone is lost."""
-        if reader.segments and not self.host.is_reachable(reader.segments[0][0]):
-            reader.granted = 0
-        reader.segments = [one for one in reader.segments if self.host.is_reachable(one[0])]
+    def look_after(self, client: str, number: int, reader: Hold | Segment) -> None:
+        """What was left behind at brokers that are gone is lost; but what they sent may still be coming.
+
+        Whoever waits for one of them asks again: the question takes the way that everything
+        took, and is answered at its end. Or they pulled on behalf of this reader, and it is
+        not known whether that arrived.
+        """
+        waits = reader.granted > 0
+        reader.segments = [
+            one for place, one in enumerate(reader.segments)
+            if self.host.is_reachable(one[0]) or (waits and place == 0)
+        ]  # fmt: skip
+        if not (waits and reader.segments):
+            return
+        first = reader.segments[0]
+        if not (self.host.is_reachable(first[0]) and self.host.is_reachable(reader.asked_by or self.host.id)):
+            self.pull(client, first, reader.granted, self.host.id, number, is_first=True)
+
+    def on_segment_gone(self, sender: str, message: SegmentGone) -> None:
+        client, number = message.client, message.number
+        reader = self.reader_of(client, number, message.segment)
+        if reader is not None:
+            reader.segments, reader.granted = reader.segments[1:], 0
+            self.look_after(client, number, reader)
+            self.read_on(client, number, reader)
 
     # --- notifications ---
 
