@@ -82,7 +82,8 @@ def make_subscribe(
         shared = split_shared(filter) if version == 5 else None
     except PacketError as error:
         raise InputError(error.text) from None
-    subscription_filter(filter if shared is None else shared[1], where)
+    if "?" in filter or where is not None:
+        subscription_filter(filter if shared is None else shared[1], where)
     asked = [(WHERE, where)] if where is not None else []
     if wants_identity and version == 5:
         asked.append((IDENTITY, "1"))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from roamcast.filters.filter import Attributes
-from roamcast.mqtt.attributes import contents_of
 from roamcast.mqtt.identities import NotificationIdentity, split_identity
 from roamcast.mqtt.packets import Publish, PublishProperties, UserProperties
 from roamcast.mqtt.properties import PUBLISH, encode
+
+if TYPE_CHECKING:
+    from roamcast.filters.filter import Attributes
 
 NONE = PublishProperties()
 
@@ -56,6 +57,9 @@ class Notification(msgspec.Struct, frozen=True):
     @property
     def attributes(self) -> Attributes:
         """What content filters see: user properties, the fields of a JSON payload, and the topic."""
+        # Not before it is asked for: this loads all that filters need.
+        from roamcast.mqtt.attributes import contents_of
+
         seen = PublishProperties(content_type=self.content_type, user_properties=self.user_properties)
         (attributes,) = contents_of(self.topic, encode(seen, PUBLISH), (self.payload,))
         return attributes

@@ -6,10 +6,14 @@ The payload is a JSON object with the variables that have changed, such as
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.filters.expression import Value
+
+if TYPE_CHECKING:
+    from roamcast.filters.expression import Value
 
 CONTROL = b"$roamcast/"
 """Topics that no access rule opens: what is published there is for the broker itself."""

@@ -1,11 +1,18 @@
 """Topic names and topic filters (MQTT 5.0 section 4.7), shared subscriptions (4.8) and content filters."""
 
-from roamcast.filters.expression import conjunction
-from roamcast.filters.filter import Filter
-from roamcast.filters.selector import parse, parse_subscription, topic_part
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.fields import decoded
 from roamcast.mqtt.reasons import Reason
+
+if TYPE_CHECKING:
+    from roamcast.filters.filter import Filter
+
+# The selector language takes longer to load than a client takes to publish: it is loaded for filters by
+# content alone.
 
 SHARE = "$share/"
 
@@ -70,7 +77,11 @@ def check_subscription(text: str, version: int) -> bool:
     """
     shared = split_shared(text) if version == 5 else None
     topic_filter = text if shared is None else shared[1]
-    check_filter(topic_part(topic_filter) if "?" in topic_filter else topic_filter)
+    if "?" in topic_filter:
+        from roamcast.filters.selector import topic_part
+
+        topic_filter = topic_part(topic_filter)
+    check_filter(topic_filter)
     return shared is not None
 
 
@@ -94,5 +105,9 @@ def subscription_filter(text: str, where: str | None = None) -> Filter:
     does not read as conditions, the question mark belongs to the topic. What
     cannot be understood raises InputError.
     """
+    from roamcast.filters.expression import conjunction
+    from roamcast.filters.filter import Filter
+    from roamcast.filters.selector import parse, parse_subscription
+
     found = parse_subscription(text)
     return found if where is None else Filter(conjunction((found.expression, parse(where).expression)))
