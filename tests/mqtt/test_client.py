@@ -405,3 +405,64 @@ def test_malformed_bytes_end_the_connection() -> None:
     assert isinstance(event, Ended)
     assert event.reason is Reason.MALFORMED_PACKET
     assert script.said() == [Disconnect(Reason.MALFORMED_PACKET)]
+
+
+# --- bursts ---
+
+
+def in_flight(script: Script) -> list[tuple[int, bytes, bool]]:
+    return [(one.packet_id, one.payload, one.dup) for one in script.said() if isinstance(one, Publish)]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_burst_is_numbered_acknowledged_and_sent_again_like_its_publishes(qos: int) -> None:
+    script = Script(first_packet_id=65_534)
+    script.begin(Connack(receive_maximum=4))
+    payloads = [b"%d" % number * (number + 1) for number in range(6)]
+    token = script.session.new_token()
+    assert script.session.publish_burst(token, Publish("t", qos=qos), payloads) == []
+    ids = [65_534, 65_535, 1, 2]
+    assert in_flight(script) == [(id, payload, False) for id, payload in zip(ids, payloads, strict=False)]
+    answer = packets.Puback if qos == 1 else packets.Pubrec
+    first = [answer(id) for id in ids[:2]]
+    if qos == 2:
+        assert script.tell(*first) == []
+        assert script.said() == [packets.Pubrel(id) for id in ids[:2]]
+        first = [packets.Pubcomp(id) for id in ids[:2]]
+    assert script.tell(*first, packets.Pingresp()) == [Acknowledged(token, publishes=2)]
+    assert in_flight(script) == [(3, payloads[4], False), (4, payloads[5], False)]
+    again = script.begin(Connack(True, receive_maximum=9))
+    assert [one.packet_id for one in again] == [1, 2, 3, 4]  # type: ignore[union-attr]
+    assert len(script.session.outgoing) == 4
+
+
+def test_acknowledgements_of_many_publishes_and_of_none() -> None:
+    script = Script()
+    script.begin()
+    tokens = [script.publish(str(number), 1) for number in range(5)]
+    script.said()
+    nobody = Reason.NO_MATCHING_SUBSCRIBERS
+    # Of ids that are not in flight, or in another way, nothing is heard.
+    mixed = [*(packets.Puback(id, nobody) for id in (1, 2, 9)), packets.Puback(3), packets.Pubcomp(4)]
+    heard = script.tell(*mixed)
+    assert heard == [*(Acknowledged(token, nobody) for token in tokens[:2]), Acknowledged(tokens[2])]
+    # However the bytes come.
+    data = write(packets.Puback(4), 5) + write(packets.Puback(5, nobody), 5)
+    heard = [event for at in range(len(data)) for event in script.session.receive(0.0, data[at : at + 1])]
+    assert heard == [Acknowledged(tokens[3]), Acknowledged(tokens[4], nobody)]
+    assert script.tell(packets.Pubrec(77)) == []
+    assert script.said() == [packets.Pubrel(77, Reason.PACKET_IDENTIFIER_NOT_FOUND)]
+    assert [type(event) for event in script.session.receive(0.0, b"\x40\x02\0\0")] == [Ended]
+
+
+def test_a_burst_passes_by_what_cannot_be_sent_and_ids_that_are_taken() -> None:
+    script = Script()
+    script.begin(Connack(maximum_packet_size=20))
+    script.session.subscribe(packets.Subscribe(0, (packets.SubscriptionEntry("a", 0),)))
+    script.session.outgoing.reserve_id()
+    token = script.session.new_token()
+    script.publish("early", 1)
+    script.session.outgoing._next = 2
+    events = script.session.publish_burst(token, Publish("t", qos=1), [b"a", b"x" * 30, b"c"])
+    assert [(event.token, event.reason) for event in events] == [(token, Reason.PACKET_TOO_LARGE)]  # type: ignore[union-attr]
+    assert [id for id, _, _ in in_flight(script)] == [3, 4, 6]

@@ -8,34 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import typer
-from typer.main import get_command
-
-from roamcast import __version__
-from roamcast.cli import (
-    bench,
-    broker,
-    demo,
-    fuzz,
-    journal,
-    lab,
-    link,
-    location,
-    model,
-    pipeline,
-    proxy,
-    pub,
-    sim,
-    sub,
-    trace,
-    user,
-)
-from roamcast.cli.usage import ClickException, describe_usage_error, new_group
 from roamcast.errors import InputError
+
+if TYPE_CHECKING:
+    import typer
 
 EXIT_INPUT = 2
 EXIT_INTERNAL = 70
@@ -45,89 +24,59 @@ EXIT_BROKEN_PIPE = 141
 
 def main() -> int:
     """What the installed `roamcast` command calls."""
-    return run(build_app(), sys.argv[1:])
+    arguments = sys.argv[1:]
+    if arguments[:1] in (["pub"], ["sub"]):
+        # Scripts call these for every message: they do without what the other commands have to load.
+        return answered(lambda: run_client_command(*arguments))
+    return run(build_app(), arguments)
+
+
+def run_client_command(name: str, *arguments: str) -> int:
+    if name == "pub":
+        from roamcast.cli.pub import COMMAND
+    else:
+        from roamcast.cli.sub import COMMAND
+    return COMMAND.run(arguments)
 
 
 def build_app() -> typer.Typer:
-    app = new_group(
-        "Publish/subscribe for things that move.",
-        examples=["roamcast demo", "roamcast bench match --subscriptions 10000"],
-    )
-    app.callback()(root)
-    # One line for each module of commands, in the order in which --help lists them. Their heavy
-    # imports belong inside the commands: this is run at every start.
-    demo.register(app)
-    broker.register(app)
-    proxy.register(app)
-    pub.register(app)
-    sub.register(app)
-    user.register(app)
-    journal.register(app)
-    location.register(app)
-    link.register(app)
-    sim.register(app)
-    fuzz.register(app)
-    lab.register(app)
-    model.register(app)
-    pipeline.register(app)
-    trace.register(app)
-    bench.register(app)
-    return app
+    """All commands."""
+    from roamcast.cli.app import build_app as build
 
-
-def print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"roamcast {__version__}")
-        raise typer.Exit
-
-
-def root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=print_version),
-    ] = False,
-) -> None:
-    pass
+    return build()
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run a command line and give its exit code; whatever goes wrong becomes one line on stderr."""
+    from roamcast.cli.app import invoke
+
+    return answered(lambda: invoke(app, arguments))
+
+
+def answered(work: Callable[[], int]) -> int:
     try:
-        command = get_command(app)
-        # Not command.main(): it prints errors in its own way before we could.
-        with command.make_context("roamcast", list(arguments) or ["--help"]) as context:
-            command.invoke(context)
+        code = work()
         # What is still buffered is written here, where a reader that went away can be answered.
         sys.stdout.flush()
-    except typer.Exit as end:
-        return flushed(end.exit_code)
+        return code
     except InputError as error:
         return complain(str(error), EXIT_INPUT)
-    except ClickException as error:
-        return complain(describe_usage_error(error), EXIT_INPUT)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return complain("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         return leave_quietly()
     except Exception as error:
         if os.environ.get("ROAMCAST_DEBUG") == "1":
+            import traceback
+
             traceback.print_exc()
             return EXIT_INTERNAL
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return complain(f"internal error: {what}; set ROAMCAST_DEBUG=1 for the traceback", EXIT_INTERNAL)
-    return 0
 
 
 def complain(text: str, code: int) -> int:
     print(f"roamcast: {' '.join(text.split())}", file=sys.stderr)
-    return code
-
-
-def flushed(code: int) -> int:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return leave_quietly()
     return code
 
 

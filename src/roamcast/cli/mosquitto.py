@@ -2,243 +2,252 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
+import os
+import re
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
-import typer
-from typer.core import TyperCommand
-
-from roamcast.cli.usage import show_examples
-from roamcast.errors import InputError, did_you_mean
+from roamcast.cli.flags import Flag, Values, number, of_packet, one_of, take_property, whole_number
+from roamcast.errors import InputError
 
 if TYPE_CHECKING:
-    from roamcast.client import Client
+    import ssl
 
-EXIT_FAILED = 1
-"""A broker or the network said no."""
-EXIT_TERMINATED = 143
+    from roamcast.client import Client, Will
 
-VERSIONS = {"5": 5, "mqttv5": 5, "4": 4, "311": 4, "3.1.1": 4, "mqttv311": 4}
+FOR_EVER = 0xFFFF_FFFF
+VERSIONS = {"5": 5, "mqttv5": 5, "311": 4, "mqttv311": 4, "4": 4, "3.1.1": 4}
+URL = re.compile(
+    r"(?P<scheme>mqtts?)://(?:(?P<user>[^:@/]*)(?::(?P<password>[^@/]*))?@)?"
+    r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:@/\[\]]+)(?::(?P<port>\d{1,5}))?/(?P<topic>.+)"
+)
 
-Host = Annotated[str, typer.Option("-h", "--host", help="The broker's host.")]
-Port = Annotated[int | None, typer.Option("-p", "--port", help="Its port: 1883, or 8883 with TLS.")]
-Qos = Annotated[
-    int, typer.Option("-q", "--qos", min=0, max=2, help="0: at most once; 1: at least; 2: exactly.")
-]
-Id = Annotated[str | None, typer.Option("-i", "--id", help="The client id; without, a random one.")]
-Lasting = Annotated[
-    bool,
-    typer.Option(
-        "-c", "--disable-clean-session", help="Keep the session when this ends, and go on with it next time."
+
+def version(word: str) -> int:
+    if word not in VERSIONS:
+        raise ValueError("5 (or mqttv5) or 311 (or mqttv311)")
+    return VERSIONS[word]
+
+
+def seconds_or_ever(word: str) -> int:
+    return FOR_EVER if word in ("-1", "∞") else whole_number(0, FOR_EVER)(word)
+
+
+QOS = Flag(
+    ("-q", "--qos"), "0: at most once; 1: at least once; 2: exactly once.", "QOS", 0, whole_number(0, 2)
+)
+
+CONNECTION = (
+    Flag(("-h", "--host"), "The broker's host.", "HOST", "localhost"),
+    Flag(("-p", "--port"), "Its port: 1883, or 8883 with TLS.", "PORT", None, whole_number(1, 65_535)),
+    Flag(("-L", "--url"), "All at once: mqtt(s)://[USER[:PASSWORD]@]HOST[:PORT]/TOPIC.", "URL"),
+    Flag(("-i", "--id"), "The client id; without, a random one.", "ID"),
+    Flag(("-I", "--id-prefix"), "What a random client id begins with.", "PREFIX"),
+    Flag(("-c", "--disable-clean-session"), "Keep the session when this ends, and go on with it next time."),
+    Flag(
+        ("-x", "--session-expiry-interval"),
+        "With -c: for how many seconds; -1, as without it, for as long as the broker will.",
+        "SECONDS",
+        None,
+        seconds_or_ever,
     ),
-]
-Expiry = Annotated[
-    int, typer.Option("-x", "--session-expiry-interval", min=0, help="With -c: for how many seconds.")
-]
-KeepAlive = Annotated[int, typer.Option("-k", "--keepalive", min=0, max=65_535, help="In seconds.")]
-ProtocolVersion = Annotated[
-    str, typer.Option("-V", "--protocol-version", help="MQTT version: 5 (mqttv5) or 311 (mqttv311).")
-]
-User = Annotated[str | None, typer.Option("-u", "--username", help="User name.")]
-Password = Annotated[
-    str | None, typer.Option("-P", "--pw", envvar="ROAMCAST_PASSWORD", help="Password, better by variable.")
-]
-CaFile = Annotated[
-    str | None, typer.Option("--cafile", help="Use TLS; trust the authorities in this PEM file.")
-]
-Tls = Annotated[bool, typer.Option("--tls", help="Use TLS; trust the authorities of the system.")]
-Cert = Annotated[str | None, typer.Option("--cert", help="This client's certificate, PEM.")]
-Key = Annotated[str | None, typer.Option("--key", help="Its private key, PEM.")]
-Roam = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[ID=]ADDRESS,…",
-        help="Attach to the first of these brokers and move on to the next, round and round.",
+    Flag(("-k", "--keepalive"), "A sign of life at least so often.", "SECONDS", 60, whole_number(0, 65_535)),
+    Flag(("-V", "--protocol-version"), "MQTT version: 5 (mqttv5) or 311 (mqttv311).", "VERSION", 5, version),
+    Flag(("-u", "--username"), "User name.", "NAME"),
+    Flag(("-P", "--pw"), "Password; the variable ROAMCAST_PASSWORD is safer.", "PASSWORD"),
+    Flag(("-A", "--bind"), "The address of this machine to connect from.", "ADDRESS"),
+    Flag(("-M", "--max-inflight"), "Publishes on their way at once.", "COUNT", None, whole_number(1, 65_535)),
+    Flag(("--nodelay",), "Always so: small packets leave at once."),
+    Flag(("-d", "--debug"), "Say on stderr what is sent and received."),
+    Flag(("--quiet",), "Say nothing on stderr."),
+    Flag(
+        ("-D", "--property"),
+        "A user property of the message, or in Mosquitto's words a property of a packet (connect, publish, "
+        "will, subscribe). Repeatable.",
+        "NAME=VALUE | PACKET PROPERTY VALUE",
+        is_repeatable=True,
+        take=take_property,
     ),
-]
-Every = Annotated[float, typer.Option(min=0.01, help="With --roam: seconds between two moves.")]
-Proclaim = Annotated[
-    bool, typer.Option("--proclaim", help="With --roam: tell each broker where the client goes next.")
-]
-Records = Annotated[
-    Path | None, typer.Option(help="A new folder for this client's own event log, as Parquet files.")
-]
+    Flag(("--will-topic",), "Publish a will if this client vanishes: its topic.", "TOPIC"),
+    Flag(("--will-payload",), "Its payload; empty if none is given.", "PAYLOAD"),
+    Flag(("--will-qos",), "Its QoS.", "QOS", 0, whole_number(0, 2)),
+    Flag(("--will-retain",), "Whether it is retained."),
+    Flag(("--cafile",), "Use TLS; trust the authorities in this PEM file.", "FILE"),
+    Flag(("--capath",), "Use TLS; trust the authorities in this folder.", "FOLDER"),
+    Flag(("--tls", "--tls-use-os-certs"), "Use TLS; trust the authorities of the system."),
+    Flag(("--cert",), "This client's certificate, PEM.", "FILE"),
+    Flag(("--key",), "Its private key, PEM.", "FILE"),
+    Flag(("--insecure",), "Do not check that the certificate is of this host."),
+    Flag(("--ciphers",), "The ciphers to use, as OpenSSL lists them.", "LIST"),
+    Flag(
+        ("--tls-version",),
+        "The TLS version: tlsv1.2 or tlsv1.3.",
+        "VERSION",
+        None,
+        one_of({"tlsv1.2": "TLSv1_2", "tlsv1.3": "TLSv1_3"}),
+    ),
+    Flag(("--tls-alpn",), "The protocol to agree on, as in mqtt.", "NAME"),
+    Flag(
+        ("--roam",),
+        "Attach to the first of these brokers and move on to the next, round and round.",
+        "[ID=]ADDRESS,…",
+    ),
+    Flag(("--every",), "With --roam: seconds between two moves.", "SECONDS", 5.0, number(0.01)),
+    Flag(("--proclaim",), "With --roam: tell each broker where the client goes next."),
+)
 
-
-class MosquittoCommand(TyperCommand):
-    """A command that also understands Mosquitto's `-D publish user-property NAME VALUE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, rewritten(args))
-
-
-PROPERTIES = {
-    "content-type": "--content-type",
-    "message-expiry-interval": "--message-expiry",
-    "response-topic": "--response-topic",
-    "session-expiry-interval": "--session-expiry-interval",
-    "subscription-identifier": "--subscription-identifier",
+NOT_OF_PYTHON = "Python's TLS cannot do this; use --cert and --key"
+ABSENT = {
+    "-S": "SRV records are not looked up; name the host with -h",
+    "-o": "there are no option files; put the flags into a shell alias",
+    "--unix": "brokers are reached over TCP; name the host with -h",
+    "--proxy": "no SOCKS proxy is used; a port forwarded by ssh -L does the same",
+    "--psk": NOT_OF_PYTHON,
+    "--psk-identity": NOT_OF_PYTHON,
+    "--keyform": NOT_OF_PYTHON,
+    "--tls-engine": NOT_OF_PYTHON,
+    "--tls-engine-kpass-sha1": NOT_OF_PYTHON,
+    "--mqtt-property": "it is -D, or --property",
 }
+"""What Mosquitto's clients have and these have not."""
 
 
-def rewritten(args: list[str]) -> list[str]:
-    """Properties in Mosquitto's words become options of ours: its -D has two, three or four words."""
-    result: list[str] = []
-    at = 0
-    while at < len(args):
-        if args[at] == "--":
-            return result + args[at:]
-        if args[at] not in ("-D", "--mqtt-property"):
-            result.append(args[at])
-            at += 1
-            continue
-        words = args[at + 1 : at + 5]
-        name = words[1] if len(words) > 1 else ""
-        if name == "user-property" and len(words) == 4:
-            result += ["--property", f"{words[2]}={words[3]}"]
-            at += 5
-        elif name in PROPERTIES and len(words) > 2:
-            result += [PROPERTIES[name], words[2]]
-            at += 4
-        else:
-            known = ["user-property", *PROPERTIES]
-            hint = did_you_mean(name, known) if name not in known else None
-            raise InputError(
-                f"-D {' '.join(words)}: valid is -D COMMAND PROPERTY VALUE, or -D COMMAND user-property NAME "
-                f"VALUE; {hint or 'properties are: ' + ', '.join(known)}"
-            )
-    return result
-
-
-def register_command(app: typer.Typer, name: str, function: Any, *examples: str) -> None:
-    app.command(
-        name,
-        cls=MosquittoCommand,
-        epilog=show_examples(*examples),
-        context_settings={"help_option_names": ["--help"]},
-    )(function)
-
-
-@dataclass(frozen=True)
-class Connection:
+class Target(NamedTuple):
     """Where to connect, and as whom."""
 
     host: str
     port: int | None
-    id: str | None
-    lasting: bool
-    expiry_s: int
-    keep_alive_s: int
-    version: str
     user: str | None
     password: str | None
-    cafile: str | None
-    tls: bool
-    cert: str | None
-    key: str | None
-    roam: str | None
-    every_s: float
-    proclaim: bool
-    records: Path | None = None
-
-    def client(self) -> Client:
-        from roamcast.client import connect
-
-        if self.lasting and not self.id:
-            raise InputError("-c keeps a session, which needs a name to be found by: give one with -i")
-        if self.version not in VERSIONS:
-            raise InputError(f"-V {self.version}: valid are 5 (or mqttv5) and 311 (or mqttv311)")
-        if self.proclaim and not all("=" in address for address in self.addresses()):
-            raise InputError(
-                "--proclaim needs the ids of the brokers: --roam a=127.0.0.1:1883,b=127.0.0.1:1884"
-            )
-        return connect(
-            self.addresses(),
-            client_id=self.id,
-            clean=not self.lasting,
-            session_expiry=self.expiry_s,
-            keep_alive=self.keep_alive_s,
-            version=5 if VERSIONS[self.version] == 5 else 4,
-            username=self.user,
-            password=self.password,
-            tls=self.uses_tls,
-            cafile=self.cafile,
-            certfile=self.cert,
-            keyfile=self.key,
-            records=self.records,
-        )
-
-    @property
-    def uses_tls(self) -> bool:
-        return self.tls or self.cafile is not None or self.cert is not None
-
-    def addresses(self) -> list[str]:
-        if self.roam is not None:
-            return [address for address in self.roam.split(",") if address]
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return [f"{host}:{self.port}" if self.port is not None else host]
+    topic: str | None
+    is_tls: bool
 
 
-@asynccontextmanager
-async def roaming(client: Client, connection: Connection) -> AsyncIterator[None]:
-    """While the block runs, the client roams, if that was asked."""
-    task = asyncio.get_running_loop().create_task(_roam(client, connection))
+def target_of(values: Values) -> Target:
+    """What the flags or the URL say; a flag beside the URL comes first, as with Mosquitto."""
+    password = values.pw if values.pw is not None else os.environ.get("ROAMCAST_PASSWORD")
+    uses_tls = bool(
+        values.tls_use_os_certs or values.cafile or values.capath or values.cert or values.tls_version
+    )
+    if values.url is None:
+        return Target(values.host, values.port, values.username, password, None, uses_tls)
+    found = URL.fullmatch(values.url)
+    if found is None:
+        raise InputError("-L: valid is mqtt(s)://[USER[:PASSWORD]@]HOST[:PORT]/TOPIC")
+    user, given = found["user"], found["password"]
+    return Target(
+        found["host"].strip("[]"),
+        int(found["port"]) if found["port"] else values.port,
+        values.username or (unquote(user) if user else None),
+        password if password is not None else unquote(given) if given is not None else None,
+        unquote(found["topic"]),
+        uses_tls or found["scheme"] == "mqtts",
+    )
+
+
+def addresses_of(values: Values, target: Target) -> list[str]:
+    if values.roam is not None:
+        return [address for address in values.roam.split(",") if address]
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return [f"{host}:{target.port}" if target.port is not None else host]
+
+
+def client_of(values: Values, target: Target) -> Client:
+    """The client that the flags describe; InputError if they do not go together."""
+    from roamcast.client.client import connect
+
+    described, user_properties = of_packet(values.property, "connect")
+    expiry_s = values.session_expiry_interval
+    expiry_s = described.pop("session-expiry-interval", None) if expiry_s is None else expiry_s
+    keeps = values.disable_clean_session
+    if keeps and not values.id:
+        raise InputError("-c keeps a session, which needs a name to be found by: give one with -i")
+    if expiry_s and not keeps:
+        raise InputError("-x keeps the session for a while: give -c and -i too")
+    if values.id is not None and values.id_prefix is not None:
+        raise InputError("give one of -i ID and -I PREFIX")
+    addresses = addresses_of(values, target)
+    if values.proclaim and not all("=" in address for address in addresses):
+        raise InputError("--proclaim needs the ids of the brokers: --roam a=127.0.0.1:1883,b=127.0.0.1:1884")
+    if values.protocol_version == 4 and values.property:
+        raise InputError("MQTT 3.1.1 has no properties: leave -D out, or use version 5")
+    return connect(
+        addresses,
+        client_id=values.id if values.id_prefix is None else values.id_prefix + os.urandom(6).hex(),
+        clean=not keeps,
+        session_expiry=FOR_EVER if expiry_s is None and keeps else expiry_s or 3600,
+        keep_alive=values.keepalive,
+        version=values.protocol_version,
+        username=target.user,
+        password=target.password,
+        tls=tls_of(values, target),
+        will=will_of(values),
+        receive_maximum=described.get("receive-maximum", 1024),
+        packet_max=described.get("maximum-packet-size"),
+        properties=user_properties,
+        in_flight_max=values.max_inflight,
+        bind=values.bind,
+        records=values.get("records"),
+    )
+
+
+def tls_of(values: Values, target: Target) -> bool | ssl.SSLContext:
+    """The TLS that the flags ask for; what most do not ask for is not even loaded."""
+    special = values.capath or values.insecure or values.ciphers or values.tls_version or values.tls_alpn
+    if not target.is_tls or not (special or values.cafile or values.cert):
+        return target.is_tls
+    import ssl
+
+    from roamcast.client.client import tls_context
+
+    context = tls_context(True, values.cafile, values.cert, values.key) or ssl.create_default_context()
     try:
-        yield
-    finally:
-        task.cancel()
-        # If the client is of no use any more, the block has heard of it too.
-        await asyncio.gather(task, return_exceptions=True)
+        if values.capath is not None:
+            os.listdir(values.capath)  # OpenSSL looks into it later, and says nothing if it is not there.
+            context.load_verify_locations(capath=values.capath)
+        if values.ciphers is not None:
+            context.set_ciphers(values.ciphers)
+    except (OSError, ssl.SSLError) as error:
+        flag = f"--capath {values.capath}" if values.ciphers is None else f"--ciphers {values.ciphers}"
+        raise InputError(f"{flag}: cannot be used ({error.strerror or 'none of them is known'})") from None
+    context.check_hostname = not values.insecure
+    if values.tls_version is not None:
+        context.minimum_version = context.maximum_version = ssl.TLSVersion[values.tls_version]
+    if values.tls_alpn is not None:
+        context.set_alpn_protocols([values.tls_alpn])
+    return context
 
 
-async def _roam(client: Client, connection: Connection) -> None:
-    """Move from broker to broker, for ever; a broker that does not answer is passed over."""
-    from roamcast.client import ConnectError
+def will_of(values: Values) -> Will | None:
+    from roamcast.client import Will
+    from roamcast.client.messages import make_publish
 
-    stops = connection.addresses() if connection.roam is not None else []
-    place = 0
-    while len(stops) > 1:
-        await asyncio.sleep(connection.every_s)
-        place = (place + 1) % len(stops)
-        broker, equals, _ = stops[place].partition("=")
-        with suppress(ConnectError):
-            await client.move_to(broker if equals else stops[place], proclaimed=connection.proclaim)
-
-
-def run_client(work: Coroutine[Any, Any, int]) -> None:
-    """Run until it ends or is told to stop; whatever a broker or the network refuses becomes one line."""
-    import uvloop
-
-    from roamcast.client import ClientError
-
-    try:
-        code = uvloop.run(_until_told_to_stop(work))
-    except ClientError as error:
-        print(f"roamcast: {error}", file=sys.stderr)
-        code = EXIT_FAILED
-    if code:
-        raise typer.Exit(code)
+    described, user_properties = of_packet(values.property, "will")
+    if values.will_topic is None:
+        if values.will_payload is not None or values.will_qos or values.will_retain or described:
+            raise InputError("a will needs a topic: give --will-topic")
+        return None
+    delay_s = described.pop("will-delay-interval", 0)
+    payload = (values.will_payload or "").encode("utf-8", "surrogateescape")
+    options = message_options(described, user_properties)
+    packet = make_publish(
+        values.protocol_version, values.will_topic, payload, values.will_qos, values.will_retain, **options
+    )
+    return Will(packet.topic, packet.payload, packet.qos, packet.retain, delay_s, packet.properties)
 
 
-async def _until_told_to_stop(work: Coroutine[Any, Any, int]) -> int:
-    task = asyncio.get_running_loop().create_task(work)
-    told = False
+def message_options(described: dict[str, Any], user_properties: list[tuple[str, str]]) -> dict[str, Any]:
+    """Properties in Mosquitto's words as the client calls them."""
+    return {
+        "properties": user_properties,
+        "content_type": described.get("content-type"),
+        "message_expiry": described.get("message-expiry-interval"),
+        "response_topic": described.get("response-topic"),
+        "correlation_data": described.get("correlation-data"),
+        "payload_format": described.get("payload-format-indicator"),
+    }
 
-    def stop() -> None:
-        nonlocal told
-        told = True
-        task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if told:
-            return EXIT_TERMINATED
-        raise
+def say(text: str) -> None:
+    print(f"roamcast: {text}", file=sys.stderr, flush=True)

@@ -2,148 +2,198 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from roamcast.cli import mosquitto as flags
-from roamcast.cli.mosquitto import Connection, register_command, roaming, run_client
+from roamcast.cli.flags import Command, Flag, Values, number, of_packet, whole_number
+from roamcast.cli.mosquitto import ABSENT, CONNECTION, QOS, client_of, say, target_of
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
+    from roamcast.cli.formats import Format
     from roamcast.client import Client, Notification
 
 EXIT_TIMED_OUT = 27
 """As with mosquitto_sub."""
+TOGETHER_MAX = 1024
+
+FLAGS = (
+    Flag(
+        ("-t", "--topic"),
+        "A topic filter; a?x>5 filters by content. Repeatable.",
+        "FILTER",
+        is_repeatable=True,
+    ),
+    Flag(("--where",), "Only what this selector matches: pm10 > 50.", "SELECTOR"),
+    Flag(("--at",), "Where this client is, for selectors with myloc.", "LOCATION"),
+    QOS,
+    Flag(("-C", "--count"), "End after so many.", "NUMBER", None, whole_number(1)),
+    Flag(("-W", "--timeout"), "End after so many seconds, with code 27.", "SECONDS", None, number(0.0)),
+    Flag(("-E", "--exit-after-subscribe"), "End when the broker has acknowledged all subscriptions."),
+    Flag(("-v", "--verbose"), "Print the topic too."),
+    Flag(
+        ("-F", "--format"),
+        "As in mosquitto_sub: %t %p %x %X %l %q %r %d %C %R %D %E %F %S %P %A, %j and %J for JSON, %I and %U "
+        "for the time, @H and the like of strftime, \\n and the like; %-10.10t has a width.",
+        "FORMAT",
+    ),
+    Flag(("--json",), "Print one JSON object for each."),
+    Flag(("--pretty",), "With %j, %J and --json: over several lines."),
+    Flag(("-N", "--no-newline"), "No line break after each."),
+    Flag(("-R", "--no-retained"), "Leave out what was retained."),
+    Flag(("--retained-only",), "Only what was retained; end at the first that was not."),
+    Flag(("--remove-retained",), "Remove from the broker what was retained and is printed."),
+    Flag(("-T", "--filter-out"), "Leave out what this topic filter matches.", "FILTER", is_repeatable=True),
+    Flag(
+        ("-U", "--unsubscribe"),
+        "End this subscription of a kept session (-c). Repeatable.",
+        "FILTER",
+        is_repeatable=True,
+    ),
+    Flag(("--random-filter",), "Print so many of a hundred.", "PERCENT", None, number(0.1, 100.0)),
+    Flag(("--no-local",), "Leave out what this client published."),
+    Flag(("--retain-as-published",), "Keep the retain flag as it was published."),
+    Flag(
+        ("--subscription-identifier",), "Sent back with each.", "NUMBER", None, whole_number(1, 268_435_455)
+    ),
+    Flag(("--records",), "A new folder for this client's own event log, as Parquet.", "FOLDER", None, Path),
+    *CONNECTION,
+)
 
 
-def register(app: typer.Typer) -> None:
-    register_command(
-        app,
-        "sub",
-        sub,
+def sub(values: Values) -> int:
+    target = target_of(values)
+    topics = [*values.topic, *([target.topic] if target.topic is not None else [])]
+    if not topics and not values.unsubscribe:
+        raise InputError("which topics? Give -t FILTER, or a URL with one (-L)")
+    if values.no_retained and (values.retained_only or values.remove_retained):
+        raise InputError("-R leaves out what was retained, and the other flag is about just that: give one")
+    show = shown_as(values)
+    asked = options_of(values)
+    # Loading this takes longer than everything above.
+    from roamcast.cli.running import run_client
+
+    client = client_of(values, target)
+    return run_client(values, Printing(client, values, show).run(topics, asked))
+
+
+def options_of(values: Values) -> dict[str, Any]:
+    described, user_properties = of_packet(values.property, "subscribe")
+    is_5 = values.protocol_version == 5
+    identifier = values.subscription_identifier
+    return {
+        "qos": values.qos,
+        "where": values.where,
+        "no_local": values.no_local,
+        "retain_as_published": values.retain_as_published,
+        "retain_handling": 2 if values.no_retained and is_5 else 0,
+        "identifier": described.get("subscription-identifier") if identifier is None else identifier,
+        "properties": user_properties,
+    }
+
+
+def shown_as(values: Values) -> Format:
+    from roamcast.cli.formats import Format
+
+    if sum((values.format is not None, values.json, values.verbose)) > 1:
+        raise InputError("give one of -v, -F FORMAT and --json: each says how to print")
+    given = values.format if values.format is not None else "%p"
+    text = "" if values.json else "%t %p" if values.verbose else given
+    return Format(text, is_json=values.json, is_pretty=values.pretty, ends_line=not values.no_newline)
+
+
+class Printing:
+    def __init__(self, client: Client, values: Values, show: Format) -> None:
+        from roamcast.mqtt.topics import check_filter
+
+        self._client, self._values, self._show = client, values, show
+        self._printed = 0
+        self._is_done = False
+        for text in values.filter_out:
+            try:
+                check_filter(text)
+            except Exception as error:
+                raise InputError(f"-T {text}: {error}") from None
+        self._takes_all = not (
+            values.no_retained or values.retained_only or values.filter_out or values.random_filter
+        )
+
+    async def run(self, topics: list[str], asked: dict[str, Any]) -> int:
+        import asyncio
+
+        values = self._values
+        try:
+            async with asyncio.timeout(values.timeout), self._client:
+                await self._subscribe(topics, asked)
+                if not values.exit_after_subscribe:
+                    await self._print_all()
+        except TimeoutError:
+            if not values.quiet:
+                say(f"timed out after {values.timeout:g} s")
+            return EXIT_TIMED_OUT
+        return 0
+
+    async def _subscribe(self, topics: list[str], asked: dict[str, Any]) -> None:
+        if self._values.at is not None:
+            await self._client.move(self._values.at)
+        for topic in self._values.unsubscribe:
+            await self._client.unsubscribe(topic)
+        for topic in topics:
+            await self._client.subscribe(topic, **asked)
+
+    async def _print_all(self) -> None:
+        from roamcast.cli.running import flush_all, roaming
+
+        client, count = self._client, self._values.count
+        async with roaming(client, self._values, lambda: f"{self._printed:,} printed"):
+            while not self._is_done:
+                left = TOGETHER_MAX if count is None else min(TOGETHER_MAX, count - self._printed)
+                waiting = await client.peek(left)
+                wanted, looked_at = (waiting, len(waiting)) if self._takes_all else self._wanted(waiting)
+                # What cannot be printed is not acknowledged.
+                flush_all(self._show.show_all(wanted))
+                self._printed += len(wanted)
+                client.acknowledge(looked_at)
+                if self._values.remove_retained:
+                    await self._remove([one.topic for one in wanted if one.retain and one.payload])
+                self._is_done |= self._printed == count
+
+    def _wanted(self, waiting: list[Notification]) -> tuple[list[Notification], int]:
+        """Those to print, and how many were looked at for them."""
+        from roamcast.mqtt.topics import matches
+
+        values, wanted = self._values, list[Notification]()
+        for place, one in enumerate(waiting):
+            if values.retained_only and not one.retain:
+                self._is_done = True
+                return wanted, place
+            if values.no_retained and one.retain:
+                continue
+            if values.filter_out and any(matches(text, one.topic) for text in values.filter_out):
+                continue
+            if values.random_filter is None or random.random() * 100.0 < values.random_filter:
+                wanted.append(one)
+        return wanted, len(waiting)
+
+    async def _remove(self, topics: list[str]) -> None:
+        for topic in topics:
+            await self._client.publish(topic, b"", qos=1, retain=True)
+
+
+COMMAND = Command(
+    "sub",
+    "Subscribe, and print what is published until it is told to end.\n\n"
+    "What was not printed is not acknowledged: with -c the next one to come gets it. Exit code 1 if the "
+    "broker cannot be reached, its reason code if it refuses, with the reason in a line; 27 after the time "
+    "of -W.",
+    FLAGS,
+    ABSENT,
+    (
         "roamcast sub -t 'city/#' -v",
         "roamcast sub -t 'city/+/air' --where 'pm10 > 50' -q 2 -i car-1 -c",
         "roamcast sub -t parking --where 'location WITHIN 2 OF myloc' --at market",
         "roamcast sub -t 'city/#' -q 2 -i car-1 -c --roam a=127.0.0.1:1883,b=127.0.0.1:1884 --every 10",
-    )
-
-
-def sub(
-    topic: Annotated[
-        list[str], typer.Option("-t", "--topic", help="A topic filter; a?x>5 filters by content. Repeatable.")
-    ],
-    where: Annotated[
-        str | None, typer.Option(metavar="SELECTOR", help="Only what this selector matches: pm10 > 50.")
-    ] = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="LOCATION", help="Where this client is, for selectors with myloc.")
-    ] = None,
-    qos: flags.Qos = 0,
-    count: Annotated[int | None, typer.Option("-C", "--count", min=1, help="End after so many.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option("-W", "--timeout", min=0.0, help="End after so many seconds, code 27.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print the topic too.")] = False,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "-F", "--format", help="As in mosquitto_sub: %t %p %x %l %q %r %d %I %U %j %J %P %C %%."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each.")] = False,
-    no_newline: Annotated[bool, typer.Option("-N", help="No line break after each.")] = False,
-    no_retained: Annotated[bool, typer.Option("-R", help="Leave out what was retained.")] = False,
-    no_local: Annotated[
-        bool, typer.Option("--no-local", help="Leave out what this client published.")
-    ] = False,
-    retain_as_published: Annotated[
-        bool, typer.Option("--retain-as-published", help="Keep the retain flag as it was published.")
-    ] = False,
-    subscription_identifier: Annotated[int | None, typer.Option(min=1, help="Sent back with each.")] = None,
-    records: flags.Records = None,
-    host: flags.Host = "localhost",
-    port: flags.Port = None,
-    id: flags.Id = None,
-    lasting: flags.Lasting = False,
-    expiry: flags.Expiry = 3600,
-    keep_alive: flags.KeepAlive = 60,
-    version: flags.ProtocolVersion = "5",
-    user: flags.User = None,
-    password: flags.Password = None,
-    cafile: flags.CaFile = None,
-    tls: flags.Tls = False,
-    cert: flags.Cert = None,
-    key: flags.Key = None,
-    roam: flags.Roam = None,
-    every: flags.Every = 5.0,
-    proclaim: flags.Proclaim = False,
-) -> None:
-    """Subscribe, and print what is published until it is told to end.
-
-    What was not printed is not acknowledged: with -c the next one to come gets it. Exit code 1 if the broker
-    cannot be reached or refuses, with the reason in a line; 27 after the time of -W.
-    """
-    connection = Connection(
-        host, port, id, lasting, expiry, keep_alive, version, user, password, cafile, tls, cert, key,
-        roam, every, proclaim, records,
-    )  # fmt: skip
-    asked = {
-        "qos": qos,
-        "where": where,
-        "no_local": no_local,
-        "retain_as_published": retain_as_published,
-        "retain_handling": 2 if no_retained and version not in ("4", "311", "mqttv311") else 0,
-        "identifier": subscription_identifier,
-    }
-    show = shown_as(format, as_json, verbose, no_newline)
-    client = connection.client()
-    run_client(print_notifications(client, connection, topic, asked, at, show, count, timeout, no_retained))
-
-
-def shown_as(
-    format: str | None, as_json: bool, verbose: bool, no_newline: bool
-) -> Callable[[Notification], bytes]:
-    from roamcast.cli.formats import Format
-
-    if sum((format is not None, as_json, verbose)) > 1:
-        raise InputError("give one of -v, -F FORMAT and --json: each says how to print")
-    text = "%j" if as_json else "%t %p" if verbose else format if format is not None else "%p"
-    return Format(text + ("" if no_newline else "\\n")).show
-
-
-async def print_notifications(
-    client: Client,
-    connection: Connection,
-    topics: list[str],
-    asked: dict[str, Any],
-    at: str | None,
-    show: Callable[[Notification], bytes],
-    count: int | None,
-    timeout_s: float | None,
-    no_retained: bool,
-) -> int:
-    out, left = sys.stdout.buffer, count
-    try:
-        async with asyncio.timeout(timeout_s), client:
-            if at is not None:
-                await client.move(at)
-            for topic in topics:
-                await client.subscribe(topic, **asked)
-            async with roaming(client, connection):
-                async for notification in client:
-                    if no_retained and notification.retain:
-                        continue
-                    out.write(show(notification))
-                    left = left - 1 if left is not None else None
-                    if left == 0 or not client.waiting:
-                        out.flush()
-                    if left == 0:
-                        break
-    except TimeoutError:
-        print(f"roamcast: timed out after {timeout_s:g} s", file=sys.stderr)
-        return EXIT_TIMED_OUT
-    return 0
+    ),
+    sub,
+)

@@ -8,12 +8,15 @@ a test.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from roamcast.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from roamcast.cli.flags import Command
 
 # Typer either brings its own copy of click or uses the installed one, depending on its version. In
 # both, BadParameter is what it exports, and its parents are the errors we have to answer.
@@ -50,6 +53,22 @@ def new_group(help: str, *, examples: Iterable[str]) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def register_own(app: typer.Typer, command: Command) -> None:
+    """Add a command that reads its words by a table of its own."""
+
+    class OwnCommand(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            command.parse(args)
+            ctx.args = list(args)
+            return args
+
+    def run(context: typer.Context) -> None:
+        raise typer.Exit(command.run(context.args))
+
+    summary = command.summary.partition("\n\n")[0]
+    app.command(command.name, cls=OwnCommand, help=summary, add_help_option=False)(run)
 
 
 def show_examples(*commands: str) -> str:

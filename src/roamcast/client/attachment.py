@@ -7,7 +7,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -21,7 +21,11 @@ from roamcast.mqtt.client_requests import OF_ITS_OWN, Granted
 from roamcast.mqtt.packets import Connack
 from roamcast.mqtt.reasons import Reason
 
+if TYPE_CHECKING:
+    from roamcast.client.tracing import Trace
+
 log = logging.getLogger("roamcast.client")
+ATTACHED = "attached to %s, session present: %s"
 
 SHORT_S = 1.0
 """A connection that does not last so long counts as a failed attempt."""
@@ -29,6 +33,10 @@ BACK_OFF_FIRST_S = 0.1
 OWN_DOING_S = 30.0
 """An attach that we gave up may be granted so much later, and then takes the session from ourselves."""
 PUBLISHES_PER_TURN = 256
+MANY_IN_FLIGHT, FEW_BYTES, REST_S = 256, 1024, 0.002
+"""Where so many answers are owed and only a few bytes have come, it pays to let them gather for so long:
+Mosquitto writes each by itself. Nothing else may be put off: a broker that does not disable Nagle's algorithm
+sends little until it hears from us again."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -37,12 +45,16 @@ class Policy(msgspec.Struct, frozen=True):
     give_up_after_s: float | None
     back_off_max_s: float
     queue_max: int
+    bind: str | None = None
+    """The address of this machine to connect from."""
 
 
 class Waiter(Protocol):
     """Who waits for the answer to a publish or a request."""
 
-    def settle(self, event: Acknowledged | Granted) -> None: ...
+    def settle(self, event: Acknowledged | Granted) -> bool:
+        """Take an answer; True if it was the last."""
+        ...
 
     def fail(self, error: ClientError) -> None: ...
 
@@ -67,6 +79,7 @@ class Attachment:
         self.dropped = 0
         self._policy, self._context, self._records, self._arrived = policy, context, records, arrived
         self._wire: Wire | None = None
+        self._trace: Trace | None = None
         self._old_wires: dict[Wire, None] = {}
         """Those that still have something to write."""
         self._connecting = book.current
@@ -141,7 +154,8 @@ class Attachment:
         has_asked = False
         try:
             async with asyncio.timeout(timeout_s):
-                self._wire = await open_wire(address, self, self._context)
+                self._trace = self._new_trace()
+                self._wire = await open_wire(address, self, self._context, self._policy.bind)
                 has_asked = True
                 self.session.begin(loop.time())
                 self.flush()
@@ -160,7 +174,7 @@ class Attachment:
         self._writable.set()
         self._record("attached")
         self._arm()
-        log.info("attached to %s, session present: %s", address, self.connack.session_present)
+        log.info(ATTACHED, address, self.connack.session_present)
 
     def _hang_up(self) -> None:
         """Write what is left, and be without a connection."""
@@ -238,11 +252,15 @@ class Attachment:
     def on_data(self, wire: Wire, data: bytes) -> None:
         if wire is not self._wire:
             return
+        if self._trace is not None:
+            self._trace.received(data)
         self.perform(self.session.receive(asyncio.get_running_loop().time(), data))
         if len(self.session.incoming):
             self._arrived()
             self._limit()
         self.flush()
+        if len(data) < FEW_BYTES and self.session.outgoing.in_flight > MANY_IN_FLIGHT:
+            wire.rest(REST_S)
 
     def on_lost(self, wire: Wire, why: str) -> None:
         self._old_wires.pop(wire, None)
@@ -277,9 +295,10 @@ class Attachment:
     def perform(self, events: Sequence[Event]) -> None:
         for event in events:
             if type(event) is Acknowledged or type(event) is Granted:
-                waiter = self.waiters.pop(event.token, None)
+                waiter = self.waiters.get(event.token)
                 if waiter is not None:
-                    waiter.settle(event)
+                    if waiter.settle(event):
+                        del self.waiters[event.token]
                 elif type(event) is Granted and event.token == OF_ITS_OWN:
                     self._on_restored(event)
             elif type(event) is Accepted:
@@ -316,6 +335,8 @@ class Attachment:
         wire = self._wire
         data = self.session.take_out(asyncio.get_running_loop().time())
         if data and wire is not None:
+            if self._trace is not None:
+                self._trace.sent(data)
             wire.write(data)
             if wire.is_full:
                 self._writable.clear()
@@ -330,9 +351,9 @@ class Attachment:
         self._is_flushing = False
         self.flush()
 
-    async def pace(self) -> None:
+    async def pace(self, count: int = 1) -> None:
         """Give others a turn now and then, and wait while the connection takes no more."""
-        self._unflushed += 1
+        self._unflushed += count
         if self._unflushed < PUBLISHES_PER_TURN:
             self.flush_soon()
             return
@@ -340,6 +361,14 @@ class Attachment:
         await asyncio.sleep(0)
         if self._wire is not None and self._wire.is_full:
             await self._writable.wait()
+
+    def _new_trace(self) -> Trace | None:
+        """Somebody who tells of every packet, if somebody listens at the start of a connection."""
+        if not log.isEnabledFor(logging.DEBUG):
+            return None
+        from roamcast.client.tracing import Trace
+
+        return Trace(log, self.session.version)
 
     # --- time and records ---
 

@@ -6,16 +6,24 @@ import asyncio
 import random
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
 from roamcast.client.addresses import Address, AddressBook
 from roamcast.client.attachment import Attachment, Policy
 from roamcast.client.errors import ClientClosed
-from roamcast.client.messages import Properties, make_publish, make_subscribe
+from roamcast.client.messages import (
+    Payload,
+    Properties,
+    make_publish,
+    make_subscribe,
+    to_bytes,
+    user_properties,
+)
 from roamcast.client.notification import Notification, notification_of
 from roamcast.client.records import ClientLog
-from roamcast.client.waiting import Answer, Batch, raise_refusal
+from roamcast.client.waiting import Answer, Batch, Room, raise_refusal
 from roamcast.errors import InputError
 from roamcast.mqtt.client import ClientSession, ClientSettings
 from roamcast.mqtt.moves import LOCATION, MOVE_TOPIC, write_move
@@ -25,6 +33,7 @@ SESSION_EXPIRY_S = 3600
 """How long a broker keeps the session of a client that is away, unless told otherwise."""
 IN_FLIGHT_MAX = {4: 20, 5: 1024}
 """Own publishes on their way. MQTT 5 brokers say what they take; with 3.1.1 some close beyond this many."""
+BURST_MAX = 1024
 OUTBOX_MAX = 4096
 """Publishes that are not acknowledged: a publish beyond waits."""
 
@@ -45,6 +54,10 @@ def connect(
     keyfile: str | None = None,
     will: Will | None = None,
     receive_maximum: int = 1024,
+    packet_max: int | None = None,
+    properties: Properties = (),
+    in_flight_max: int | None = None,
+    bind: str | None = None,
     queue_max: int = 1024,
     connect_timeout: float = 10.0,
     reconnect: bool = True,
@@ -64,6 +77,10 @@ def connect(
       `clean=False` the session outlives the client by `session_expiry` seconds: subscriptions stay, and what
       is published with QoS 1 and 2 is kept.
     - `queue_max`: notifications that wait to be taken; then reading stops.
+    - `receive_maximum`, `packet_max`, `properties`: what the broker is told of this client in its CONNECT:
+      how many unacknowledged notifications it takes, the largest packet, and user properties.
+    - `in_flight_max`: publishes on their way at once, if the broker allows as many.
+    - `bind`: the address of this machine to connect from.
     - `records`: a folder for this client's own event log (Parquet): what was delivered, where it attached.
     """
     check_version(version)
@@ -79,10 +96,12 @@ def connect(
             password=password.encode() if isinstance(password, str) else password,
             will=will,
             receive_maximum=receive_maximum,
-            in_flight_max=IN_FLIGHT_MAX[version],
+            in_flight_max=in_flight_max or IN_FLIGHT_MAX[version],
+            packet_max=packet_max,
+            user_properties=user_properties(properties),
             first_packet_id=random.randint(1, 65_535),
         ),
-        Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max),
+        Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max, bind),
         tls_context(tls, cafile, certfile, keyfile),
         (Path(records), run) if records is not None else None,
     )
@@ -137,7 +156,7 @@ class Client:
         if self._attachment is not None:
             raise ClientClosed("a client is entered once: make another one with connect()")
         self._arrival = asyncio.Event()
-        self._room = asyncio.Semaphore(OUTBOX_MAX)
+        self._room = Room(OUTBOX_MAX)
         if self._records_to is not None:
             self._records = ClientLog(*self._records_to, self.client_id)
         attachment = Attachment(
@@ -221,6 +240,7 @@ class Client:
         retain_handling: int = 0,
         identifier: int | None = None,
         identify: bool = False,
+        properties: Properties = (),
     ) -> int:
         """Subscribe to a topic filter, and return when the broker has acknowledged it; the QoS it granted.
 
@@ -231,7 +251,7 @@ class Client:
         attachment = self._live()
         packet = make_subscribe(
             self._settings.version, filter, where, identify or self._records is not None,
-            qos, no_local, retain_as_published, retain_handling, identifier,
+            qos, no_local, retain_as_published, retain_handling, identifier, properties,
         )  # fmt: skip
         answer = Answer(attachment, self._session.subscribe(packet))
         attachment.flush_soon()
@@ -322,7 +342,7 @@ class Client:
             response_topic, correlation_data, payload_format,
         )  # fmt: skip
         self._session.outgoing.check(publish)
-        await self._room.acquire()
+        await self._room.take()
         attachment = self._live()
         token, events = self._session.publish(publish)
         answer = Answer(attachment, token, self._room)
@@ -333,29 +353,37 @@ class Client:
     async def publish_each(
         self,
         topic: str,
-        payloads: Iterable[bytes | str] | AsyncIterable[bytes | str],
+        payloads: Iterable[Payload] | AsyncIterable[Payload | Sequence[bytes]],
         *,
         qos: int = 0,
         retain: bool = False,
         properties: Properties = (),
         content_type: str | None = None,
+        message_expiry: int | None = None,
+        response_topic: str | None = None,
+        correlation_data: bytes | None = None,
+        payload_format: int | None = None,
     ) -> int:
-        """Publish payloads under one topic without waiting for each; how many, when all are acknowledged."""
+        """Publish payloads under one topic without waiting for each; how many, when all are acknowledged.
+
+        An async iterable may give them one by one or in lists: many at once cost little more than one.
+        PublishError at the first that the broker refuses; what was published until then has been published.
+        """
+        publish = make_publish(
+            self._settings.version, topic, b"", qos, retain, properties, content_type, message_expiry,
+            response_topic, correlation_data, payload_format,
+        )  # fmt: skip
         attachment = self._live()
-        batch = Batch(topic, self._room)
-        described = (properties, content_type, None, None, None)
-        version = self._settings.version
-        async for payload in as_async(payloads):
-            publish = make_publish(version, topic, payload, qos, retain, *described)
-            if not batch.count:
-                self._session.outgoing.check(publish)
-            await self._room.acquire()
-            batch.check()
+        self._session.outgoing.check(publish)
+        token = self._session.new_token()
+        batch = Batch(topic, self._room, token)
+        async for burst in in_bursts(payloads):
+            await self._room.take(len(burst))
+            batch.check(len(burst))
             attachment = self._live()
-            token, events = self._session.publish(publish)
-            batch.expect(attachment, token)
-            attachment.perform(events)
-            await attachment.pace()
+            batch.expect(attachment, len(burst))
+            attachment.perform(self._session.publish_burst(token, publish, burst))
+            await attachment.pace(len(burst))
         await batch.done()
         return batch.count
 
@@ -389,12 +417,16 @@ class Client:
         await attachment.move(address, address.broker if proclaimed else "")
 
 
-async def as_async(
-    payloads: Iterable[bytes | str] | AsyncIterable[bytes | str],
-) -> AsyncIterator[bytes | str]:
+async def in_bursts(
+    payloads: Iterable[Payload] | AsyncIterable[Payload | Sequence[bytes]],
+) -> AsyncIterator[list[bytes]]:
+    """Payloads in lists that are not too long."""
     if isinstance(payloads, AsyncIterable):
-        async for payload in payloads:
-            yield payload
-    else:
-        for payload in payloads:
-            yield payload
+        async for given in payloads:
+            several = [given] if isinstance(given, bytes | str) else given
+            for start in range(0, len(several), BURST_MAX):
+                yield [to_bytes(payload) for payload in several[start : start + BURST_MAX]]
+        return
+    each = iter(payloads)
+    while burst := [to_bytes(payload) for payload in islice(each, BURST_MAX)]:
+        yield burst

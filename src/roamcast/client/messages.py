@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from roamcast.errors import InputError
 from roamcast.mqtt.errors import PacketError
+from roamcast.mqtt.fields import VARIABLE_MAX
 from roamcast.mqtt.packets import Publish, PublishProperties, Subscribe, SubscriptionEntry, UserProperties
 from roamcast.mqtt.topics import check_subscription, check_topic, split_shared, subscription_filter
 from roamcast.mqtt.user_properties import IDENTITY, WHERE
 
+Payload = bytes | str
 Properties = Mapping[str, str | int | float | bool] | Iterable[tuple[str, str | int | float | bool]]
 """User properties: by name, or in order, where a name may come again. Numbers and booleans are written as
 JSON writes them, which is how content filters read them."""
@@ -55,10 +57,17 @@ def make_publish(
 
 
 NO_PROPERTIES = PublishProperties()
+PAYLOAD_MAX = VARIABLE_MAX - 2 * 65_535
+"""A packet is a little larger: it has the topic and properties too."""
 
 
-def to_bytes(payload: bytes | str) -> bytes:
-    return payload.encode() if isinstance(payload, str) else bytes(payload)
+def to_bytes(payload: Payload) -> bytes:
+    if type(payload) is bytes and len(payload) < PAYLOAD_MAX:
+        return payload
+    encoded = payload.encode() if isinstance(payload, str) else bytes(payload)
+    if len(encoded) >= PAYLOAD_MAX:
+        raise InputError(f"a payload of {len(encoded):,} bytes: MQTT carries less than {PAYLOAD_MAX:,}")
+    return encoded
 
 
 def make_subscribe(
@@ -71,10 +80,11 @@ def make_subscribe(
     retain_as_published: bool,
     retain_handling: int,
     identifier: int | None,
+    properties: Properties = (),
 ) -> Subscribe:
     check_qos(qos)
     if version == 4 and (
-        where is not None or no_local or retain_as_published or retain_handling or identifier
+        where is not None or no_local or retain_as_published or retain_handling or identifier or properties
     ):
         raise InputError("MQTT 3.1.1 has no options of subscriptions but QoS: use version 5")
     try:
@@ -84,7 +94,9 @@ def make_subscribe(
         raise InputError(error.text) from None
     if "?" in filter or where is not None:
         subscription_filter(filter if shared is None else shared[1], where)
-    asked = [(WHERE, where)] if where is not None else []
+    asked = list(user_properties(properties))
+    if where is not None:
+        asked.append((WHERE, where))
     if wants_identity and version == 5:
         asked.append((IDENTITY, "1"))
     entry = SubscriptionEntry(filter, qos, no_local, retain_as_published, retain_handling)

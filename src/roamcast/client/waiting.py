@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from roamcast.client.attachment import Attachment
 from roamcast.client.errors import ClientError, PublishError, SubscribeError, in_words
@@ -10,19 +11,54 @@ from roamcast.mqtt.client_outgoing import Acknowledged
 from roamcast.mqtt.client_requests import Granted
 
 
+class Room:
+    """Places for publishes that are not acknowledged; who comes first gets some first."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, count: int = 1) -> None:
+        if not self._queue and self._free >= count:
+            self._free -= count
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((count, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give(count)
+            else:
+                self.give(0)
+            raise
+
+    def give(self, count: int = 1) -> None:
+        self._free += count
+        while self._queue:
+            wanted, turn = self._queue[0]
+            if not turn.done():
+                if wanted > self._free:
+                    return
+                self._free -= wanted
+                turn.set_result(None)
+            self._queue.popleft()
+
+
 class Answer:
     """The answer to one publish or request; the place it takes is given back when it is there."""
 
-    def __init__(self, attachment: Attachment, token: int, room: asyncio.Semaphore | None = None) -> None:
+    def __init__(self, attachment: Attachment, token: int, room: Room | None = None) -> None:
         self._future: asyncio.Future[Acknowledged | Granted] = asyncio.get_running_loop().create_future()
         self._room = room
         attachment.waiters[token] = self
         attachment.listen()
 
-    def settle(self, event: Acknowledged | Granted) -> None:
+    def settle(self, event: Acknowledged | Granted) -> bool:
         self._release()
         if not self._future.done():
             self._future.set_result(event)
+        return True
 
     def fail(self, error: ClientError) -> None:
         self._release()
@@ -31,7 +67,7 @@ class Answer:
 
     def _release(self) -> None:
         if self._room is not None:
-            self._room.release()
+            self._room.give()
 
     async def acknowledged(self) -> Acknowledged:
         event = await self._future
@@ -56,43 +92,48 @@ def raise_refusal(topic: str, event: Acknowledged) -> None:
 class Batch:
     """The answers to many publishes: how many are owed, and the first that is a refusal."""
 
-    def __init__(self, topic: str, room: asyncio.Semaphore) -> None:
+    def __init__(self, topic: str, room: Room, token: int) -> None:
         self.count = 0
-        self._topic, self._room = topic, room
+        self._topic, self._room, self._token = topic, room, token
         self._open = 0
         self._error: ClientError | None = None
         self._all: asyncio.Future[None] | None = None
 
-    def expect(self, attachment: Attachment, token: int) -> None:
-        self.count += 1
-        self._open += 1
-        attachment.waiters[token] = self
+    def expect(self, attachment: Attachment, count: int) -> None:
+        self.count += count
+        self._open += count
+        attachment.waiters[self._token] = self
         attachment.listen()
 
-    def settle(self, event: Acknowledged | Granted) -> None:
+    def settle(self, event: Acknowledged | Granted) -> bool:
         assert isinstance(event, Acknowledged)
         if event.reason.failed and self._error is None:
             try:
                 raise_refusal(self._topic, event)
             except PublishError as error:
                 self._error = error
-        self._close_one()
+        self._close(event.publishes)
+        return not self._open
 
     def fail(self, error: ClientError) -> None:
         self._error = self._error or error
-        self._close_one()
+        self._close(self._open)
 
-    def _close_one(self) -> None:
-        self._open -= 1
-        self._room.release()
+    def _close(self, count: int) -> None:
+        self._open -= count
+        self._room.give(count)
         if not self._open and self._all is not None and not self._all.done():
             self._all.set_result(None)
 
-    def check(self) -> None:
+    def check(self, taken: int) -> None:
         """Go no further once something was refused."""
         if self._error is not None:
-            self._room.release()
+            self._room.give(taken)
             raise self._error
+
+    @property
+    def acknowledged(self) -> int:
+        return self.count - self._open
 
     async def done(self) -> None:
         if self._open:

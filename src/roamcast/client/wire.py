@@ -28,6 +28,7 @@ class Wire(asyncio.Protocol):
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._closed = asyncio.get_running_loop().create_future()
+        self._is_listening = True
         self.is_full = False
         """Whether more is waiting to be written than should be."""
 
@@ -62,9 +63,21 @@ class Wire(asyncio.Protocol):
             self._transport.write(data)
 
     def listen(self, is_listening: bool) -> None:
+        self._is_listening = is_listening
+        self._read(is_listening)
+
+    def rest(self, seconds: float) -> None:
+        """Read on only after a little while, when more has come: few bytes cost as much as many."""
+        self._read(False)
+        asyncio.get_running_loop().call_later(seconds, self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._read(self._is_listening)
+
+    def _read(self, is_wanted: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if is_listening:
+        if is_wanted:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -85,10 +98,14 @@ class Wire(asyncio.Protocol):
             self._transport.abort()
 
 
-async def open_wire(address: Address, listener: Listener, context: ssl.SSLContext | None) -> Wire:
+async def open_wire(
+    address: Address, listener: Listener, context: ssl.SSLContext | None, bind: str | None
+) -> Wire:
     """Connect, or raise ConnectError."""
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {"ssl": context or ssl.create_default_context()} if address.is_tls else {}
+    if bind is not None:
+        options["local_addr"] = (bind, 0)
     try:
         _, wire = await loop.create_connection(lambda: Wire(listener), address.host, address.port, **options)
     except ssl.SSLCertVerificationError as error:

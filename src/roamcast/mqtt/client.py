@@ -7,6 +7,7 @@ it keeps what the standard calls the client's session state. Its driver opens co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +31,8 @@ from roamcast.mqtt.writing import write
 FRAME_MAX = VARIABLE_MAX + 5
 """The largest packet that can be."""
 PING = b"\xc0\x00"
+PUBACK, PUBREC, PUBCOMP = 0x40, 0x50, 0x70
+NO_SUBSCRIBERS = bytes((Reason.NO_MATCHING_SUBSCRIBERS,))
 PING_AFTER = 0.75
 """Of the keep-alive, without a byte in one of the directions."""
 PING_TIMEOUT = 0.5
@@ -54,6 +57,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     packet_max: int | None = None
     """The largest packet that a broker may send; it is told so, and leaves out what is larger."""
     first_packet_id: int = 1
+    user_properties: packets.UserProperties = ()
 
 
 class Accepted(NamedTuple):
@@ -124,6 +128,7 @@ class ClientSession:
             session_expiry=settings.session_expiry_s if is_5 and settings.session_expiry_s else None,
             receive_maximum=settings.receive_maximum if is_5 else packets.RECEIVE_MAXIMUM_DEFAULT,
             maximum_packet_size=settings.packet_max if is_5 else None,
+            user_properties=settings.user_properties if is_5 else (),
         )
         self._sent_at = self._heard_at = now
         self._out.append(write(connect, self.version))
@@ -158,10 +163,18 @@ class ClientSession:
 
     def publish(self, publish: Publish) -> tuple[int, list[Event]]:
         """Publish this (its packet id does not count); the token by which it will be acknowledged."""
+        token = self.new_token()
+        return token, self.publish_burst(token, publish, (publish.payload,))
+
+    def new_token(self) -> int:
         self._tokens += 1
-        self.outgoing.waiting.append((self._tokens, publish))
+        return self._tokens
+
+    def publish_burst(self, token: int, publish: Publish, payloads: Sequence[bytes]) -> list[Event]:
+        """Publish payloads that have all but themselves in common; several bursts may share a token."""
+        self.outgoing.add(token, publish, payloads)
         self._send()
-        return self._tokens, self._take_events()
+        return self._take_events()
 
     def subscribe(self, packet: packets.Subscribe) -> int:
         """Ask for subscriptions, now or as soon as there is a connection; the token of the answer."""
@@ -171,11 +184,11 @@ class ClientSession:
         return self._ask(packet)
 
     def _ask(self, packet: packets.Subscribe | packets.Unsubscribe) -> int:
-        self._tokens += 1
-        self._requests.ask(self._tokens, packet)
+        token = self.new_token()
+        self._requests.ask(token, packet)
         if self.is_connected:
             self._requests.send(self._out, self.version)
-        return self._tokens
+        return token
 
     def take(self) -> Publish:
         """The next notification, which is acknowledged by this."""
@@ -228,6 +241,8 @@ class ClientSession:
                     bursts, position = cut_bursts(data, position, self._packet_max, self.version)
                     for frames in bursts:
                         self._on_frames(frames)
+                elif self.is_connected and data[position] in (PUBACK, PUBREC, PUBCOMP):
+                    position = self._on_acknowledgements(data, position)
                 whole = cut(data, position, self._packet_max) if position < size else None
                 if whole is None:
                     break
@@ -268,6 +283,33 @@ class ClientSession:
         ids = consecutive(packet_id, len(payloads)) if packet_id else [0] * len(payloads)
         for one, payload in zip(ids, payloads, strict=True):
             self.incoming.on_publish(Publish(topic, payload, qos, retain, dup, one, described), self._out)
+
+    def _on_acknowledgements(self, data: bytes, position: int) -> int:
+        """As many of one kind and without properties as follow each other; where they end."""
+        first, size = data[position], len(data)
+        stride = 2 + (data[position + 1] if position + 1 < size else 0)
+        # Mosquitto gives a reason all the time: that nobody has subscribed.
+        is_reason = stride == 5 and first != PUBCOMP and self.version == 5
+        if stride != 4 and not (is_reason and data[position + 4 : position + 5] == NO_SUBSCRIBERS):
+            return position
+        whole = position + (size - position) // stride * stride
+        alike = [data[position + at : whole : stride] for at in (0, 1, 4)[: stride - 2]]
+        count = min(len(column) - len(column.lstrip(column[:1])) for column in alike)
+        end = position + stride * count
+        high, low = data[position + 2 : end : stride], data[position + 3 : end : stride]
+        ids = [above << 8 | below for above, below in zip(high, low, strict=True)]
+        if 0 in ids:
+            return position  # Not a packet id: `parse` has the words for that.
+        if first != PUBREC:
+            reason = Reason.NO_MATCHING_SUBSCRIBERS if is_reason else Reason.SUCCESS
+            self._events += self.outgoing.on_all(ids, 1 if first == PUBACK else 2, reason)
+        elif self.outgoing.on_pubrecs(ids):
+            answers = bytearray((PUBREL + b"\0\0") * count)
+            answers[2::4], answers[3::4] = high, low
+            self._out.append(bytes(answers))
+        else:
+            return position
+        return end
 
     def _on_packet(self, packet: Packet) -> None:
         if not self.is_connected:

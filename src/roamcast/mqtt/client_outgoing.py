@@ -7,6 +7,8 @@ again on the next connection, in the same order and with the same packet ids, wh
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +16,7 @@ import msgspec
 from roamcast.mqtt import properties
 from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.fields import write_string, write_variable
-from roamcast.mqtt.packet_ids import ENCODED, PACKET_ID_MAX, following
+from roamcast.mqtt.packet_ids import ENCODED, PACKET_ID_MAX, consecutive, following
 from roamcast.mqtt.packets import Connack, Publish, PublishProperties
 from roamcast.mqtt.reasons import Reason
 
@@ -25,16 +27,28 @@ SESSION_LOST = "the session was gone: whether it was received is not known"
 
 
 class Acknowledged(NamedTuple):
-    """What became of a publish: a reason from 0x80 on means that it was refused."""
+    """What became of a publish, or of so many of a burst: a reason from 0x80 on means that it was refused."""
 
     token: int
     reason: Reason = Reason.SUCCESS
     text: str = ""
+    publishes: int = 1
 
 
-class Unacknowledged(msgspec.Struct):
+class Waiting(msgspec.Struct):
+    """Payloads that are published alike and are not on their way yet."""
+
     token: int
     publish: Publish
+    """What they have in common; its own payload does not count."""
+    payloads: Sequence[bytes]
+    sent: int = 0
+
+
+class Unacknowledged(msgspec.Struct, gc=False):
+    token: int
+    publish: Publish
+    payload: bytes
     is_released: bool = False
     """QoS 2: PUBREC has come; the broker has it and must never see it again."""
 
@@ -42,8 +56,7 @@ class Unacknowledged(msgspec.Struct):
 class Outgoing:
     def __init__(self, version: int, first_packet_id: int = 1) -> None:
         self._version = version
-        self.waiting: deque[tuple[int, Publish]] = deque()
-        """Published and not on its way yet."""
+        self._waiting: deque[Waiting] = deque()
         self._in_flight: dict[int, Unacknowledged] = {}
         """By packet id, in the order in which they were first sent."""
         self._again: deque[int] = deque()
@@ -52,6 +65,7 @@ class Outgoing:
         """Packet ids of other requests."""
         self._next = first_packet_id
         self._room = 0
+        """How many more may be on their way."""
         self._server = Connack()
         self._unsure: set[int] | None = None
         """Packet ids used so far in a session that was begun by another process under the same name."""
@@ -59,7 +73,16 @@ class Outgoing:
 
     def __len__(self) -> int:
         """How many are not acknowledged, on their way or not."""
-        return len(self.waiting) + len(self._in_flight)
+        return sum(len(one.payloads) - one.sent for one in self._waiting) + len(self._in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        """How many are on their way."""
+        return len(self._in_flight)
+
+    def add(self, token: int, publish: Publish, payloads: Sequence[bytes]) -> None:
+        """Publish these as soon as the broker lets us."""
+        self._waiting.append(Waiting(token, publish, payloads))
 
     # --- packet ids ---
 
@@ -100,16 +123,16 @@ class Outgoing:
         """The broker knows nothing any more: what may be repeated is published again."""
         self._unsure = None
         settled: list[Acknowledged] = []
-        again: list[tuple[int, Publish]] = []
+        again: list[Waiting] = []
         for one in self._in_flight.values():
             if one.is_released:
                 settled.append(Acknowledged(one.token))
             elif one.publish.qos == 2:
                 settled.append(Acknowledged(one.token, Reason.UNSPECIFIED_ERROR, SESSION_LOST))
             else:
-                again.append((one.token, one.publish))
+                again.append(Waiting(one.token, one.publish, (one.payload,)))
         self._in_flight.clear()
-        self.waiting.extendleft(reversed(again))
+        self._waiting.extendleft(reversed(again))
         return settled
 
     # --- sending ---
@@ -121,23 +144,68 @@ class Outgoing:
         if self._again:
             return []
         settled: list[Acknowledged] = []
-        waiting = self.waiting
-        while waiting:
-            token, publish = waiting[0]
-            reason = self._objection(publish)
+        while self._waiting:
+            one = self._waiting[0]
+            left = len(one.payloads) - one.sent
+            count = left if one.publish.qos == 0 else min(left, self._room)
+            reason = self._objection(one.publish)
             if reason:
-                waiting.popleft()
-                settled.append(Acknowledged(token, reason))
-            elif publish.qos == 0:
-                waiting.popleft()
-                settled += self._write(token, publish, 0, out)
-            else:
-                packet_id = self.take_id() if self._room else 0
-                if not packet_id:
+                settled.append(Acknowledged(one.token, reason, publishes=left))
+            elif not count:
+                break
+            elif not self._can_write_together(one, count):
+                if not self._write_next(one, out, settled):
                     break
-                waiting.popleft()
-                settled += self._write(token, publish, packet_id, out)
+                continue
+            else:
+                self._write_together(one, count, out, settled)
+                if count < left:
+                    break
+            self._waiting.popleft()
         return settled
+
+    def _can_write_together(self, one: Waiting, count: int) -> bool:
+        """Whether the next ones can be written in one go, with consecutive packet ids and no exception."""
+        limit = self._server.maximum_packet_size
+        if count == 1 or (self._unsure is not None and one.publish.qos == 2):
+            return False
+        if limit is not None:
+            longest = max(one.payloads, key=len)
+            if len(self._writer(one.publish).write_one(longest, 1)) > limit:
+                return False
+        if one.publish.qos == 0:
+            return True
+        ids = consecutive(self._next, count)
+        return self._in_flight.keys().isdisjoint(ids) and self._reserved.keys().isdisjoint(ids)
+
+    def _write_together(
+        self, one: Waiting, count: int, out: list[bytes], settled: list[Acknowledged]
+    ) -> None:
+        payloads = one.payloads
+        if one.sent or count < len(payloads):
+            payloads = payloads[one.sent : one.sent + count]
+        one.sent += count
+        if one.publish.qos == 0:
+            settled.append(Acknowledged(one.token, publishes=count))
+            for start in range(0, count, PACKET_ID_MAX):
+                out.append(self._writer(one.publish).write(payloads[start : start + PACKET_ID_MAX]))
+            return
+        first, self._next = self._next, following(self._next, count)
+        self._room -= count
+        entries = map(Unacknowledged, repeat(one.token), repeat(one.publish), payloads)
+        self._in_flight.update(zip(consecutive(first, count), entries, strict=False))
+        out.append(self._writer(one.publish).write(payloads, first))
+
+    def _write_next(self, one: Waiting, out: list[bytes], settled: list[Acknowledged]) -> bool:
+        """Write the next one alone; False if there is no packet id for it."""
+        packet_id = self.take_id() if one.publish.qos else 0
+        if one.publish.qos and not packet_id:
+            return False
+        settled += self._write(one.token, one.publish, one.payloads[one.sent], packet_id, out)
+        one.sent += 1
+        if one.sent == len(one.payloads):
+            self._waiting.popleft()
+        return True
 
     def _objection(self, publish: Publish) -> Reason:
         if publish.qos > self._server.maximum_qos:
@@ -146,8 +214,10 @@ class Outgoing:
             return Reason.RETAIN_NOT_SUPPORTED
         return Reason.SUCCESS
 
-    def _write(self, token: int, publish: Publish, packet_id: int, out: list[bytes]) -> list[Acknowledged]:
-        frame = self._frame(publish, packet_id or 1)
+    def _write(
+        self, token: int, publish: Publish, payload: bytes, packet_id: int, out: list[bytes]
+    ) -> list[Acknowledged]:
+        frame = self._writer(publish).write_one(payload, packet_id or 1)
         limit = self._server.maximum_packet_size
         if limit is not None and len(frame) > limit:
             return [Acknowledged(token, Reason.PACKET_TOO_LARGE, f"the broker takes at most {limit} bytes")]
@@ -155,7 +225,7 @@ class Outgoing:
             out.append(frame)
             return [Acknowledged(token)]
         self._room -= 1
-        self._in_flight[packet_id] = Unacknowledged(token, publish)
+        self._in_flight[packet_id] = Unacknowledged(token, publish, payload)
         if self._unsure is not None and publish.qos == 2 and packet_id not in self._unsure:
             # Should that other process have left this id unreleased, the broker would take our
             # publish for the old one and only answer it.
@@ -172,15 +242,12 @@ class Outgoing:
         if one.is_released:
             out.append(PUBREL + ENCODED[packet_id - 1])
         else:
-            frame = self._frame(one.publish, packet_id)
+            frame = self._writer(one.publish).write_one(one.payload, packet_id)
             out.append(bytes((frame[0] | DUP,)) + frame[1:])
 
     def check(self, publish: Publish) -> None:
         """Whether it can be written at all: InputError if not."""
         self._writer(publish)
-
-    def _frame(self, publish: Publish, packet_id: int) -> bytes:
-        return self._writer(publish).write((publish.payload,), packet_id)
 
     def _writer(self, publish: Publish) -> FrameWriter:
         key = (publish.topic, publish.qos, publish.retain, publish.properties)
@@ -195,6 +262,27 @@ class Outgoing:
         return writer
 
     # --- acknowledgements ---
+
+    def on_all(self, ids: Sequence[int], qos: int, reason: Reason) -> list[Acknowledged]:
+        """PUBACKs of QoS 1 or PUBCOMPs of QoS 2 that refuse nothing; those of one burst are one answer."""
+        in_flight, is_released = self._in_flight, qos == 2
+        counts: dict[int, int] = {}
+        for packet_id in ids:
+            one = in_flight.get(packet_id)
+            if one is not None and one.publish.qos == qos and one.is_released == is_released:
+                del in_flight[packet_id]
+                counts[one.token] = counts.get(one.token, 0) + 1
+        self._room += sum(counts.values())
+        return [Acknowledged(token, reason, publishes=count) for token, count in counts.items()]
+
+    def on_pubrecs(self, ids: Sequence[int]) -> bool:
+        """Of QoS 2, without a reason: whether all of them are known, and the answer is PUBREL."""
+        known = [one for one in map(self._in_flight.get, ids) if one is not None and one.publish.qos == 2]
+        if len(known) < len(ids):
+            return False
+        for one in known:
+            one.is_released = True
+        return True
 
     def on_puback(self, packet_id: int, reason: Reason, text: str = "") -> Acknowledged | None:
         one = self._in_flight.get(packet_id)

@@ -1,0 +1,89 @@
+"""All commands but for their manners: what `roamcast --help` lists, and what each is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from roamcast import __version__
+from roamcast.cli import (
+    bench,
+    broker,
+    demo,
+    fuzz,
+    journal,
+    lab,
+    link,
+    location,
+    model,
+    pipeline,
+    proxy,
+    pub,
+    sim,
+    sub,
+    trace,
+    user,
+)
+from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
+from roamcast.errors import InputError
+
+
+def build_app() -> typer.Typer:
+    app = new_group(
+        "Publish/subscribe for things that move.",
+        examples=["roamcast demo", "roamcast bench match --subscriptions 10000"],
+    )
+    app.callback()(root)
+    # One line for each module of commands, in the order in which --help lists them. Their heavy
+    # imports belong inside the commands: this is run at every start.
+    demo.register(app)
+    broker.register(app)
+    proxy.register(app)
+    register_own(app, pub.COMMAND)
+    register_own(app, sub.COMMAND)
+    user.register(app)
+    journal.register(app)
+    location.register(app)
+    link.register(app)
+    sim.register(app)
+    fuzz.register(app)
+    lab.register(app)
+    model.register(app)
+    pipeline.register(app)
+    trace.register(app)
+    bench.register(app)
+    return app
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"roamcast {__version__}")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=print_version),
+    ] = False,
+) -> None:
+    pass
+
+
+def invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """Run a command line and give its exit code; what Typer has to say becomes what we would say."""
+    try:
+        command = get_command(app)
+        # Not command.main(): it prints errors in its own way before we could.
+        with command.make_context("roamcast", list(arguments) or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except ClickException as error:
+        raise InputError(describe_usage_error(error)) from error
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return 0

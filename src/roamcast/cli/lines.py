@@ -1,0 +1,56 @@
+"""The lines of standard input, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import AsyncIterator
+
+CHUNK_BYTES = 1 << 16
+
+
+class Lines:
+    """Reads a file, a pipe or a terminal; never further ahead than what is asked for."""
+
+    def __init__(self, source: int) -> None:
+        self.count = 0
+        self._source = source
+
+    async def bursts(self) -> AsyncIterator[list[bytes]]:
+        """The lines that have come, without those that are empty; at once, even if there is only one."""
+        begun: list[bytes] = []
+        async for chunk in self._chunks():
+            first, *rest = chunk.split(b"\n")
+            begun.append(first)
+            if not rest:
+                continue  # In the midst of a long line: joining it each time would be quadratic.
+            lines = [b"".join(begun), *rest]
+            begun = [lines.pop()]
+            yield self._counted(lines)
+        yield self._counted([b"".join(begun)])
+
+    def _counted(self, lines: list[bytes]) -> list[bytes]:
+        found = [line for line in lines if line]
+        self.count += len(found)
+        return found
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            await self._readable()
+            chunk = os.read(self._source, CHUNK_BYTES)
+            if not chunk:
+                return
+            yield chunk
+
+    async def _readable(self) -> None:
+        """Wait until reading does not block. It is not made non-blocking: a shell may share it with us."""
+        if select.select([self._source], [], [], 0)[0]:
+            return
+        loop = asyncio.get_running_loop()
+        came = asyncio.Event()
+        loop.add_reader(self._source, came.set)
+        try:
+            await came.wait()
+        finally:
+            loop.remove_reader(self._source)

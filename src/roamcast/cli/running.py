@@ -1,0 +1,128 @@
+"""Running a client from the command line: signals, roaming, words on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from roamcast.cli.flags import Values
+from roamcast.cli.mosquitto import addresses_of, say, target_of
+from roamcast.client import Client, ClientError, ConnectError
+from roamcast.client.attachment import ATTACHED
+from roamcast.mqtt.reasons import connack_3_1_1
+
+EXIT_FAILED = 1
+"""A broker or the network said no."""
+EXIT_TERMINATED = 143
+
+
+class Words(logging.Handler):
+    """What the client says of its connections, on stderr: each outage once, and its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno == logging.DEBUG:
+            say(text)
+        elif record.msg is not ATTACHED:
+            if text != self._last:
+                say(f"{text}; trying again")
+            self._last = text
+        elif self._last:
+            say(text)
+            self._last = ""
+
+
+def run_client(values: Values, work: Coroutine[Any, Any, int]) -> int:
+    """Run until it ends or is told to stop; whatever a broker or the network refuses becomes one line."""
+    log = logging.getLogger("roamcast.client")
+    log.propagate = False
+    log.setLevel(logging.DEBUG if values.debug else logging.INFO)
+    words = Words()
+    if not values.quiet:
+        log.addHandler(words)
+    try:
+        return asyncio.run(_until_told_to_stop(work))
+    except ClientError as error:
+        if not values.quiet:
+            say(str(error))
+        return exit_code(error, values.protocol_version)
+    finally:
+        log.removeHandler(words)
+
+
+def exit_code(error: ClientError, version: int) -> int:
+    """The code with which a broker refused the connection, as Mosquitto's clients give it."""
+    reason = error.reason if isinstance(error, ConnectError) else None
+    if not reason:
+        return EXIT_FAILED
+    return int(reason) if version == 5 else connack_3_1_1(reason)
+
+
+async def _until_told_to_stop(work: Coroutine[Any, Any, int]) -> int:
+    task = asyncio.get_running_loop().create_task(work)
+    told = False
+
+    def stop() -> None:
+        nonlocal told
+        told = True
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if told:
+            return EXIT_TERMINATED
+        raise
+
+
+@asynccontextmanager
+async def roaming(client: Client, values: Values, progress: Callable[[], str]) -> AsyncIterator[None]:
+    """While the block runs, the client roams, if that was asked."""
+    if values.roam is None:
+        yield
+        return
+    task = asyncio.get_running_loop().create_task(_roam(client, values, progress))
+    try:
+        yield
+    finally:
+        task.cancel()
+        # If the client is of no use any more, the block has heard of it too.
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _roam(client: Client, values: Values, progress: Callable[[], str]) -> None:
+    """Move from broker to broker, for ever; a broker that does not answer is passed over."""
+    stops = addresses_of(values, target_of(values))
+    place, moves = 0, 0
+    while len(stops) > 1:
+        await asyncio.sleep(values.every)
+        place = (place + 1) % len(stops)
+        broker, equals, _ = stops[place].partition("=")
+        began = time.monotonic()
+        try:
+            await client.move_to(broker if equals else stops[place], proclaimed=values.proclaim)
+        except ConnectError as error:
+            if not values.quiet:
+                say(f"{error}; passed over")
+            continue
+        moves += 1
+        if not values.quiet:
+            took_ms = (time.monotonic() - began) * 1000
+            say(f"move {moves}: at {stops[place]} after {took_ms:.0f} ms; {progress()}")
+
+
+def flush_all(text: bytes) -> None:
+    """Write to standard output, and on: what is printed may be acknowledged then."""
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
