@@ -424,7 +424,7 @@ def test_a_burst_is_numbered_acknowledged_and_sent_again_like_its_publishes(qos:
     ids = [65_534, 65_535, 1, 2]
     assert in_flight(script) == [(id, payload, False) for id, payload in zip(ids, payloads, strict=False)]
     answer = packets.Puback if qos == 1 else packets.Pubrec
-    first = [answer(id) for id in ids[:2]]
+    first: list[Packet] = [answer(id) for id in ids[:2]]
     if qos == 2:
         assert script.tell(*first) == []
         assert script.said() == [packets.Pubrel(id) for id in ids[:2]]
@@ -443,7 +443,11 @@ def test_acknowledgements_of_many_publishes_and_of_none() -> None:
     script.said()
     nobody = Reason.NO_MATCHING_SUBSCRIBERS
     # Of ids that are not in flight, or in another way, nothing is heard.
-    mixed = [*(packets.Puback(id, nobody) for id in (1, 2, 9)), packets.Puback(3), packets.Pubcomp(4)]
+    mixed: list[Packet] = [
+        *(packets.Puback(id, nobody) for id in (1, 2, 9)),
+        packets.Puback(3),
+        packets.Pubcomp(4),
+    ]
     heard = script.tell(*mixed)
     assert heard == [*(Acknowledged(token, nobody) for token in tokens[:2]), Acknowledged(tokens[2])]
     # However the bytes come.
