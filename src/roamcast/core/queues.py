@@ -121,6 +121,22 @@ class DeliveryQueue:
             evicted += self._buffer.added(self, self.appended, burst)
         return evicted
 
+    def pass_through(self, burst: Burst, window: int) -> int:
+        """What `append` and `take` do with a burst that can be sent at once: its sequence, or 0: it cannot."""
+        count, limits = burst.count, self._limits
+        if self.waiting or self._limited or self.sent - self.base + count > window:
+            return 0
+        if limits is not None:
+            size_bytes = self.size_bytes + burst.size
+            if size_bytes > limits.bytes_max or self.appended - self.popped + count > limits.notifications_max:
+                return 0
+            self.size_bytes = size_bytes
+        self.appended += count
+        self.in_flight.append(burst)
+        sequence = self.sent + 1
+        self.sent += count
+        return sequence
+
     def _shrink(self, limits: QueueLimits) -> list[tuple[DeliveryQueue, Burst]]:
         """Keep to the limits of this queue. What was sent stays: the client may have it already."""
         evicted: list[tuple[DeliveryQueue, Burst]] = []

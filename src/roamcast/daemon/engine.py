@@ -129,8 +129,7 @@ class Engine:
         if effects.durable:
             if journal is not None:
                 try:
-                    journal.append(encode_entry(self._now, effects.durable))
-                    journal.commit()
+                    journal.write(encode_entry(self._now, effects.durable))
                 except JournalFailed as error:
                     self._held = effects
                     self._stop_promising(str(error))
@@ -246,8 +245,7 @@ class Engine:
                 return
             entry, self._held = self._late.pop(0)
             try:
-                journal.append(entry)
-                journal.commit()
+                journal.write(entry)
             except JournalFailed as error:
                 self._failure = str(error)
 

@@ -2,8 +2,9 @@
 
     journal, recovered = Journal.open(folder, sync="group", version=__version__)
     …                           # thaw recovered.snapshot, replay recovered.entries
-    journal.append(entry)       # as often as a turn of the loop needs
-    journal.commit()            # once per turn; then let out what the turn promises
+    journal.write(entry)        # what a turn of the loop needs; then let out what the turn promises
+
+`write` is `append`, which can be called several times, and `commit` in one.
 
 What `commit` promises: with `sync="process"` that its entries survive the end of the process, however
 it ends; with `sync="group"` that they survive a power loss, as far as the disk keeps what it says it
@@ -35,6 +36,7 @@ from roamcast.daemon.recovery import Found, Recovered, check_version, find_recov
 from roamcast.daemon.segments import (
     END_MARK,
     HEADER_BYTES,
+    LENGTH_BYTES,
     RECORD_HEAD_BYTES,
     SEGMENT_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -46,6 +48,7 @@ from roamcast.daemon.segments import (
     pack_length,
     seal_record,
     segment_path,
+    single_record,
     sync_folder,
     write_all,
 )
@@ -167,13 +170,13 @@ class Journal:
         self.syncs = 0
         self.sync_last_s = 0.0
         self.sync_total_s = 0.0
-        self.bytes_written = 0
         self.snapshot_bytes = len(found.snapshot or b"")
         """The size of the last snapshot."""
         self._lock = lock
         self._settings = settings
         self._version = settings.version
         self._syncs_commits = settings.sync == "group"
+        self._snapshot_after_bytes = min(settings.snapshot_after_bytes, settings.journal_bytes_max // 2)
         self._spares = Spares(
             folder,
             segment_bytes=settings.segment_bytes,
@@ -182,7 +185,7 @@ class Journal:
         )
         self._ticket: SnapshotTicket | None = None
         self._snapshot_not_before_s = 0.0
-        self._total_bytes = found.journal_bytes
+        self._total_bytes = self._found_bytes = found.journal_bytes
         """Bytes of records since the snapshot that the journal was opened with."""
         self._snapshot_at_bytes = 0
         """What that was when the last snapshot was begun that is now on the disk."""
@@ -191,6 +194,10 @@ class Journal:
         self._file = -1
         self._head = SegmentHead(0, found.sequence + 1, 0, self._version)
         self._offset = HEADER_BYTES
+        self._is_half = False
+        """Whether half of the segment is used, and the next one was thought of."""
+        self._plain_until = 0
+        """Up to here a record is written into the segment, and that is all that has to be done."""
         self._next = found.sequence + 1
         """The sequence of the next entry that is committed."""
 
@@ -246,7 +253,7 @@ class Journal:
         else:
             self._begin_segment()
         self._remove_before(found.sequence, found.scans[0].head.number)
-        self._check_limit()
+        self._look_ahead()
 
     def close(self) -> None:
         """Commit what is pending, unless the journal has failed, and give the folder free."""
@@ -271,9 +278,33 @@ class Journal:
         return self._next - 1
 
     @property
+    def bytes_written(self) -> int:
+        """Since it was opened."""
+        return self._total_bytes - self._found_bytes
+
+    @property
     def pending_bytes(self) -> int:
         """What was appended and not yet committed."""
         return len(self._record) - RECORD_HEAD_BYTES
+
+    def write(self, entry: bytes) -> None:
+        """Commit this entry; when this returns it is promised."""
+        offset = self._offset
+        end = offset + RECORD_HEAD_BYTES + LENGTH_BYTES + len(entry)
+        if end <= self._plain_until and not self._pending and self.failed is None:
+            record = single_record(self._head.marker, self._next, entry)
+            try:
+                is_written = os.pwrite(self._file, record, offset) == len(record)
+                if is_written and self._syncs_commits:
+                    self._sync()
+            except OSError as error:
+                self.append(entry)
+                raise self._cannot_write(error) from None
+            if is_written:
+                self._committed(end - offset, 1)
+                return
+        self.append(entry)
+        self.commit()
 
     def append(self, entry: bytes) -> None:
         """Add an entry to what the next `commit` writes."""
@@ -296,8 +327,8 @@ class Journal:
         try:
             self._write_pending()
         except OSError as error:
-            raise self._fail(f"{self._head_path}: cannot be written ({_reason(error)})") from None
-        self._check_limit()
+            raise self._cannot_write(error) from None
+        self._look_ahead()
 
     def try_again(self) -> None:
         """Write what a failed `commit` did not; JournalFailed if that fails, too."""
@@ -310,13 +341,13 @@ class Journal:
             if self._pending:
                 self._write_pending()
         except OSError as error:
-            raise self._fail(f"{self._head_path}: cannot be written ({_reason(error)})") from None
+            raise self._cannot_write(error) from None
         self.failed = None
-        self._check_limit()
+        self._look_ahead()
         if self.failed is not None:
             raise JournalFailed(self.failed)
 
-    def _check_limit(self) -> None:
+    def _look_ahead(self) -> None:
         """Take nothing more once the limit is reached; what was written up to here is promised."""
         most = self._settings.journal_bytes_max
         if self._since_snapshot_bytes >= most:
@@ -324,6 +355,10 @@ class Journal:
                 f"{self.folder}: {self._since_snapshot_bytes} bytes since the last snapshot, at most"
                 f" {most} are allowed: nothing is promised until a snapshot is written"
             )
+        end = self._settings.segment_bytes - len(END_MARK)
+        if not self._is_half:
+            end //= 2
+        self._plain_until = min(end, self._offset + most - self._since_snapshot_bytes - 1)
 
     def _write_pending(self) -> None:
         record = self._record
@@ -333,6 +368,7 @@ class Journal:
             self._begin_segment()
         elif room < self._settings.segment_bytes // 2:
             self._spares.prepare()
+            self._is_half = True
         seal_record(record, self._head.marker, self._next, self._pending)
         record += END_MARK
         try:
@@ -342,13 +378,15 @@ class Journal:
         except OSError:
             del record[size:]
             raise
-        self._offset += size
-        self._next += self._pending
-        self._total_bytes += size
-        self.bytes_written += size
-        self.commits += 1
+        self._committed(size, self._pending)
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
+
+    def _committed(self, size: int, entries: int) -> None:
+        self._offset += size
+        self._next += entries
+        self._total_bytes += size
+        self.commits += 1
 
     def _sync(self) -> None:
         started_s = time.perf_counter()
@@ -362,11 +400,12 @@ class Journal:
         file = self._spares.begin_segment(head)
         if self._file >= 0:
             os.close(self._file)
-        self._file, self._head, self._offset = file, head, HEADER_BYTES
+        self._file, self._head, self._offset, self._is_half = file, head, HEADER_BYTES, False
+        self._plain_until = 0
 
-    @property
-    def _head_path(self) -> Path:
-        return segment_path(self.folder, self._head.number)
+    def _cannot_write(self, error: OSError) -> JournalFailed:
+        path = segment_path(self.folder, self._head.number)
+        return self._fail(f"{path}: cannot be written ({_reason(error)})")
 
     def _fail(self, why: str) -> JournalFailed:
         self.failed = " ".join(why.split())
@@ -381,13 +420,16 @@ class Journal:
     @property
     def wants_snapshot(self) -> bool:
         """Whether replaying has become long enough to be worth a snapshot, and one can be begun."""
+        since_bytes = self._total_bytes - self._snapshot_at_bytes
+        if since_bytes < self._snapshot_after_bytes:
+            return False
         # A large state is written less often than a small one, or writing it would be most of the work.
         wanted_bytes = min(
             max(self._settings.snapshot_after_bytes, self.snapshot_bytes),
             self._settings.journal_bytes_max // 2,
         )
         return (
-            self._since_snapshot_bytes >= wanted_bytes
+            since_bytes >= wanted_bytes
             and self._ticket is None
             and not (self.failed is not None and self._pending)
             and not self._spares.is_preparing

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from roamcast.errors import InputError
 
@@ -39,12 +39,16 @@ _SEGMENT_MAGIC, _SNAPSHOT_MAGIC = b"RoamJrnl", b"RoamSnap"
 _SEGMENT_HEAD = struct.Struct(f">8sHIQQ{VERSION_BYTES_MAX}s")
 _SNAPSHOT_HEAD = struct.Struct(f">8sHQQ{VERSION_BYTES_MAX}s")
 _RECORD_HEAD = struct.Struct(">IQII")
+_SINGLE_HEAD = struct.Struct(">IQIII")
+"""The head of a record with one entry, and the length of that."""
 _U32 = struct.Struct(">I")
 
+_CHECKSUM_AT = _RECORD_HEAD.size
 RECORD_HEAD_BYTES = _RECORD_HEAD.size + _U32.size
 END_MARK = bytes(RECORD_HEAD_BYTES)
 SNAPSHOT_HEAD_BYTES = _SNAPSHOT_HEAD.size + _U32.size
 
+LENGTH_BYTES = _U32.size
 pack_length = _U32.pack
 
 
@@ -121,7 +125,7 @@ def pack_segment_head(head: SegmentHead) -> bytes:
     packed = _SEGMENT_HEAD.pack(
         _SEGMENT_MAGIC, FORMAT, head.marker, head.number, head.first, encode_version(head.version)
     )
-    return (packed + _U32.pack(zlib.crc32(packed))).ljust(HEADER_BYTES, b"\0") + END_MARK
+    return (packed + _U32.pack(crc32(packed))).ljust(HEADER_BYTES, b"\0") + END_MARK
 
 
 def new_marker() -> int:
@@ -135,15 +139,23 @@ def new_marker() -> int:
 def seal_record(record: bytearray, marker: int, first: int, count: int) -> None:
     """Fill in the head of a record, whose entries are in place behind it."""
     _RECORD_HEAD.pack_into(record, 0, marker, first, count, len(record) - RECORD_HEAD_BYTES)
-    checksum = zlib.crc32(record[: _RECORD_HEAD.size])
+    checksum = crc32(record[: _RECORD_HEAD.size])
     with memoryview(record) as view, view[RECORD_HEAD_BYTES:] as body:
-        checksum = zlib.crc32(body, checksum)
+        checksum = crc32(body, checksum)
     _U32.pack_into(record, _RECORD_HEAD.size, checksum)
+
+
+def single_record(marker: int, first: int, entry: bytes) -> bytes:
+    """A whole record of one entry, and the end mark behind it."""
+    length = len(entry)
+    head = _SINGLE_HEAD.pack(marker, first, 1, _U32.size + length, length)
+    checksum = _U32.pack(crc32(entry, crc32(head)))
+    return head[:_CHECKSUM_AT] + checksum + head[_CHECKSUM_AT:] + entry + END_MARK
 
 
 def pack_snapshot_head(sequence: int, version: str, data: bytes) -> bytes:
     head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, FORMAT, sequence, len(data), encode_version(version))
-    return head + _U32.pack(zlib.crc32(data, zlib.crc32(head)))
+    return head + _U32.pack(crc32(data, crc32(head)))
 
 
 def write_all(file: int, data: bytes | bytearray, offset: int) -> None:
@@ -176,7 +188,7 @@ def read_segment_head(path: Path) -> SegmentHead:
 
 def _parse_segment_head(path: Path, data: bytes) -> SegmentHead:
     head = _checked_head(path, data, _SEGMENT_HEAD, _SEGMENT_MAGIC)
-    if zlib.crc32(head) != _U32.unpack_from(data, len(head))[0]:
+    if crc32(head) != _U32.unpack_from(data, len(head))[0]:
         raise JournalDamaged(f"{path}: damaged at offset 0: its head has a wrong checksum")
     _, _, marker, number, first, version = _SEGMENT_HEAD.unpack(head)
     return SegmentHead(number, first, marker, _decode_version(path, version))
@@ -245,7 +257,7 @@ def _record_at(data: bytes, offset: int, marker: int) -> tuple[int, int, int] | 
     if found != marker or count == 0 or end > len(data):
         return None
     with memoryview(data) as view:
-        checksum = zlib.crc32(view[body:end], zlib.crc32(view[offset : offset + _RECORD_HEAD.size]))
+        checksum = crc32(view[body:end], crc32(view[offset : offset + _RECORD_HEAD.size]))
     if checksum != _U32.unpack_from(data, offset + _RECORD_HEAD.size)[0]:
         return None
     return first, count, end
@@ -299,6 +311,6 @@ def read_snapshot(path: Path) -> tuple[SnapshotHead, bytes]:
         raise JournalDamaged(
             f"{path}: damaged at offset {len(content)}: it ends after {len(data)} of {length} bytes"
         )
-    if len(data) > length or zlib.crc32(data, zlib.crc32(head)) != _U32.unpack_from(content, len(head))[0]:
+    if len(data) > length or crc32(data, crc32(head)) != _U32.unpack_from(content, len(head))[0]:
         raise JournalDamaged(f"{path}: damaged: its checksum is wrong")
     return SnapshotHead(sequence, length, _decode_version(path, version)), data

@@ -200,6 +200,9 @@ class Host(Protocol):
     def pump(self, client: str) -> None:
         """Something was added to the queue that the client reads from."""
 
+    def pass_to(self, client: str, queue: DeliveryQueue, burst: Burst) -> None:
+        """Add a burst to a queue, and send it at once if this is the queue that the client reads from."""
+
     def set_timer(self, at: float, token: Token) -> None:
         """`on_deadline(token)` at that time, or soon after."""
 
@@ -273,8 +276,7 @@ class MobilityProtocol:
         """A notification for a local owner, from a peer or from a client of this broker."""
         queue = self.queues.get(owner[0])
         if queue is not None:
-            self.keep(queue, owner[0], burst)
-            self.host.pump(owner[0])
+            self.host.pass_to(owner[0], queue, burst)
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
         """The client asked for a subscription; give the token back when it has settled."""

@@ -214,8 +214,7 @@ class HomeBroker(MobilityProtocol):
         if home.location:
             self.host.send(home.location, ForwardEvents(client, home.number, (burst,)))
         else:
-            self.keep(home.queue, client, burst)
-            self.host.pump(client)
+            self.host.pass_to(client, home.queue, burst)
 
     # --- the client's own requests: the home broker maintains the subscriptions ---
 

@@ -551,8 +551,7 @@ class MultiHopHandoff(MobilityProtocol):
             else:
                 hold.own.append(burst)
         else:
-            self.keep(hold.queue, client, burst)
-            self.host.pump(client)
+            self.host.pass_to(client, hold.queue, burst)
 
     # --- the client's own requests ---
 

@@ -418,8 +418,7 @@ class PhoenixPublished(Phoenix):
             self.host.dropped(subscriber, event, "not local")
             return
         local.append((self.host.now, 0), event)
-        self.keep(local.queue, subscriber, event)
-        self.host.pump(subscriber)
+        self.host.pass_to(subscriber, local.queue, event)
 
     def return_to(self, subscriber: str, local: Local, received: int) -> None:
         """Algorithm 2.3: s is taken out of the local set (line 10), or into it again (line 4)."""

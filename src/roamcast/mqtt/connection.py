@@ -15,10 +15,10 @@ from roamcast.core.effects import Input, Submitted
 from roamcast.core.messages import Acknowledge, Publish
 from roamcast.mqtt.access import ClientAccess, Identity
 from roamcast.mqtt.bursts import Frames as Burst
-from roamcast.mqtt.bursts import acknowledged, cut_bursts, last_frame, puback, written_acknowledgements
+from roamcast.mqtt.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
 from roamcast.mqtt.errors import PacketError
 from roamcast.mqtt.marks import PLAIN, RETAIN
-from roamcast.mqtt.packet_ids import consecutive, following
+from roamcast.mqtt.packet_ids import ENCODED, consecutive, following
 from roamcast.mqtt.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.properties import split_publish
 from roamcast.mqtt.publishing import Described, resolve
@@ -29,6 +29,8 @@ from roamcast.mqtt.traffic import Traffic
 from roamcast.mqtt.writing import write
 
 PUBACK, PUBREC = 0x40, 0x50
+ONE_PUBACK = b"\x40\x02"
+"""A PUBACK without its packet id."""
 QOS_0, QOS_1 = 0x30, 0x32
 """First bytes of a PUBLISH that is neither retained nor sent again."""
 LARGEST_PACKET = 1 << 28
@@ -301,7 +303,7 @@ class Connection:
         if qos:
             self.is_durable = True
             self.request = request = self.request + 1
-            self.out.append(puback(packet_id))
+            self.out.append(ONE_PUBACK + ENCODED[packet_id - 1])
         endpoint.traffic.received[qos] += 1
         self.published += 1
         publish = Publish(request, attributes, tuple(payloads), PLAIN[qos])

@@ -589,7 +589,8 @@ class Endpoint:
 
     def take_writes(self) -> dict[int, list[bytes]]:
         """What is to be written; the turn is over."""
-        self.encoder.forget()
+        if self.encoder.written:
+            self.encoder.forget()
         writes = {}
         # Those who get something come before those who said something, who can wait for their answer.
         for id, connection in reversed(self.touched.items()):

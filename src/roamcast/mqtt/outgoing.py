@@ -21,7 +21,7 @@ WRITERS_KEPT_MAX = 4096
 class Encoder:
     """Writes bursts; the same burst for several clients is written once, where it can be."""
 
-    __unsaved__ = ("_bursts", "_topics", "_writers", "_written")
+    __unsaved__ = ("_bursts", "_topics", "_writers", "written")
 
     def __init__(self) -> None:
         self._restore()
@@ -29,15 +29,14 @@ class Encoder:
     def _restore(self) -> None:
         self._topics: dict[bytes, str] = {}
         self._writers: dict[tuple[bytes, bytes, int, int, Options, int], FrameWriter] = {}
-        self._written: dict[tuple[int, int, int], bytes] = {}
+        self.written: dict[tuple[int, int, int], bytes] = {}
         self._bursts: list[tuple[Burst, FrameWriter]] = []
         """Keeps them alive while their ids are keys."""
 
     def forget(self) -> None:
         """The turn is over: what was written in it is not asked for again."""
-        if self._written:
-            self._written.clear()
-            self._bursts.clear()
+        self.written.clear()
+        self._bursts.clear()
 
     def topic_of(self, attributes: bytes) -> str:
         topic = self._topics.get(attributes)
@@ -52,9 +51,9 @@ class Encoder:
         if burst.count == 1:
             return writer.write_one(burst.bodies[0], packet_id)
         key = (id(burst), id(writer), packet_id)
-        frames = self._written.get(key)
+        frames = self.written.get(key)
         if frames is None:
-            frames = self._written[key] = writer.write(burst.bodies, packet_id)
+            frames = self.written[key] = writer.write(burst.bodies, packet_id)
             self._bursts.append((burst, writer))
         return frames
 

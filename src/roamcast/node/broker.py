@@ -434,7 +434,11 @@ class Broker(SubscribingHost, SessionsHost):
             return
         if type(message) is Publish:
             if message.request:
-                self.requests.on_request(item.client, message)
+                session = self.sessions.get(item.client)
+                if session is not None:
+                    self.requests.publish(session, message)
+                else:
+                    self.requests.hold(item.client, message)
                 return
             attributes, bodies, marks = message.attributes, message.bodies, message.marks
             count, varied = len(bodies), message.varied
@@ -548,20 +552,28 @@ class Broker(SubscribingHost, SessionsHost):
         attachment = self.attachments.get(client)
         if attachment is None or attachment.queue is None:
             return
-        queue, connection, out = attachment.queue, attachment.connection, self._out
+        queue, connection = attachment.queue, attachment.connection
         if not connection:
             self.endings.drain(client)
             return
         for sequence, burst in queue.take(attachment.window):
-            out.to_clients.append((client, connection, Deliver(queue.stream, sequence, burst)))
+            self._out.to_clients.append((client, connection, Deliver(queue.stream, sequence, burst)))
             if self._records_all:
-                self._sequence += 1
-                out.records.append(
-                    Row(
-                        self._sequence, self.now, self.id, "sent", client, self.id, None, burst.publisher,
-                        burst.incarnation, burst.number, burst.count,
-                    )
-                )  # fmt: skip
+                self._record_sent(client, burst)
+
+    def pass_to(self, client: str, queue: DeliveryQueue, burst: Burst) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is not None and attachment.queue is queue and attachment.connection:
+            # Nearly always it can be sent at once.
+            sequence = queue.pass_through(burst, attachment.window)
+            if sequence:
+                deliver = Deliver(queue.stream, sequence, burst)
+                self._out.to_clients.append((client, attachment.connection, deliver))
+                if self._records_all:
+                    self._record_sent(client, burst)
+                return
+        self.protocol.keep(queue, client, burst)
+        self.pump(client)
 
     def set_timer(self, at: float, token: Token) -> None:
         self._timers_set += 1
@@ -589,6 +601,15 @@ class Broker(SubscribingHost, SessionsHost):
             return
         self._sequence += 1
         self._out.records.append(Row(self._sequence, self.now, self.id, kind, **fields))
+
+    def _record_sent(self, client: str, burst: Burst) -> None:
+        self._sequence += 1
+        self._out.records.append(
+            Row(
+                self._sequence, self.now, self.id, "sent", client, self.id, None, burst.publisher,
+                burst.incarnation, burst.number, burst.count,
+            )
+        )  # fmt: skip
 
     def _record_forwarded(self, peer: str, burst: Burst) -> None:
         self._sequence += 1

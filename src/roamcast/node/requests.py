@@ -52,8 +52,6 @@ class Requests:
         session = self._broker.sessions.get(client)
         if session is None:
             self.hold(client, request)
-        elif type(request) is Publish:
-            self._accept_publish(session, request)
         else:
             self._accept(session, request)
 
@@ -74,7 +72,7 @@ class Requests:
     def _accept(self, session: Session, request: Request) -> None:
         """Take a request once; what was taken before is only acknowledged again."""
         if isinstance(request, Publish):
-            self._accept_publish(session, request)
+            self.publish(session, request)
             return
         if request.request == session.accepted + 1:
             session.accepted += 1
@@ -85,7 +83,7 @@ class Requests:
                 self._change(session, request.request, kind, text, is_late=False)
         self._tell_accepted(session)
 
-    def _accept_publish(self, session: Session, request: Publish) -> None:
+    def publish(self, session: Session, request: Publish) -> None:
         broker, first, bodies, varied = self._broker, request.request, request.bodies, request.varied
         skip = session.accepted + 1 - first
         if 0 <= skip < len(bodies):

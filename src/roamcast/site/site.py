@@ -99,7 +99,8 @@ class Site(BaseSite):
                 of_clients.append(item)
             else:
                 self._on_input(item)
-        self._run()
+        if self.endpoint.inputs:
+            self._run()
         self._read(of_clients)
         self._run()
         self._collect()
