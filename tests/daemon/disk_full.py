@@ -27,8 +27,7 @@ def main() -> None:
     try:
         while True:
             number = journal.last_sequence + 1
-            journal.append(b"%d:" % number + bytes(5_000))
-            journal.commit()
+            journal.write(b"%d:" % number + bytes(5_000))
             promised.append(number)
     except JournalFailed as error:
         say_failure("commit", error)

@@ -33,10 +33,13 @@ def main() -> None:
     print("recovered", state, flush=True)
     rng = random.Random(state)
     while True:
+        entries = []
         for _ in range(rng.randint(1, 5)):
             state += 1
-            journal.append(f"{state}:".encode().ljust(rng.randint(20, 3_000), b"x"))
-        journal.commit()
+            entries.append(f"{state}:".encode().ljust(rng.randint(20, 3_000), b"x"))
+        for one in entries[:-1]:
+            journal.append(one)
+        journal.write(entries[-1])
         # Unbuffered: it is said before anything else happens.
         os.write(1, f"committed {state}\n".encode())
         outcome = journal.poll_snapshot()

@@ -258,3 +258,25 @@ def test_settings_that_cannot_work_are_refused(
     with pytest.raises(InputError, match=said):
         open_journal(tmp_path, **settings)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_system_takes_in_part_is_written_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = open_journal(tmp_path)
+    write = os.pwrite
+    taken: list[int] = []
+
+    def in_part(file: int, data: bytes, offset: int) -> int:
+        taken.append(len(data))
+        return write(file, data[: 10 if len(taken) == 1 else None], offset)
+
+    monkeypatch.setattr(os, "pwrite", in_part)
+    commit_entries(journal, [[500]])
+    monkeypatch.undo()
+    commit_entries(journal, [[500], [20, 20], [300]])
+    journal.close()
+    assert len(taken) == 2
+    journal, recovered = open_journal(tmp_path)
+    assert recovered_numbers(recovered) == [1, 2, 3, 4, 5]
+    journal.close()

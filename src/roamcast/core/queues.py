@@ -122,16 +122,17 @@ class DeliveryQueue:
         return evicted
 
     def pass_through(self, burst: Burst, window: int) -> int:
-        """What `append` and `take` do with a burst that can be sent at once: its sequence, or 0: it cannot."""
+        """Do what `append` and `take` would, if it can be sent at once: its sequence, or 0 if not."""
         count, limits = burst.count, self._limits
         if self.waiting or self._limited or self.sent - self.base + count > window:
             return 0
+        appended = self.appended + count
         if limits is not None:
             size_bytes = self.size_bytes + burst.size
-            if size_bytes > limits.bytes_max or self.appended - self.popped + count > limits.notifications_max:
+            if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
                 return 0
             self.size_bytes = size_bytes
-        self.appended += count
+        self.appended = appended
         self.in_flight.append(burst)
         sequence = self.sent + 1
         self.sent += count

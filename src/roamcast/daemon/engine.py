@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Protocol
 
 from roamcast.core.records import Row
@@ -100,6 +101,8 @@ class Engine:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        """One for all turns, so that none has to be made for each."""
 
     @property
     def is_promising(self) -> bool:
@@ -115,7 +118,7 @@ class Engine:
         self._pending.append(item)
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.call_soon(self.turn)
+            self._loop.call_soon(self.turn, context=self._context)
 
     def turn(self) -> None:
         self._is_scheduled = False
@@ -126,14 +129,16 @@ class Engine:
             return
         inputs, self._pending = self._pending, []
         effects = self._step(inputs)
+        if effects.durable and journal is not None:
+            try:
+                journal.write(encode_entry(self._now, effects.durable))
+            except JournalFailed as error:
+                self._held = effects
+                self._stop_promising(str(error))
+                return
+        if effects.writes:
+            self._output.write(effects.writes)
         if effects.durable:
-            if journal is not None:
-                try:
-                    journal.write(encode_entry(self._now, effects.durable))
-                except JournalFailed as error:
-                    self._held = effects
-                    self._stop_promising(str(error))
-                    return
             self.site.journalled(self.pressure.over)
         self._let_out(effects)
         if self.site.links.ends:
@@ -143,12 +148,15 @@ class Engine:
 
     def _step(self, inputs: list[SiteInput]) -> SiteEffects:
         # A clock may be set back; the site's time never goes back.
-        self._now = max(self._clock(), self._now)
+        now = self._clock()
+        if now > self._now:
+            self._now = now
         self.turns += 1
         return self.site.step(self._now, inputs)
 
     def _let_out(self, effects: SiteEffects) -> None:
-        self._write(effects)
+        """All but the writes, which come first."""
+        self._tell(effects)
         output = self._output
         for peer, why in effects.link_closes:
             output.close_link(peer, why)
@@ -161,9 +169,8 @@ class Engine:
             output.tree(effects.tree)
         self._set_timer()
 
-    def _write(self, effects: SiteEffects) -> None:
+    def _tell(self, effects: SiteEffects) -> None:
         output = self._output
-        output.write(effects.writes)
         for connection in effects.closes:
             output.close(connection)
         for note in effects.notes:
@@ -213,7 +220,8 @@ class Engine:
             # A packet turned out to be malformed, and its connection has ended.
             self._late.append((encode_entry(self._now, effects.durable), effects))
         else:
-            self._write(effects)
+            self._output.write(effects.writes)
+            self._tell(effects)
 
     def _try_again(self) -> None:
         journal = self.journal
@@ -239,6 +247,7 @@ class Engine:
         while not journal.pending_bytes:
             if self._held is not None:
                 effects, self._held = self._held, None
+                self._output.write(effects.writes)
                 self.site.journalled(self.pressure.over)
                 self._let_out(effects)
             if not self._late or journal.failed is not None:

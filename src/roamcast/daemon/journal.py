@@ -185,8 +185,10 @@ class Journal:
         )
         self._ticket: SnapshotTicket | None = None
         self._snapshot_not_before_s = 0.0
-        self._total_bytes = self._found_bytes = found.journal_bytes
+        self._found_bytes = found.journal_bytes
         """Bytes of records since the snapshot that the journal was opened with."""
+        self._before_bytes = found.journal_bytes - HEADER_BYTES
+        """To be added to the offset in the segment, for what there is now."""
         self._snapshot_at_bytes = 0
         """What that was when the last snapshot was begun that is now on the disk."""
         self._record = bytearray(RECORD_HEAD_BYTES)
@@ -247,6 +249,7 @@ class Journal:
         if last.head.version == self._version:
             self._file = os.open(last.path, os.O_RDWR | os.O_CLOEXEC)
             self._offset = last.end
+            self._before_bytes = self._found_bytes - last.end
             write_all(self._file, END_MARK, last.end)
             if self._syncs_commits:
                 os.fdatasync(self._file)
@@ -283,6 +286,10 @@ class Journal:
         return self._total_bytes - self._found_bytes
 
     @property
+    def _total_bytes(self) -> int:
+        return self._before_bytes + self._offset
+
+    @property
     def pending_bytes(self) -> int:
         """What was appended and not yet committed."""
         return len(self._record) - RECORD_HEAD_BYTES
@@ -301,7 +308,8 @@ class Journal:
                 self.append(entry)
                 raise self._cannot_write(error) from None
             if is_written:
-                self._committed(end - offset, 1)
+                self._offset, self._next = end, self._next + 1
+                self.commits += 1
                 return
         self.append(entry)
         self.commit()
@@ -378,15 +386,11 @@ class Journal:
         except OSError:
             del record[size:]
             raise
-        self._committed(size, self._pending)
+        self._offset += size
+        self._next += self._pending
+        self.commits += 1
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
-
-    def _committed(self, size: int, entries: int) -> None:
-        self._offset += size
-        self._next += entries
-        self._total_bytes += size
-        self.commits += 1
 
     def _sync(self) -> None:
         started_s = time.perf_counter()
@@ -400,6 +404,7 @@ class Journal:
         file = self._spares.begin_segment(head)
         if self._file >= 0:
             os.close(self._file)
+        self._before_bytes += self._offset - HEADER_BYTES
         self._file, self._head, self._offset, self._is_half = file, head, HEADER_BYTES, False
         self._plain_until = 0
 
@@ -420,7 +425,7 @@ class Journal:
     @property
     def wants_snapshot(self) -> bool:
         """Whether replaying has become long enough to be worth a snapshot, and one can be begun."""
-        since_bytes = self._total_bytes - self._snapshot_at_bytes
+        since_bytes = self._before_bytes + self._offset - self._snapshot_at_bytes
         if since_bytes < self._snapshot_after_bytes:
             return False
         # A large state is written less often than a small one, or writing it would be most of the work.

@@ -154,6 +154,12 @@ class Connection:
             data = b"".join(self._chunks)
             self._chunks, self._have, self._need = [], 0, 0
         self.taken = data
+        if self.session is not None and data and data[0] & 0xF0 == QOS_0:
+            # Nearly always, where messages come one by one.
+            single = last_frame(data, 0, endpoint.packet_max, self.version)
+            if single is not None:
+                self._publish_single(endpoint, single)
+                return data
         position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
         if position == len(data):
             return data

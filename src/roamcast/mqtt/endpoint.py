@@ -587,18 +587,6 @@ class Endpoint:
         except PacketError as error:
             self._end(connection, error.reason, str(error))
 
-    def take_writes(self) -> dict[int, list[bytes]]:
-        """What is to be written; the turn is over."""
-        if self.encoder.written:
-            self.encoder.forget()
-        writes = {}
-        # Those who get something come before those who said something, who can wait for their answer.
-        for id, connection in reversed(self.touched.items()):
-            if connection.out:
-                writes[id], connection.out = connection.out, []
-        self.touched.clear()
-        return writes
-
 
 def _marks_of(will: packets.Will) -> bytes:
     found = described(will.properties)

@@ -54,7 +54,14 @@ class BaseSite:
     def _collect(self) -> None:
         """The turn is over: what is to be written, closed, noted and answered."""
         out, endpoint, seeking = self._out, self.endpoint, self.seeking
-        out.writes = endpoint.take_writes()
+        writes, touched = out.writes, endpoint.touched
+        # Those who get something come before those who said something, who can wait for their answer.
+        for id, connection in reversed(touched.items()):
+            if connection.out:
+                writes[id], connection.out = connection.out, []
+        touched.clear()
+        if endpoint.encoder.written:
+            endpoint.encoder.forget()
         traffic = endpoint.traffic
         if traffic.notes:
             out.notes, traffic.notes = traffic.notes, []

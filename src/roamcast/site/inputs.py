@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from roamcast.core.records import Row
@@ -202,14 +204,14 @@ class Tree(msgspec.Struct, frozen=True):
 
 class SiteEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
-    closes: list[int] = []
+    closes: Sequence[int] = ()
     """To be closed when everything has been written."""
     link_closes: list[tuple[str, str]] = []
     """Links to be closed, and why."""
     records: list[Row] = []
-    notes: list[Note] = []
+    notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
-    answers: list[IsHere] = []
+    answers: Sequence[IsHere] = ()
     tree: Tree | None = None
     """If it is another than before."""
     durable: list[SiteInput] = []
