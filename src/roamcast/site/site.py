@@ -107,8 +107,10 @@ class Site(BaseSite):
         return out
 
     def deadline(self) -> float | None:
-        times = [one for one in (self.broker.deadline(), self.endpoint.timers.next()) if one is not None]
-        return min(times, default=None)
+        of_broker, of_clients = self.broker.deadline(), self.endpoint.timers.next()
+        if of_broker is None or of_clients is None:
+            return of_clients if of_broker is None else of_broker
+        return min(of_broker, of_clients)
 
     # --- for those who look on (see contract.AnySite) ---
 
