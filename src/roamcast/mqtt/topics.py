@@ -73,9 +73,13 @@ def split_shared(text: str) -> tuple[str, str] | None:
 def check_subscription(text: str, version: int) -> bool:
     """Check what a SUBSCRIBE or UNSUBSCRIBE may name; True if it is a shared subscription.
 
-    MQTT 3.1.1 has no shared subscriptions: there `$share` is a level like any other.
+    MQTT 3.1.1 has no shared subscriptions: there `$share` is a level like any other. A share name
+    that cannot be is for the answer to refuse (see `split_shared`): the rest of the packet may be right.
     """
-    shared = split_shared(text) if version == 5 else None
+    try:
+        shared = split_shared(text) if version == 5 else None
+    except PacketError:
+        return True
     topic_filter = text if shared is None else shared[1]
     if "?" in topic_filter:
         from roamcast.filters.selector import topic_part

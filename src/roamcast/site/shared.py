@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from typing import TYPE_CHECKING, ClassVar
-from zlib import crc32
 
 import msgspec
 
@@ -91,6 +90,8 @@ class Takes(Message, frozen=True):
 
 
 class SharedSubscriptions:
+    __unsaved__ = ("_fleeting_turns",)
+
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._groups: dict[Key, dict[str, str]] = {}
@@ -109,6 +110,11 @@ class SharedSubscriptions:
         ):
             broker.serve(kind, handler)
         broker.collect = self.on_notification
+        self._restore()
+
+    def _restore(self) -> None:
+        self._fleeting_turns: dict[Key, int] = {}
+        """Whose turn it is for what promises nothing: a journal does not know of it."""
 
     def owner_of(self, group: str, filter: str) -> str:
         """The broker that owns a group: the one with the highest hash among all that exist."""
@@ -151,6 +157,7 @@ class SharedSubscriptions:
         if not members:
             del self._groups[key], self._there[key], self._turns[key]
             self._waiting.pop(key, None)
+            self._fleeting_turns.pop(key, None)
             filter = parse(message.filter)
             self._broker.router.unsubscribe(_collector(key), filter, _name(key), "subscribe")
 
@@ -167,8 +174,8 @@ class SharedSubscriptions:
             return
         members = list(self._there[key])
         if isinstance(burst, Fleeting):
-            # What promises nothing may not change whose turn it is: that is in the journal.
-            turn = crc32(burst.bodies[0])
+            # What promises nothing may not change whose turn it is for the rest: that is in the journal.
+            turn = self._fleeting_turns[key] = self._fleeting_turns.get(key, 0) + 1
         else:
             members = members or list(self._groups[key])
             if not members:
