@@ -62,6 +62,8 @@ class Client:
     settled: set[str] = field(default_factory=set)
     asked: dict[int, str] = field(default_factory=dict)
     withdrawn: dict[int, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    """What its CONNECT says besides."""
     next_id: int = 1
     presents: list[bool] = field(default_factory=list)
 
@@ -172,8 +174,8 @@ class World:
         connection = self.rng.getrandbits(40) + 1
         client.connection, client.broker, client.is_welcome, client.rest = connection, broker, False, b""
         self.owner[connection] = (name, broker)
-        expiry = 1_000_000 if client.version == 5 else None
-        connect = packets.Connect(client.version, name, clean_start=clean, session_expiry=expiry)
+        asked = {"session_expiry": 1_000_000 if client.version == 5 else None} | client.options
+        connect = packets.Connect(client.version, name, clean_start=clean, **asked)
         self.step(broker, [Connected(connection, connect, Identity(name))])
 
     def drop(self, connection: int, name: str, tell: bool = True) -> None:

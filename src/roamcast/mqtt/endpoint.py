@@ -162,16 +162,26 @@ class Endpoint:
         return contents_of(self.encoder.topic_of(burst.attributes), burst.marks[1:], burst.bodies)
 
     def pack(self, client: str) -> bytes:
-        self._wills.pop(client, None)
-        return self.sessions.pop(client).pack()
+        session = self.sessions[client]
+        will, at = self._take_will(session)
+        del self.sessions[client]
+        if will is not None and at <= self.now:
+            self._publish_will(will)
+            will = None
+        return session.pack(will, at)
 
     def arrived(self, client: str, capsule: bytes) -> None:
         self._present[client] = bool(capsule)
         session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
         self.sessions[client] = session
-        session.since = self.now
+        if session.will is not None:
+            # Whoever comes for the session makes it void, and whoever ends it publishes it.
+            self._wills[client], session.will = session.will, None
+            session.will_timer = self.timers.set(session.will_at, ("will", client))
         self._join_groups(session)
-        if client not in self._attaching:
+        is_coming = client in self._attaching
+        session.since = self.now if is_coming else session.since or self.now
+        if not is_coming:
             self._begin_expiry(session)
         if PROVISIONAL + client in self.sessions:
             self._reunite(client, session)
@@ -187,9 +197,14 @@ class Endpoint:
                 self.keeper.join(session.client, subscription)
 
     def ended(self, client: str) -> None:
-        self._publish_will(client)
-        session = self.sessions.pop(client, None)
-        for subscription in session.subscriptions.values() if session is not None else ():
+        session = self.sessions.get(client)
+        if session is None:
+            return
+        will, _ = self._take_will(session)
+        del self.sessions[client]
+        if will is not None:
+            self._publish_will(will)
+        for subscription in session.subscriptions.values():
             if subscription.group:
                 self.keeper.leave(client, subscription)
 
@@ -299,6 +314,10 @@ class Endpoint:
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
+        self._wills.pop(client, None)
+        if name in self._wills:
+            self._wills[client], session.will_at = self._wills.pop(name), stand_in.will_at
+            session.will_timer = self.timers.set(session.will_at, ("will", client))
         self.inputs.append(Merged(name, client))
 
     # --- reading ---
@@ -496,34 +515,45 @@ class Endpoint:
         if session is None or session.connection != id:
             return
         connection.session = None
+        if self.sessions.get(client) is not session:
+            return  # It has gone to another broker, or is over: then so has its will.
+        will, at = self._will_of(connection, session) if with_will else (None, 0.0)
         session.connection, session.since = 0, self.now
-        if self.sessions.get(client) is session:
-            self._join_groups(session)
+        self._join_groups(session)
         session.in_flight.rewind()
         self._begin_expiry(session)
-        will = connection.connect.will
-        if with_will and will is not None and self._may_publish(connection, will):
+        if will is not None and at <= self.now:
+            self._publish_will(will)
+        elif will is not None:
             self._wills[client] = will
-            delay_s = min(will.delay, session.expiry_s)
-            if delay_s:
-                session.will_timer = self.timers.set(self.now + delay_s, ("will", client))
-            else:
-                self._publish_will(client)
+            session.will_at = at
+            session.will_timer = self.timers.set(at, ("will", client))
 
     def _begin_expiry(self, session: MqttSession) -> None:
+        """It ends so long after its connection did."""
         if not session.expiry_s:
             self.inputs.append(SessionOver(session.client))
         elif session.expiry_s != NEVER:
-            session.timer = self.timers.set(self.now + session.expiry_s, ("expiry", session.client))
+            session.timer = self.timers.set(session.since + session.expiry_s, ("expiry", session.client))
 
-    def _may_publish(self, connection: Connection, will: packets.Will) -> bool:
-        (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
-        return connection.access.may_publish(will.topic, attributes)
+    def _take_will(self, session: MqttSession) -> tuple[packets.Will | None, float]:
+        """What is to be published for this client, and when: of the connection that it had, or has."""
+        connection = self.connections.get(session.connection)
+        if connection is not None:
+            return self._will_of(connection, session)
+        return self._wills.pop(session.client, None), session.will_at
 
-    def _publish_will(self, client: str) -> None:
-        will = self._wills.pop(client, None)
+    def _will_of(self, connection: Connection, session: MqttSession) -> tuple[packets.Will | None, float]:
+        """The will of a connection that ends now, if it may be published, and when."""
+        will = connection.connect.will
         if will is None:
-            return
+            return None, 0.0
+        (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
+        if not connection.access.may_publish(will.topic, attributes):
+            return None, 0.0
+        return will, self.now + min(will.delay, session.expiry_s)
+
+    def _publish_will(self, will: packets.Will) -> None:
         marks = _marks_of(will)
         self.keeper.publish(will.topic, marks, will.payload)
         if will.retain:
@@ -546,8 +576,8 @@ class Endpoint:
                         self.inputs.append(SessionOver(client))
                 case ("will", client):
                     session = self.sessions.get(client)
-                    if session is not None and session.will_timer == number:
-                        self._publish_will(client)
+                    if session is not None and session.will_timer == number and client in self._wills:
+                        self._publish_will(self._wills.pop(client))
 
     # --- what the core wants done ---
 

@@ -19,6 +19,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.in_flight import InFlight, PackedInFlight
 from roamcast.mqtt.marks import TOPIC
+from roamcast.mqtt.packets import Will
 
 NEVER = 0xFFFF_FFFF
 """The session expiry that means: keep it for ever."""
@@ -67,6 +68,10 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     in_flight: PackedInFlight
     received: list[int]
     """Packet ids of QoS 2 publishes that the client has not released."""
+    since: float = 0.0
+    """When the client went; 0 if it was there until its session was called away."""
+    will: Will | None = None
+    will_at: float = 0.0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -77,7 +82,7 @@ class MqttSession:
     __unsaved__ = ("_filters", "_options", "plans")
     __slots__ = (
         "_filters", "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since",
-        "stream", "subscriptions", "timer", "will_timer",
+        "stream", "subscriptions", "timer", "will", "will_at", "will_timer",
     )  # fmt: skip
 
     def __init__(self, client: str, capsule: Capsule | None = None) -> None:
@@ -89,6 +94,9 @@ class MqttSession:
         self.timer = 0
         """Which timer ends the session; an older one has no effect."""
         self.will_timer = 0
+        self.will: Will | None = None
+        """What came with the session to be published, if its client does not come back before …"""
+        self.will_at = 0.0
         self.expiry_s = 0
         self.subscriptions: dict[str, Subscription] = {}
         self.in_flight = InFlight(capsule.in_flight if capsule is not None else None)
@@ -99,6 +107,7 @@ class MqttSession:
             self.expiry_s = capsule.expiry_s
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
             self.received = dict.fromkeys(capsule.received)
+            self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
         self._restore()
 
     def _restore(self) -> None:
@@ -110,12 +119,14 @@ class MqttSession:
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
 
-    def pack(self) -> bytes:
-        return _encode(
-            Capsule(
-                self.expiry_s, list(self.subscriptions.values()), self.in_flight.pack(), list(self.received)
-            )
+    def pack(self, will: Will | None = None, will_at: float = 0.0) -> bytes:
+        """As it travels, with what is to be published unless its client comes."""
+        subscriptions, received = list(self.subscriptions.values()), list(self.received)
+        since = 0.0 if self.connection else self.since
+        capsule = Capsule(
+            self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at
         )
+        return _encode(capsule)
 
     @classmethod
     def unpack(cls, client: str, capsule: bytes) -> MqttSession:

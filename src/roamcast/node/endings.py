@@ -93,6 +93,6 @@ class Endings:
                 broker.begin_session(session)
         for request in self._asked.pop(client):
             if attachment is not None and not is_replaced:
-                broker.session_requested(request)
+                broker.locator.take(request)
             else:
                 broker.send(request.broker, HolderUnknown(client, request.connection))
