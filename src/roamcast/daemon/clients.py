@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol, cast
 
 import msgspec
@@ -55,6 +55,10 @@ class Budget:
         return pause_s
 
 
+def _ignore(data: bytes) -> None:
+    """There is nobody to read it."""
+
+
 class Refused(Exception):
     """A client may not come in."""
 
@@ -91,16 +95,19 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_budget", "_door", "_first", "_is_finished", "address", "host", "id", "is_noted",
-        "keep_alive_s", "last_heard_s", "listener", "transport", "why",
+        "_admission", "_budget", "_door", "_first", "_is_finished", "_push", "address", "host", "id",
+        "is_noted", "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
         self._door = door
+        self._push = door.push
         self.listener = listener
         self.address = self.host = ""
         self.id = 0
         self.transport: asyncio.Transport | None = None
+        self.write: Callable[[bytes], None] = _ignore
+        """The transport's own, while there is something to write to."""
         self.keep_alive_s = 0.0
         self.last_heard_s = 0.0
         self.is_noted = False
@@ -119,8 +126,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not every loop's transports are of asyncio's classes.
         self.transport = cast(asyncio.Transport, transport)
+        self.write = self.transport.write
         self.transport.set_write_buffer_limits(high=self._door.output_bytes_max)
-        self.last_heard_s = time.monotonic()
+        self.last_heard_s = monotonic()
         found = transport.get_extra_info("peername")
         self.host = str(found[0]) if found else ""
         self.address = f"{found[0]}:{found[1]}" if found else "a client"
@@ -134,8 +142,8 @@ class ClientConnection(asyncio.Protocol):
         if self._is_finished:
             return
         if self._first is None:
-            self.last_heard_s = time.monotonic()
-            self._door.push(Frames(self.id, data))
+            self.last_heard_s = monotonic()
+            self._push(Frames(self.id, data))
             if self._budget is not None:
                 self._hold_back(self._budget, len(data))
         elif self.id:
@@ -147,21 +155,21 @@ class ClientConnection(asyncio.Protocol):
         if self._admission is not None:
             self._admission.cancel()
         if self._first is None:
-            self._door.push(Gone(self.id))
+            self._push(Gone(self.id))
         if self.id:
             self._door.lost(self)
 
     def pause_writing(self) -> None:
         if self._first is None:
-            self._door.push(Slow(self.id, is_slow=True))
+            self._push(Slow(self.id, is_slow=True))
 
     def resume_writing(self) -> None:
         if self._first is None:
-            self._door.push(Slow(self.id, is_slow=False))
+            self._push(Slow(self.id, is_slow=False))
 
     def _hold_back(self, budget: Budget, size: int) -> None:
         """Read nothing more for a while from a client that sends faster than it may."""
-        pause_s = budget.spend(time.monotonic(), size)
+        pause_s = budget.spend(monotonic(), size)
         if pause_s > 0 and self.transport is not None:
             self.transport.pause_reading()
             asyncio.get_running_loop().call_later(pause_s, self._read_on)
@@ -212,10 +220,10 @@ class ClientConnection(asyncio.Protocol):
         rest, self._first = self._first, None
         self._budget = self._door.came_in(self.id)
         self.keep_alive_s = keep_alive_of(connect, self._door.keep_alive_max_s)
-        self.last_heard_s = time.monotonic()
-        self._door.push(Connected(self.id, without_secrets(connect), identity))
+        self.last_heard_s = monotonic()
+        self._push(Connected(self.id, without_secrets(connect), identity))
         if rest:
-            self._door.push(Frames(self.id, rest))
+            self._push(Frames(self.id, rest))
 
     @property
     def is_admitted(self) -> bool:
@@ -232,10 +240,6 @@ class ClientConnection(asyncio.Protocol):
 
     # --- going out ---
 
-    def write(self, data: bytes) -> None:
-        if self.transport is not None and not self._is_finished:
-            self.transport.write(data)
-
     def finish(self, data: bytes = b"", lingers: bool = True) -> None:
         """Write the last bytes and close.
 
@@ -246,6 +250,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing() or self._is_finished:
             return
         self._is_finished = True
+        self.write = _ignore
         if data:
             transport.write(data)
         if lingers and transport.can_write_eof():

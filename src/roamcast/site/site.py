@@ -93,16 +93,18 @@ class Site(BaseSite):
     def step(self, now: float, inputs: Iterable[SiteInput]) -> SiteEffects:
         self._now = self.endpoint.now = now
         self._out = out = SiteEffects()
+        endpoint = self.endpoint
         of_clients = []
         for item in inputs:
             if type(item) is Frames or type(item) is Gone or type(item) is Connected:
                 of_clients.append(item)
             else:
                 self._on_input(item)
-        if self.endpoint.inputs:
+        if endpoint.inputs:
             self._run()
         self._read(of_clients)
-        self._run()
+        if endpoint.inputs:
+            self._run()
         self._collect()
         return out
 
