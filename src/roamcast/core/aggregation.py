@@ -13,6 +13,7 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from roamcast.core.messages import Entry
+from roamcast.filters.cover_index import CoverIndex
 from roamcast.filters.filter import Filter
 from roamcast.filters.merging import merge_pair
 
@@ -66,79 +67,113 @@ class IdentityAggregate(SimpleAggregate):
         return super().remove((entry[0], ""))
 
 
+class Node:
+    """A filter, and those that are not forwarded because it, or what stands above it, is."""
+
+    __slots__ = ("above", "below", "filter")
+
+    def __init__(self, filter: Filter) -> None:
+        self.filter = filter
+        self.above: Node | None = None
+        self.below: dict[Node, None] = {}
+        """Nodes whose filters it covers, in order of arrival."""
+
+
 class CoveringAggregate:
     """Only filters that no other collected filter covers are forwarded.
 
-    Collected filters are kept in clusters, each under the forwarded filter that
-    covers all of its members, so that removing that filter brings back exactly
-    the ones that only it covered.
+    Collected filters stand in trees, each below one that covers it; the roots are
+    forwarded. Removing one brings its place to those directly below it: below a root
+    these are looked at anew, with all that is below them.
     """
+
+    __unsaved__ = ("_index", "_net")
 
     def __init__(self) -> None:
         self._counts: Counter[Filter] = Counter()
-        self._members: dict[Filter, dict[Filter, None]] = {}
-        """Forwarded filter to the collected filters it stands for, in order of arrival."""
-        self._cluster_of: dict[Filter, Filter] = {}
+        self._nodes: dict[Filter, Node] = {}
+        self._roots: dict[Filter, Node] = {}
+        self._restore()
+
+    def _restore(self) -> None:
+        self._index = CoverIndex()
+        self._net: dict[Filter, int] = {}
+        """How often each filter came and went as a root since the change began."""
+        for filter in self._roots:
+            self._index.add(filter)
 
     def add(self, entry: Entry) -> Change:
-        self._counts[entry[0]] += 1
-        if self._counts[entry[0]] > 1:
+        filter = entry[0]
+        self._counts[filter] += 1
+        if self._counts[filter] > 1:
             return NO_CHANGE
-        return self._apply(lambda: self._place(entry[0]))
+        node = self._nodes[filter] = Node(filter)
+        self._place(node)
+        return self._take_change()
 
     def remove(self, entry: Entry) -> Change:
-        self._counts[entry[0]] -= 1
-        if self._counts[entry[0]]:
+        filter = entry[0]
+        self._counts[filter] -= 1
+        if self._counts[filter]:
             return NO_CHANGE
-        del self._counts[entry[0]]
-        return self._apply(lambda: self._withdraw(entry[0]))
+        del self._counts[filter]
+        self._withdraw(self._nodes.pop(filter))
+        return self._take_change()
 
     def forwarded(self) -> list[Entry]:
-        return [(root, "") for root in self._members]
+        return [(root, "") for root in self._roots]
 
-    def _apply(self, change: _Action) -> Change:
-        before = dict.fromkeys(self._members)
-        change()
-        return Change(
-            tuple((root, "") for root in self._members if root not in before),
-            tuple((root, "") for root in before if root not in self._members),
-        )
+    def _take_change(self) -> Change:
+        net, self._net = self._net, {}
+        subscribe = tuple((filter, "") for filter, count in net.items() if count > 0)
+        unsubscribe = tuple((filter, "") for filter, count in net.items() if count < 0)
+        return Change(subscribe, unsubscribe) if subscribe or unsubscribe else NO_CHANGE
 
-    def _place(self, new: Filter) -> None:
-        for root in self._members:
-            if root.covers(new):
-                self._join(root, new)
-                return
-        members = {new: None}
-        root = self._unite(new, members)
-        self._members[root] = members
-        for member in members:
-            self._cluster_of[member] = root
+    # --- roots ---
 
-    def _unite(self, root: Filter, members: dict[Filter, None]) -> Filter:
-        """Absorb the clusters that the new root covers."""
-        for other in [other for other in self._members if root.covers(other)]:
-            members.update(self._members.pop(other))
-        return root
+    def _add_root(self, node: Node) -> None:
+        self._roots[node.filter] = node
+        self._index.add(node.filter)
+        self._net[node.filter] = self._net.get(node.filter, 0) + 1
 
-    def _join(self, root: Filter, new: Filter) -> None:
-        self._members[root][new] = None
-        self._cluster_of[new] = root
+    def _remove_root(self, node: Node) -> None:
+        del self._roots[node.filter]
+        self._index.remove(node.filter)
+        self._net[node.filter] = self._net.get(node.filter, 0) - 1
 
-    def _withdraw(self, old: Filter) -> None:
-        root = self._cluster_of.pop(old)
-        members = self._members[root]
-        del members[old]
-        if members and not self._depends_on(root, old):
+    # --- trees ---
+
+    def _place(self, node: Node) -> None:
+        """Find the place of a node that stands nowhere."""
+        cover = self._index.first_covering(node.filter)
+        if cover is not None:
+            self._put_below(self._roots[cover], node)
             return
-        del self._members[root]
-        # Those that cover others come first, so that the others find them in place.
-        for member in members:
-            self._place(member)
+        self._absorb(node)
+        self._add_root(node)
 
-    def _depends_on(self, root: Filter, member: Filter) -> bool:
-        """Whether the forwarded filter may no longer stand without this member."""
-        return root == member
+    def _put_below(self, node: Node, other: Node) -> None:
+        other.above = node
+        node.below[other] = None
+
+    def _absorb(self, node: Node) -> None:
+        """Roots that a new root covers stand below it from now on."""
+        for covered in self._index.covered_by(node.filter):
+            other = self._roots[covered]
+            self._remove_root(other)
+            self._put_below(node, other)
+
+    def _withdraw(self, node: Node) -> None:
+        above, below = node.above, node.below
+        if above is not None:
+            del above.below[node]
+            for other in below:
+                self._put_below(above, other)
+            return
+        self._remove_root(node)
+        for other in below:
+            other.above = None
+            self._place(other)
 
 
 class MergingAggregate(CoveringAggregate):

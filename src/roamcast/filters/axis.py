@@ -117,10 +117,10 @@ def suited_axis(sets: Iterable[ValueSet], max_numbers: int, max_strings: int) ->
     for values in sets:
         numbers += number_ends(values)
         strings += string_ends(values)
-    return Axis(_thinned(numbers, max_numbers), _thinned(strings, max_strings))
+    return Axis(thinned(numbers, max_numbers), thinned(strings, max_strings))
 
 
-def _thinned(ends: list, limit: int) -> list:  # type: ignore[type-arg]
+def thinned(ends: list, limit: int) -> list:  # type: ignore[type-arg]
     """At most `limit` of the ends, rising; those that occur often are among them."""
     distinct = sorted(set(ends))
     if len(distinct) <= limit:

@@ -232,6 +232,21 @@ class TopicPattern(Pattern):
             guarded=self.levels[0] in ("+", "#"),
         )
 
+    def contains(self, other: "TopicPattern") -> bool:
+        """Whether every topic that the other matches matches this one: told by the levels alone."""
+        wide, narrow = self.levels, other.levels
+        if self._guarded and narrow[0].startswith("$"):
+            return False
+        if narrow == ("#",):
+            # Every topic has one level at least.
+            return wide in (("#",), ("+", "#"))
+        for place, level in enumerate(wide):
+            if level == "#":
+                return True
+            if place == len(narrow) or narrow[place] == "#" or level not in ("+", narrow[place]):
+                return False
+        return len(narrow) == len(wide)
+
     def _regular_expression(self) -> str:
         fixed = self.levels[:-1] if self.levels[-1] == "#" else self.levels
         expression = "/".join("[^/]*" if level == "+" else re.escape(level) for level in fixed)

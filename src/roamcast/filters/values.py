@@ -219,7 +219,9 @@ def difference(one: ValueSet, other: ValueSet, effort: Effort) -> list[ValueSet]
 
 def contains(one: ValueSet, other: ValueSet, effort: Effort) -> bool:
     """Whether every member of `other` is in `one`, as far as known."""
-    # Routers ask this for every pair of their entries, and mostly the answer is a plain no.
+    if one.topic is not None and one.topic_exact and other.topic is not None and other.topic_exact:
+        return one.topic.contains(other.topic)
+    # Routers ask this for many pairs of their entries, and mostly the answer is a plain no.
     if other.marks & ~one.marks or not _spans(one.numbers, other.numbers):
         return False
     if not other.patterns and not _spans(one.strings, other.strings):

@@ -1,0 +1,143 @@
+"""Which filters may cover another one, or be covered by it, without asking each of them.
+
+Of every filter an outline is kept: for each attribute that all of its boxes restrict, the marks it lets
+through, how far its numbers and its strings reach, and the levels of its topic. A filter that covers
+another has an outline around the other's. Outlines are kept as rows of bits, one bit per filter (see
+`outline_masks.py`), so that a question is a few operations on long integers; only what is left is asked.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from roamcast.filters.covering import Box
+from roamcast.filters.filter import Filter
+from roamcast.filters.outline_masks import Outline, OutlineMasks, Span
+from roamcast.filters.values import ValueSet, string_points
+
+REFUSALS_MAX = 512
+"""So many may refuse, for one question. Beyond, no more are asked, and whatever is not known to cover does
+not: that costs a router an entry too many, and never a notification."""
+
+
+class CoverIndex:
+    """Filters in the order they were added; answers come in this order."""
+
+    def __init__(self) -> None:
+        self._number_of: dict[Filter, int] = {}
+        self._next_number = 0
+        self._masks: list[OutlineMasks] = []
+        self._with_room: dict[int, None] = {}
+        self._places: dict[Filter, tuple[int, int]] = {}
+        self._empty: dict[Filter, None] = {}
+        """Those that match nothing: every filter covers them."""
+        self._complex: dict[Filter, None] = {}
+        """Those that are too complex for boxes: only a filter without any condition covers them."""
+
+    def add(self, filter: Filter) -> None:
+        self._number_of[filter], self._next_number = self._next_number, self._next_number + 1
+        outline = outline_of(filter)
+        if outline is None:
+            self._without_outline(filter)[filter] = None
+            return
+        if not self._with_room:
+            self._with_room[len(self._masks)] = None
+            self._masks.append(OutlineMasks())
+        at = next(iter(self._with_room))
+        self._places[filter] = at, self._masks[at].add(filter, outline)
+        if self._masks[at].is_full():
+            del self._with_room[at]
+
+    def remove(self, filter: Filter) -> None:
+        """KeyError if it is not there."""
+        del self._number_of[filter]
+        place = self._places.pop(filter, None)
+        if place is None:
+            del self._without_outline(filter)[filter]
+            return
+        at, slot = place
+        self._masks[at].remove(slot)
+        self._with_room[at] = None
+
+    def _without_outline(self, filter: Filter) -> dict[Filter, None]:
+        return self._complex if filter.boxes is None else self._empty
+
+    def first_covering(self, filter: Filter) -> Filter | None:
+        """The first of those that cover this filter."""
+        if filter.boxes == ():
+            return next(iter(self._number_of), None)
+        outline = outline_of(filter) or {}
+        found = [one for masks in self._masks for one in masks.around(outline)]
+        return next(self._agreeing(found, lambda one: one.covers(filter)), None)
+
+    def covered_by(self, filter: Filter) -> list[Filter]:
+        """All that this filter covers."""
+        found = list(self._empty)
+        outline = outline_of(filter)
+        if outline is not None:
+            found += [one for masks in self._masks for one in masks.within(outline)]
+        if outline == {}:
+            found += self._complex
+        return list(self._agreeing(found, filter.covers))
+
+    def _agreeing(self, found: list[Filter], agrees: Callable[[Filter], bool]) -> Iterator[Filter]:
+        if len(found) > 1:
+            found.sort(key=self._number_of.__getitem__)
+        refusals = 0
+        for one in found:
+            if agrees(one):
+                yield one
+            else:
+                refusals += 1
+                if refusals == REFUSALS_MAX:
+                    break
+
+
+@lru_cache(maxsize=4096)
+def outline_of(filter: Filter) -> Outline | None:
+    boxes = filter.boxes
+    if not boxes:
+        return None
+    if len(boxes) == 1:
+        return {name: _span(values) for name, values in boxes[0].items()}
+    common = [name for name in boxes[0] if all(name in box for box in boxes)]
+    return {name: _joined(name, boxes) for name in common}
+
+
+def _span(values: ValueSet) -> Span:
+    numbers, strings = values.numbers, values.strings
+    return Span(
+        values.marks,
+        (numbers[0], numbers[-1]) if numbers else None,
+        (strings[0], strings[-1]) if strings else None,
+        bool(values.patterns),
+        _levels(values),
+    )
+
+
+def _levels(values: ValueSet) -> tuple[str, ...]:
+    """The levels of the topic filter that these strings are, or of the only string; else none."""
+    if values.topic is not None and values.topic_exact:
+        return values.topic.levels
+    points = string_points(values.strings) if len(values.strings) == 2 else None
+    if points is None:
+        return ()
+    levels = tuple(points[0].split("/"))
+    # A string with such a level is not the topic filter that looks like it.
+    return () if "+" in levels or "#" in levels else levels
+
+
+def _joined(name: str, boxes: tuple[Box, ...]) -> Span:
+    """From the lowest to the highest value of several boxes."""
+    spans = [_span(box[name]) for box in boxes]
+    numbers = [span.numbers for span in spans if span.numbers is not None]
+    strings = [span.strings for span in spans if span.strings is not None]
+    marks = 0
+    for span in spans:
+        marks |= span.marks
+    return Span(
+        marks,
+        (min(low for low, _ in numbers), max(high for _, high in numbers)) if numbers else None,
+        (min(low for low, _ in strings), max(high for _, high in strings)) if strings else None,
+        any(span.is_patterned for span in spans),
+        (),
+    )

@@ -1,0 +1,290 @@
+"""Outlines of some hundred filters as rows of bits: bit n of every row is about the filter in slot n.
+
+For each attribute there are rows for its marks, for how far the numbers and the strings reach (below each
+of a few bounds, and above it), and for the levels of topics. All rows are changed by flipping the bit of
+a filter, so that taking one out is the same as entering it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from roamcast.filters.axis import thinned
+from roamcast.filters.filter import Filter
+from roamcast.filters.values import ABSENT, FALSE, NAN, TRUE, NumberCut, StringCut
+
+SLOTS = 1024
+"""Filters kept together. What a change costs grows with this, what a question costs falls with it."""
+BOUNDS_MAX = 64
+"""Bounds of one attribute: what lies between the same two is told apart by asking."""
+FIRST_BOUNDS = 16
+"""So many filters come before bounds are looked for, and again whenever three times as many have come."""
+
+MARKS = (ABSENT, NAN, FALSE, TRUE)
+
+
+class Span(NamedTuple):
+    """How far a filter reaches in one attribute."""
+
+    marks: int
+    numbers: tuple[NumberCut, NumberCut] | None
+    strings: tuple[StringCut, StringCut] | None
+    is_patterned: bool
+    """Whether its strings must fulfil patterns, too, so that they may reach less far than it says."""
+    levels: tuple[str, ...]
+    """Of its topic, if its strings are those of one topic filter, or a single one."""
+
+
+Outline = dict[str, Span]
+
+
+class OutlineMasks:
+    def __init__(self) -> None:
+        self._members: dict[int, tuple[Filter, Outline]] = {}
+        self._free: list[int] = list(range(SLOTS - 1, -1, -1))
+        self._all = 0
+        self._columns: dict[str, _Column] = {}
+        self._by_size: defaultdict[int, int] = defaultdict(int)
+        """How many attributes an outline has, to those that have so many."""
+        self._until_bounds = FIRST_BOUNDS
+
+    def is_full(self) -> bool:
+        return not self._free
+
+    def add(self, filter: Filter, outline: Outline) -> int:
+        """Returns the slot, for `remove`."""
+        slot = self._free.pop()
+        self._members[slot] = filter, outline
+        self._flip(slot, outline)
+        self._until_bounds -= 1
+        if not self._until_bounds:
+            self._find_bounds()
+        return slot
+
+    def remove(self, slot: int) -> None:
+        _, outline = self._members.pop(slot)
+        self._flip(slot, outline)
+        for name in outline:
+            if not self._columns[name].mentioned:
+                del self._columns[name]
+        self._free.append(slot)
+
+    def _flip(self, slot: int, outline: Outline) -> None:
+        bit = 1 << slot
+        self._all ^= bit
+        self._by_size[len(outline)] ^= bit
+        for name, span in outline.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _Column([])
+            column.flip(bit, span)
+
+    def _find_bounds(self) -> None:
+        """Choose bounds anew, after those that are here now."""
+        self._until_bounds = 3 * len(self._members)
+        spans: dict[str, list[Span]] = {}
+        for _, outline in self._members.values():
+            for name, span in outline.items():
+                spans.setdefault(name, []).append(span)
+        self._columns = {name: _Column(found) for name, found in spans.items()}
+        self._all = 0
+        self._by_size.clear()
+        for slot, (_, outline) in self._members.items():
+            self._flip(slot, outline)
+
+    # --- questions ---
+
+    def around(self, outline: Outline) -> list[Filter]:
+        """Those whose outline may be around this one."""
+        found = self._restricting_only(outline)
+        for name, span in outline.items():
+            if not found:
+                break
+            column = self._columns.get(name)
+            if column is not None:
+                found &= ~(column.mentioned & ~column.around(span))
+        return self._filters(found)
+
+    def within(self, outline: Outline) -> list[Filter]:
+        """Those whose outline may be within this one."""
+        found = self._all
+        for name, span in outline.items():
+            column = self._columns.get(name)
+            found &= column.within(span) if column is not None else 0
+            if not found:
+                break
+        return self._filters(found)
+
+    def _restricting_only(self, outline: Outline) -> int:
+        """Those that restrict no other attributes than the outline does."""
+        if self._columns.keys() <= outline.keys():
+            return self._all
+        at_least = [self._all]
+        for name in outline:
+            column = self._columns.get(name)
+            if column is not None:
+                at_least.append(0)
+                for count in range(len(at_least) - 1, 0, -1):
+                    at_least[count] |= at_least[count - 1] & column.mentioned
+        found = 0
+        for size, those in self._by_size.items():
+            if size < len(at_least):
+                found |= those & at_least[size]
+        return found
+
+    def _filters(self, found: int) -> list[Filter]:
+        filters = []
+        while found:
+            slot = found.bit_length() - 1
+            filters.append(self._members[slot][0])
+            found ^= 1 << slot
+        return filters
+
+
+class _Column:
+    """The rows of one attribute."""
+
+    def __init__(self, spans: list[Span]) -> None:
+        self.mentioned = 0
+        self._marked = [0, 0, 0, 0]
+        self._patterned = 0
+        self._numbers = _Reach([span.numbers for span in spans if span.numbers is not None])
+        self._strings = _Reach([span.strings for span in spans if span.strings is not None])
+        self._levels = _Levels()
+
+    def flip(self, bit: int, span: Span) -> None:
+        self.mentioned ^= bit
+        if span.marks:
+            for at, mark in enumerate(MARKS):
+                if span.marks & mark:
+                    self._marked[at] ^= bit
+        if span.numbers is not None:
+            self._numbers.flip(bit, *span.numbers)
+        if span.strings is not None:
+            self._strings.flip(bit, *span.strings)
+        if span.is_patterned:
+            self._patterned ^= bit
+        if span.levels:
+            self._levels.flip(bit, span.levels)
+
+    def around(self, span: Span) -> int:
+        """Those that may let through all that the span does."""
+        found = self.mentioned
+        if span.marks:
+            for at, mark in enumerate(MARKS):
+                if span.marks & mark:
+                    found &= self._marked[at]
+        if span.numbers is not None:
+            found &= self._numbers.around(*span.numbers)
+        if span.strings is not None:
+            found &= self._strings.having if span.is_patterned else self._strings.around(*span.strings)
+        if span.levels and self._levels.having:
+            found &= ~(self._levels.having & ~self._levels.around(span.levels))
+        return found
+
+    def within(self, span: Span) -> int:
+        """Those that may let through nothing but what the span does."""
+        found = self.mentioned
+        for at, mark in enumerate(MARKS):
+            if not span.marks & mark:
+                found &= ~self._marked[at]
+        numbers, strings = self._numbers, self._strings
+        found &= ~(numbers.having if span.numbers is None else numbers.beyond(*span.numbers))
+        if span.strings is None:
+            found &= ~strings.having
+        else:
+            found &= ~strings.beyond(*span.strings) | self._patterned
+        if span.levels and self._levels.having:
+            found &= ~(self._levels.having & ~self._levels.within(span.levels))
+        return found
+
+
+class _Reach:
+    """From where to where filters reach, as far as some bounds tell."""
+
+    def __init__(self, ends: list[tuple[Any, Any]]) -> None:
+        self.having = 0
+        """Those that reach from anywhere to anywhere at all."""
+        self._bounds: list[Any] = thinned([end for pair in ends for end in pair], BOUNDS_MAX)
+        self._from = [0] * len(self._bounds)
+        """For each bound, those that begin there or below."""
+        self._to = [0] * len(self._bounds)
+        """For each bound, those that end there or above."""
+
+    def flip(self, bit: int, low: Any, high: Any) -> None:
+        self.having ^= bit
+        for at in range(bisect_left(self._bounds, low), len(self._bounds)):
+            self._from[at] ^= bit
+        for at in range(bisect_right(self._bounds, high)):
+            self._to[at] ^= bit
+
+    def around(self, low: Any, high: Any) -> int:
+        """Those that may reach at least from here to there."""
+        found = self.having
+        at = bisect_left(self._bounds, low)
+        if at < len(self._bounds):
+            found &= self._from[at]
+        at = bisect_right(self._bounds, high) - 1
+        if at >= 0:
+            found &= self._to[at]
+        return found
+
+    def beyond(self, low: Any, high: Any) -> int:
+        """Those that certainly begin below or end above."""
+        found = 0
+        at = bisect_left(self._bounds, low) - 1
+        if at >= 0:
+            found |= self._from[at]
+        at = bisect_right(self._bounds, high)
+        if at < len(self._bounds):
+            found |= self._to[at]
+        return found
+
+
+class _Levels:
+    """Topic filters by their levels. That a wildcard in front refuses `$` is not looked at."""
+
+    def __init__(self) -> None:
+        self.having = 0
+        self._at: defaultdict[tuple[int, str], int] = defaultdict(int)
+        """Those with this level, or wildcard, at this place."""
+        self._reaching: defaultdict[int, int] = defaultdict(int)
+        """Those with any level at this place but `#`."""
+        self._ending: defaultdict[int, int] = defaultdict(int)
+        """Those with so many levels, and no `#`."""
+
+    def flip(self, bit: int, levels: tuple[str, ...]) -> None:
+        self.having ^= bit
+        for place, level in enumerate(levels):
+            self._at[place, level] ^= bit
+            if not self._at[place, level]:
+                del self._at[place, level]
+            if level != "#":
+                self._reaching[place] ^= bit
+        if levels[-1] != "#":
+            self._ending[len(levels)] ^= bit
+
+    def around(self, levels: tuple[str, ...]) -> int:
+        """Those that match every topic that these levels match."""
+        at = self._at.get
+        # Every topic has one level at least.
+        found = at((0, "+"), 0) & at((1, "#"), 0) if levels == ("#",) else 0
+        left = self.having
+        for place, level in enumerate(levels):
+            found |= left & at((place, "#"), 0)
+            if level == "#":
+                return found
+            left &= at((place, "+"), 0) | at((place, level), 0)
+        return found | left & (self._ending.get(len(levels), 0) | at((len(levels), "#"), 0))
+
+    def within(self, levels: tuple[str, ...]) -> int:
+        """Those all of whose topics these levels match."""
+        found = self._at.get((0, "#"), 0) if levels == ("+", "#") else 0
+        left = self.having
+        for place, level in enumerate(levels):
+            if level == "#":
+                return found | left
+            left &= self._reaching.get(place, 0) if level == "+" else self._at.get((place, level), 0)
+        return found | left & self._ending.get(len(levels), 0)
