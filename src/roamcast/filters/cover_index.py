@@ -62,7 +62,9 @@ class CoverIndex:
         return self._complex if filter.boxes is None else self._empty
 
     def first_covering(self, filter: Filter) -> Filter | None:
-        """The first of those that cover this filter."""
+        """The first of those that cover this filter; itself, if it is there."""
+        if filter in self._number_of:
+            return filter
         if filter.boxes == ():
             return next(iter(self._number_of), None)
         outline = outline_of(filter) or {}
@@ -70,14 +72,17 @@ class CoverIndex:
         return next(self._agreeing(found, lambda one: one.covers(filter)), None)
 
     def covered_by(self, filter: Filter) -> list[Filter]:
-        """All that this filter covers."""
+        """All that this filter covers, itself included if it is there."""
         found = list(self._empty)
         outline = outline_of(filter)
         if outline is not None:
             found += [one for masks in self._masks for one in masks.within(outline)]
         if outline == {}:
             found += self._complex
-        return list(self._agreeing(found, filter.covers))
+        agreeing = dict.fromkeys(self._agreeing(found, filter.covers))
+        if filter in self._number_of:
+            agreeing[filter] = None
+        return list(agreeing)
 
     def _agreeing(self, found: list[Filter], agrees: Callable[[Filter], bool]) -> Iterator[Filter]:
         if len(found) > 1:

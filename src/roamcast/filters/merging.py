@@ -133,7 +133,12 @@ def _merged(filter: Filter, one: Box, other: Box) -> Filter | None:
         return None
     (name,) = different
     joined = union(one[name], other[name])
-    condition = None if joined is None else condition_for(name, joined)
+    return None if joined is None else with_values(filter, name, joined)
+
+
+def with_values(filter: Filter, name: str, values: ValueSet) -> Filter | None:
+    """A single box, with these values of one attribute instead; None if no simple filter says so."""
+    condition = condition_for(name, values)
     kept = _conditions_without(name, filter.expression)
     if condition is None or kept is None:
         return None

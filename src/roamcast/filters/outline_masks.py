@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from roamcast.filters.axis import thinned
@@ -38,6 +39,25 @@ class Span(NamedTuple):
 
 
 Outline = dict[str, Span]
+
+
+def _encloses(outer: Outline, inner: Outline) -> bool:
+    """Whether one outline, which restricts no other attributes, is around another."""
+    for name, wide in outer.items():
+        narrow = inner[name]
+        if narrow.marks & ~wide.marks or not _spans(wide.numbers, narrow.numbers):
+            return False
+        if narrow.is_patterned:
+            # Its strings may reach less far than it says, but there are some.
+            if wide.strings is None:
+                return False
+        elif not _spans(wide.strings, narrow.strings):
+            return False
+    return True
+
+
+def _spans(wide: tuple[Any, Any] | None, narrow: tuple[Any, Any] | None) -> bool:
+    return narrow is None or (wide is not None and wide[0] <= narrow[0] and narrow[1] <= wide[1])
 
 
 class OutlineMasks:
@@ -105,7 +125,7 @@ class OutlineMasks:
             column = self._columns.get(name)
             if column is not None:
                 found &= ~(column.mentioned & ~column.around(span))
-        return self._filters(found)
+        return [filter for filter, other in self._at(found) if _encloses(other, outline)]
 
     def within(self, outline: Outline) -> list[Filter]:
         """Those whose outline may be within this one."""
@@ -115,7 +135,7 @@ class OutlineMasks:
             found &= column.within(span) if column is not None else 0
             if not found:
                 break
-        return self._filters(found)
+        return [filter for filter, other in self._at(found) if _encloses(outline, other)]
 
     def _restricting_only(self, outline: Outline) -> int:
         """Those that restrict no other attributes than the outline does."""
@@ -134,13 +154,11 @@ class OutlineMasks:
                 found |= those & at_least[size]
         return found
 
-    def _filters(self, found: int) -> list[Filter]:
-        filters = []
+    def _at(self, found: int) -> Iterator[tuple[Filter, Outline]]:
         while found:
             slot = found.bit_length() - 1
-            filters.append(self._members[slot][0])
+            yield self._members[slot]
             found ^= 1 << slot
-        return filters
 
 
 class _Column:
