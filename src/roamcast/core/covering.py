@@ -34,7 +34,7 @@ class CoveringAggregate:
     these are looked at anew, with all that is below them.
     """
 
-    __unsaved__ = ("_index", "_net")
+    __unsaved__: tuple[str, ...] = ("_index", "_net")
 
     def __init__(self) -> None:
         self._counts: Counter[Filter] = Counter()

@@ -99,7 +99,7 @@ class Line(Part):
 
 
 class MergingAggregate(CoveringAggregate):
-    __unsaved__ = ("_mergers",)
+    __unsaved__: tuple[str, ...] = ("_mergers",)
 
     def _restore(self) -> None:
         super()._restore()
@@ -227,11 +227,14 @@ def _pieces(line: Line, groups: list[list[Part]]) -> list[Node]:
 
 def _together(line: Line, parts: list[Part]) -> ValueSet | None:
     """What the parts of a line that belong together say about its attribute."""
-    values: ValueSet | None = parts[0].values(line.name)
+    sets = [part.values(line.name) for part in parts]
     if line.is_range:
         low, high = line.low(parts[0]), line.high(parts[-1])
-        assert values is not None
-        return ValueSet(numbers=(low, high)) if values.numbers else ValueSet(strings=(low, high))
-    for part in parts[1:]:
-        values = None if values is None else union(values, part.values(line.name))
-    return values
+        return ValueSet(numbers=(low, high)) if sets[0].numbers else ValueSet(strings=(low, high))
+    # Two and two, because long ones take longer.
+    while len(sets) > 1:
+        joined = [union(one, other) for one, other in zip(sets[::2], sets[1::2], strict=False)]
+        if None in joined:
+            return None
+        sets = [one for one in joined if one is not None] + sets[len(joined) * 2 :]
+    return sets[0]

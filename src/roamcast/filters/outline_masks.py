@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import or_
 from typing import Any, NamedTuple
 
 from roamcast.filters.axis import thinned
@@ -98,21 +100,17 @@ class OutlineMasks:
         for name, span in outline.items():
             column = self._columns.get(name)
             if column is None:
-                column = self._columns[name] = _Column([])
+                column = self._columns[name] = _Column()
             column.flip(bit, span)
 
     def _find_bounds(self) -> None:
         """Choose bounds anew, after those that are here now."""
-        self._until_bounds = 3 * len(self._members)
-        spans: dict[str, list[Span]] = {}
-        for _, outline in self._members.values():
-            for name, span in outline.items():
-                spans.setdefault(name, []).append(span)
-        self._columns = {name: _Column(found) for name, found in spans.items()}
-        self._all = 0
-        self._by_size.clear()
+        self._until_bounds = max(FIRST_BOUNDS, 3 * len(self._members))
+        spans: dict[str, list[tuple[int, Span]]] = {}
         for slot, (_, outline) in self._members.items():
-            self._flip(slot, outline)
+            for name, span in outline.items():
+                spans.setdefault(name, []).append((1 << slot, span))
+        self._columns = {name: _Column(found) for name, found in spans.items()}
 
     # --- questions ---
 
@@ -164,24 +162,30 @@ class OutlineMasks:
 class _Column:
     """The rows of one attribute."""
 
-    def __init__(self, spans: list[Span]) -> None:
+    def __init__(self, spans: Sequence[tuple[int, Span]] = ()) -> None:
         self.mentioned = 0
         self._marked = [0, 0, 0, 0]
         self._patterned = 0
-        self._numbers = _Reach([span.numbers for span in spans if span.numbers is not None])
-        self._strings = _Reach([span.strings for span in spans if span.strings is not None])
+        self._numbers = _Reach([(bit, *span.numbers) for bit, span in spans if span.numbers is not None])
+        self._strings = _Reach([(bit, *span.strings) for bit, span in spans if span.strings is not None])
         self._levels = _Levels()
+        for bit, span in spans:
+            self._flip_others(bit, span)
 
     def flip(self, bit: int, span: Span) -> None:
+        if span.numbers is not None:
+            self._numbers.flip(bit, *span.numbers)
+        if span.strings is not None:
+            self._strings.flip(bit, *span.strings)
+        self._flip_others(bit, span)
+
+    def _flip_others(self, bit: int, span: Span) -> None:
+        """All but how far it reaches."""
         self.mentioned ^= bit
         if span.marks:
             for at, mark in enumerate(MARKS):
                 if span.marks & mark:
                     self._marked[at] ^= bit
-        if span.numbers is not None:
-            self._numbers.flip(bit, *span.numbers)
-        if span.strings is not None:
-            self._strings.flip(bit, *span.strings)
         if span.is_patterned:
             self._patterned ^= bit
         if span.levels:
@@ -222,13 +226,17 @@ class _Column:
 class _Reach:
     """From where to where filters reach, as far as some bounds tell."""
 
-    def __init__(self, ends: list[tuple[Any, Any]]) -> None:
-        self.having = 0
-        """Those that reach from anywhere to anywhere at all."""
-        self._bounds: list[Any] = thinned([end for pair in ends for end in pair], BOUNDS_MAX)
-        self._from = [0] * len(self._bounds)
+    def __init__(self, members: list[tuple[int, Any, Any]]) -> None:
+        self._bounds: list[Any] = thinned([end for _, *ends in members for end in ends], BOUNDS_MAX)
+        begin, end = [0] * (len(self._bounds) + 1), [0] * (len(self._bounds) + 1)
+        for bit, low, high in members:
+            begin[bisect_left(self._bounds, low)] |= bit
+            end[bisect_right(self._bounds, high)] |= bit
+        self._from: list[int] = list(accumulate(begin, or_))
         """For each bound, those that begin there or below."""
-        self._to = [0] * len(self._bounds)
+        self.having = self._from.pop()
+        """Those that reach from anywhere to anywhere at all."""
+        self._to: list[int] = list(accumulate(reversed(end[1:]), or_))[::-1]
         """For each bound, those that end there or above."""
 
     def flip(self, bit: int, low: Any, high: Any) -> None:

@@ -17,6 +17,7 @@ open and closed ends need no cases:
   s" is (0, s + "\\0") and every interval with distinct ends holds a string.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -230,8 +231,12 @@ def contains(one: ValueSet, other: ValueSet, effort: Effort) -> bool:
 
 
 def _spans(one: Cuts, other: Cuts) -> bool:
-    """Whether `one` reaches at least from the beginning to the end of `other`."""
-    return not other or (bool(one) and one[0] <= other[0] and other[-1] <= one[-1])
+    """Whether `one` reaches from the beginning to the end of `other`, and holds its first and last values."""
+    if not other:
+        return True
+    if not one or other[0] < one[0] or one[-1] < other[-1]:
+        return False
+    return len(one) == 2 or bool(bisect_right(one, other[0]) & bisect_left(one, other[-1]) & 1)
 
 
 def _make(
