@@ -63,7 +63,9 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 class Client:
     """An MQTT 5 client, connected or refused."""
 
-    def __init__(self, broker: Broker, own: tuple[str, str] | None = None, **login: str) -> None:
+    def __init__(
+        self, broker: Broker, own: tuple[str, str] | None = None, will: str = "", **login: str
+    ) -> None:
         self.answers: dict[str, Any] = {}
         # A session belongs to its user, so each has a client id of its own.
         client_id = f"phone of {login.get('username', 'nobody')}"
@@ -74,6 +76,8 @@ class Client:
         self.paho.tls_set_context(context)
         if login:
             self.paho.username_pw_set(**login)
+        if will:
+            self.paho.will_set(will, b"gone")
         self.paho.on_connect = lambda *said: self._keep("connect", said[3])
         self.paho.on_publish = lambda *said: self._keep("publish", said[3])
         self.paho.on_subscribe = lambda *said: self._keep("subscribe", said[3][0])
@@ -108,8 +112,8 @@ class Client:
         self.paho.loop_stop()
 
 
-def try_login(broker: Broker, own: tuple[str, str] | None = None, **login: str) -> str:
-    client = Client(broker, own, **login)
+def try_login(broker: Broker, own: tuple[str, str] | None = None, will: str = "", **login: str) -> str:
+    client = Client(broker, own, will, **login)
     client.leave()
     return client.connected
 
@@ -126,6 +130,8 @@ def test_who_is_let_in_and_what_they_may_do(broker: Broker) -> None:
     assert alice.subscribe("own/#") == "Not authorized"
     assert alice.subscribe("#") == "Not authorized"
     alice.leave()
+    assert try_login(broker, will="own/alice/gone", username="alice", password=PASSWORD) == "Success"
+    assert try_login(broker, will="own/bob/gone", username="alice", password=PASSWORD) == "Not authorized"
     car = Client(broker, broker.authority.sign("car-7"))
     assert car.connected == "Success"
     assert car.publish("cars/car-7") in ("Success", "No matching subscribers")

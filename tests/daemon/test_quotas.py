@@ -1,17 +1,22 @@
 """Limits on what a client may send and hold: a real broker, raw sockets, reason codes."""
 
+import select
 import socket
+import subprocess
+import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from tests.daemon.broker_process import DEADLINE_S, BrokerProcess, broker_fixture
 from tests.daemon.raw_client import Raw
 
 from roamcast.daemon.clients import Budget
+from roamcast.daemon.open_files import OWN_FILES
 from roamcast.mqtt import packets
 from roamcast.mqtt.packets import Packet
 from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.writing import write
 
 CONFIG = """
 id = "small"
@@ -27,6 +32,7 @@ qos_max = 1
 subscriptions_per_client_max = 2
 queue_notifications_max = 3
 connecting_max = 20
+output_bytes_max = 1024
 """
 
 
@@ -92,6 +98,41 @@ def test_somebody_who_never_says_connect_takes_no_place_from_others(broker: Brok
     finally:
         for one in silent:
             one.close()
+
+
+def test_whoever_reads_no_answers_is_not_read_from_and_loses_nothing(broker: BrokerProcess) -> None:
+    count = 60_000
+    frames = b"".join(write(packets.Publish("t", b"", 1, packet_id=n), 5) for n in range(1, count + 1))
+    with Raw(broker, "deaf") as deaf, Raw(broker, "other") as other:
+        deaf.socket.setblocking(False)
+        sent, least = 0, 1 << 26
+        with suppress(BlockingIOError):
+            while sent < least:
+                if select.select([], [deaf.socket], [], 0.5)[1]:
+                    sent += deaf.socket.send(frames[sent % len(frames) :])
+                else:
+                    break
+        other.ping()
+        assert sent < least, "it was read from for ever"
+        deaf.socket.settimeout(DEADLINE_S)
+        answered, whole = 0, sent // 8
+        while answered < whole * 4:
+            answered += len(deaf.socket.recv(1 << 20))
+    assert answered == whole * 4
+
+
+def test_a_client_id_makes_no_lines_in_the_log_of_its_own(broker: BrokerProcess) -> None:
+    with Raw(broker, "sly\n2026-01-01 00:00:00,000 ERROR all is lost"):
+        broker.wait_for(r"client sly\\x0a2026-01-01 00:00:00,000 ERROR all is lost connected")
+
+
+def test_connections_leave_files_for_the_broker_itself() -> None:
+    code = "from roamcast.daemon.open_files import room_for; print(room_for(50), room_for(20_000))"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"ulimit -n 200 && exec {sys.executable} -c '{code}'"],
+        capture_output=True, text=True, check=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert done.stdout.split() == ["50", str(200 - OWN_FILES)]
 
 
 def test_a_budget_pauses_whoever_is_too_fast() -> None:

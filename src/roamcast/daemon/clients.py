@@ -24,6 +24,9 @@ from roamcast.site.inputs import Connected, Frames, Gone, SiteInput, Slow
 log = logging.getLogger("roamcast.clients")
 
 KEEP_ALIVE_GRACE = 1.5
+FULL_READ_BYTES = 200_000
+"""A read that brings as much is followed by the next one at once, so that nobody else would have a turn."""
+DISCARDED_BYTES_MAX = 4 << 20
 LINGER_S = 5.0
 """What was written last may take so long to reach the client, and the client to close."""
 
@@ -95,8 +98,9 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_budget", "_door", "_first", "_is_finished", "_push", "address", "host", "id",
-        "is_noted", "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
+        "_admission", "_budget", "_discarded", "_door", "_first", "_is_clogged", "_is_finished", "_is_held",
+        "_pauses", "_push", "address", "host", "id", "is_noted", "keep_alive_s", "last_heard_s", "listener",
+        "transport", "why", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
@@ -120,6 +124,14 @@ class ClientConnection(asyncio.Protocol):
         self._budget: Budget | None = None
         self._is_finished = False
         """Whether the last bytes have been written: nothing that comes counts any more."""
+        self._discarded = 0
+        """Bytes that came after that."""
+        self._is_clogged = False
+        """Whether it is not read from because it does not even read the answers."""
+        self._is_held = False
+        """Whether the server wants nothing to be read."""
+        self._pauses = 0
+        """Other reasons to read nothing for now."""
 
     # --- called by asyncio ---
 
@@ -134,22 +146,26 @@ class ClientConnection(asyncio.Protocol):
         self.address = f"{found[0]}:{found[1]}" if found else "a client"
         try:
             self.id = self._door.opened(self)
-        except Refused as error:
-            log.warning("%s: %s", self.address, error)
+        except Refused:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_finished:
+            self._discard(len(data))
             return
         if self._first is None:
             self.last_heard_s = monotonic()
             self._push(Frames(self.id, data))
             if self._budget is not None:
-                self._hold_back(self._budget, len(data))
+                self._spend(self._budget, len(data))
+            if len(data) > FULL_READ_BYTES:
+                self.hold_back()
         elif self.id:
             self._first += data
             if self._admission is None:
                 self._read_connect()
+            elif self._pauses == 0:
+                self._pause()  # Until it is known who this is.
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._admission is not None:
@@ -160,22 +176,57 @@ class ClientConnection(asyncio.Protocol):
             self._door.lost(self)
 
     def pause_writing(self) -> None:
+        if not self._is_finished:
+            self.write = self._write_slowly
         if self._first is None:
             self._push(Slow(self.id, is_slow=True))
 
     def resume_writing(self) -> None:
+        if not self._is_finished and self.transport is not None:
+            self.write = self.transport.write
+        if self._is_clogged:
+            self._is_clogged = False
+            self._read_on()
         if self._first is None:
             self._push(Slow(self.id, is_slow=False))
 
-    def _hold_back(self, budget: Budget, size: int) -> None:
+    # --- reading, or not for now ---
+
+    def _spend(self, budget: Budget, size: int) -> None:
         """Read nothing more for a while from a client that sends faster than it may."""
         pause_s = budget.spend(monotonic(), size)
-        if pause_s > 0 and self.transport is not None:
-            self.transport.pause_reading()
+        if pause_s > 0:
+            self._pause()
             asyncio.get_running_loop().call_later(pause_s, self._read_on)
 
+    def hold_back(self) -> None:
+        """Read nothing more before the next turn is over: it has enough to do."""
+        self._pause()
+        asyncio.get_running_loop().call_soon(self._read_on)
+
+    def hold(self) -> None:
+        """Read nothing until `release`."""
+        self._is_held = True
+        self._read_or_not()
+
+    def release(self) -> None:
+        self._is_held = False
+        self._read_or_not()
+
+    def _pause(self) -> None:
+        self._pauses += 1
+        self._read_or_not()
+
     def _read_on(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
+        self._pauses -= 1
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self.transport is None or self.transport.is_closing() or self._is_finished:
+            return
+        if self._is_held or self._pauses:
+            self.transport.pause_reading()
+        else:
             self.transport.resume_reading()
 
     # --- coming in ---
@@ -217,6 +268,8 @@ class ClientConnection(asyncio.Protocol):
             return
         finally:
             self._admission = None
+            if self._pauses:
+                self._read_on()
         rest, self._first = self._first, None
         self._budget = self._door.came_in(self.id)
         self.keep_alive_s = keep_alive_of(connect, self._door.keep_alive_max_s)
@@ -229,16 +282,16 @@ class ClientConnection(asyncio.Protocol):
     def is_admitted(self) -> bool:
         return self._first is None
 
-    def hold(self) -> None:
-        """Read nothing for now."""
-        if self.transport is not None and not self.transport.is_closing() and not self._is_finished:
-            self.transport.pause_reading()
-
-    def release(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
-
     # --- going out ---
+
+    def _write_slowly(self, data: bytes) -> None:
+        """As it is while the client reads less than is sent: what is delivered stops, so these are answers."""
+        assert self.transport is not None
+        self.transport.write(data)
+        if not self._is_clogged:
+            self._is_clogged = self.transport.get_write_buffer_size() > 2 * self._door.output_bytes_max
+            if self._is_clogged:
+                self._pause()
 
     def finish(self, data: bytes = b"", lingers: bool = True) -> None:
         """Write the last bytes and close.
@@ -256,6 +309,13 @@ class ClientConnection(asyncio.Protocol):
         if lingers and transport.can_write_eof():
             transport.write_eof()
             transport.resume_reading()
-            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
         else:
             transport.close()
+        # Also a client that never reads what was written last has to go some time.
+        asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+
+    def _discard(self, size: int) -> None:
+        """Somebody who goes on and on behind the end is not waiting for the last bytes."""
+        self._discarded += size
+        if self._discarded > DISCARDED_BYTES_MAX and self.transport is not None:
+            self.transport.abort()

@@ -50,6 +50,9 @@ class Output(Protocol):
     def hold(self, connection: int) -> None:
         """Read nothing more from this client; what it has sent cannot be taken now."""
 
+    def hold_back(self, connection: int) -> None:
+        """Read nothing more from this client before the next turn is over."""
+
     def hold_link(self, peer: str) -> None: ...
     def release(self) -> None:
         """Read from everyone again, and write to the links what there is."""
@@ -177,6 +180,9 @@ class Engine:
             output.note(note)
         for answer in effects.answers:
             output.answer(answer)
+        for connection in effects.unread:
+            output.hold_back(connection)
+            self.push(Frames(connection, b""))
 
     # --- while the journal cannot be written ---
 

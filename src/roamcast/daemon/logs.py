@@ -13,6 +13,18 @@ from roamcast.daemon.sections import Log
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+class TextLines(logging.Formatter):
+    """One line each, whatever clients call themselves; a traceback has lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.msg, record.args = record.getMessage().translate(_CONTROLS), None
+        return super().format(record)
+
+
 class JsonLines(logging.Formatter):
     """time, level, logger, message, and whatever a line has as `fields`."""
 
@@ -33,7 +45,7 @@ class JsonLines(logging.Formatter):
 def set_up(settings: Log) -> None:
     """Once, before anything is logged."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if settings.format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines(TEXT))
     logging.basicConfig(handlers=[handler], level=settings.level.upper())
 
 

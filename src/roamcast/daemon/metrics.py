@@ -84,6 +84,8 @@ class Metrics(Collector):
         yield gauge("roamcast_sessions_attached", "Those whose client is connected.", figures.attached())
         yield gauge("roamcast_subscriptions", "Subscriptions of sessions held here.", figures.subscriptions())
         yield gauge("roamcast_retained_messages", "Retained messages.", site.retained_count)
+        refused = "Messages that were not retained, because there was no room."
+        yield counter("roamcast_retained_refused", refused, site.retained_refused)
         yield counter("roamcast_connects", "Clients that were welcomed.", site.endpoint.traffic.welcomed)
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
         yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)

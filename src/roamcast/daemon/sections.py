@@ -219,7 +219,7 @@ class Mqtt(Section, frozen=True):
     keep_alive_max_s: Annotated[int, Meta(ge=1, le=65_535)] = 3600
     """The longest keep-alive; clients that ask for more, or for none, are told to use this one."""
     connect_timeout_s: Seconds = 10.0
-    """How long a connection may take to say who it is: TLS, WebSocket and CONNECT together."""
+    """How long a connection may take to say who it is: for TLS, then for WebSocket and CONNECT together."""
     settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
     """SUBACK waits so long, at most, until every broker knows the subscription."""
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=65_535)] = 256

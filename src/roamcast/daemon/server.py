@@ -17,11 +17,13 @@ import msgspec
 from roamcast.daemon.addresses import is_loopback
 from roamcast.daemon.admission import Admission
 from roamcast.daemon.clients import Budget, ClientConnection, Refused
+from roamcast.daemon.complaints import Complaints
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.journal import Journal
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.logs import fields, set_level
+from roamcast.daemon.open_files import room_for
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.sections import Config, Listener
 from roamcast.daemon.settings import site_settings
@@ -41,6 +43,8 @@ from roamcast.site.seeking import IsHere
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
+PACKETS_PER_TURN = 4096
+"""What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
 FAREWELL_S = 2.0
 """How long clients may take to read their last bytes."""
 
@@ -59,6 +63,7 @@ class Server:
         self.config = config
         self._reread = reread
         self.site = site
+        site.endpoint.packets_per_turn = PACKETS_PER_TURN
         self.events = events
         records = events.take if events is not None else None
         self.engine = Engine(site, journal, self, records, config.link.unacknowledged_bytes_max)
@@ -71,6 +76,8 @@ class Server:
         self._coming: set[int] = set()
         """Connections that have not said yet who they are."""
         self._addresses: Counter[str] = Counter()
+        self._connections_max = self._room()
+        self._complaints = Complaints()
         self._opened = 0
         self._servers: list[asyncio.Server] = []
         self._admission = Admission(config)
@@ -116,6 +123,16 @@ class Server:
     @property
     def connections(self) -> int:
         return len(self._clients)
+
+    def _room(self) -> int:
+        """How many connections there may be: as many as are configured, if the system allows so many."""
+        wanted = self.config.quotas.connections_max
+        room = room_for(wanted)
+        if room < wanted:
+            log.warning(
+                "quotas.connections_max = %d: the limit of open files leaves room for %d", wanted, room
+            )
+        return room
 
     async def _listen(self, number: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
@@ -163,6 +180,7 @@ class Server:
             self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
             quotas=config.quotas, log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip
+        self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(Tuned(site_settings(self.config)))
         self.engine.push(Ruled(config.access_rules))
@@ -221,12 +239,17 @@ class Server:
         quotas = self.config.quotas
         host = client.host
         limit = quotas.connections_per_address_max
-        if len(self._clients) >= quotas.connections_max:
-            raise Refused(Reason.SERVER_BUSY, f"there are {quotas.connections_max} connections already")
-        if limit is not None and self._addresses[host] >= limit and not is_loopback(host):
-            raise Refused(Reason.SERVER_BUSY, f"there are {limit} connections from {host} already")
-        if len(self._coming) >= quotas.connecting_max:
-            raise Refused(Reason.SERVER_BUSY, f"{quotas.connecting_max} connections are coming in already")
+        why = ""
+        if len(self._clients) >= self._connections_max:
+            why = f"there are {self._connections_max} connections already"
+        elif limit is not None and self._addresses[host] >= limit and not is_loopback(host):
+            why = f"there are {limit} connections from {host} already"
+        elif len(self._coming) >= quotas.connecting_max:
+            why = f"{quotas.connecting_max} connections are coming in already"
+        if why:
+            if self._complaints.is_due(host, why):
+                log.warning("%s is refused: %s", client.address, why)
+            raise Refused(Reason.SERVER_BUSY, why)
         self._opened += 1
         self._addresses[host] += 1
         id = (self.site.starts << 32) + self._opened
@@ -289,6 +312,11 @@ class Server:
         if client is not None:
             self._held[connection] = client
             client.hold()
+
+    def hold_back(self, connection: int) -> None:
+        client = self._clients.get(connection)
+        if client is not None:
+            client.hold_back()
 
     def hold_link(self, peer: str) -> None:
         self.linking.peers.pause_reading(peer)

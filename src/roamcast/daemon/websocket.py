@@ -33,6 +33,10 @@ log = logging.getLogger("roamcast.clients")
 SUBPROTOCOL = "mqtt"
 REQUEST_BYTES_MAX = 16 << 10
 """What somebody may send before the WebSocket is there."""
+SLICE_BYTES = 16 << 10
+"""Taken apart at once: the smallest messages are so many that others would wait for them."""
+PONGS_BYTES_MAX = 64 << 10
+"""Answers to pings that wait to be read; RFC 6455, section 5.5.3, allows to leave some out."""
 GOING_AWAY, UNSUPPORTED, NORMAL = 1001, 1003, 1000
 
 
@@ -84,12 +88,15 @@ class WebSocketConnection(asyncio.Protocol):
         self._listener = listener
         self._machine = WSConnection(ConnectionType.SERVER)
         self._received = 0
+        self._rest = b""
+        """What has come and was not looked at yet."""
         self._is_open = False
 
     # --- called by asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self._inner.connection_made(WebSocketTransport(self))
 
     def data_received(self, data: bytes) -> None:
         if not self._is_open:
@@ -97,6 +104,17 @@ class WebSocketConnection(asyncio.Protocol):
             if self._received > REQUEST_BYTES_MAX:
                 self.transport.abort()
                 return
+        self._rest += data
+        self._take_some()
+
+    def _take_some(self) -> None:
+        data, self._rest = self._rest[:SLICE_BYTES], self._rest[SLICE_BYTES:]
+        self._take(data)
+        if self._rest and not self.is_closing and not self.transport.is_closing():
+            asyncio.get_running_loop().call_soon(self._take_some)
+            self._inner.hold_back()
+
+    def _take(self, data: bytes) -> None:
         try:
             self._machine.receive_data(data)
             for event in self._machine.events():
@@ -110,8 +128,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closing = True
-        if self._is_open:
-            self._inner.connection_lost(error)
+        self._inner.connection_lost(error)
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
@@ -131,7 +148,8 @@ class WebSocketConnection(asyncio.Protocol):
                 # MQTT is binary; section 6 of both standards.
                 self.close(UNSUPPORTED)
             case Ping():
-                self.send(event.response())
+                if self.transport.get_write_buffer_size() < PONGS_BYTES_MAX:
+                    self.send(event.response())
             case CloseConnection():
                 if self._machine.state is ConnectionState.REMOTE_CLOSING:
                     self.send(event.response())
@@ -146,7 +164,6 @@ class WebSocketConnection(asyncio.Protocol):
             return
         self.send(AcceptConnection(subprotocol=SUBPROTOCOL))
         self._is_open = True
-        self._inner.connection_made(WebSocketTransport(self))
 
     def send(self, event: Any) -> None:
         if not self.is_closing and not self.transport.is_closing():
@@ -162,7 +179,7 @@ class WebSocketConnection(asyncio.Protocol):
 
 def _objection(request: Request, listener: Listener) -> str:
     """Why this may not become a WebSocket; "" if it may."""
-    if urlsplit(request.target).path != listener.path:
+    if request.target.partition("?")[0] != listener.path:
         return f"there is no {request.target!r} here, only {listener.path!r}"
     if SUBPROTOCOL not in request.subprotocols:
         return f"the sub-protocol {SUBPROTOCOL!r} was not asked for"
@@ -176,4 +193,7 @@ def _objection(request: Request, listener: Listener) -> str:
 def _is_allowed(origin: str, host: str, listener: Listener) -> bool:
     if listener.origins:
         return origin in listener.origins or "*" in listener.origins
-    return urlsplit(origin).netloc == host
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False

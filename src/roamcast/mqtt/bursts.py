@@ -38,8 +38,10 @@ HEADERS_KEPT_MAX = 1_024
 _PUBLISH = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D))
 
 
-def cut_bursts(data: bytes, start: int, packet_max: int, version: int) -> tuple[list[Frames], int]:
-    """The PUBLISH frames at `start`, and where they end.
+def cut_bursts(
+    data: bytes, start: int, packet_max: int, version: int, bursts_max: int = 1 << 30
+) -> tuple[list[Frames], int]:
+    """The PUBLISH frames at `start`, and where they end: so many bursts at most.
 
     Frames with the same first byte, topic and properties and consecutive packet ids are together. They end
     at the first one that is not whole, not a PUBLISH, larger than 16 KiB, with more than 127 bytes of
@@ -90,6 +92,8 @@ def cut_bursts(data: bytes, start: int, packet_max: int, version: int) -> tuple[
                 break  # Something was read past the end; nothing of it has been kept.
             topic = data[body:topic_end]
             if topic != last_topic or packet_id != following_id or block != last_block:
+                if len(bursts) == bursts_max:
+                    break
                 last_topic, last_block, payloads = topic, block, []
                 bursts.append((first, topic, block, packet_id, payloads))
             elif (

@@ -22,7 +22,7 @@ from roamcast.mqtt.packet_ids import ENCODED, consecutive, following
 from roamcast.mqtt.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.properties import split_publish
 from roamcast.mqtt.publishing import Described, resolve
-from roamcast.mqtt.reading import PINGREQ, cut, needed, parse
+from roamcast.mqtt.reading import PINGREQ, SUBSCRIBE, UNSUBSCRIBE, cut, needed, parse
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.sessions import MqttSession
 from roamcast.mqtt.traffic import Traffic
@@ -34,8 +34,11 @@ ONE_PUBACK = b"\x40\x02"
 QOS_0, QOS_1 = 0x30, 0x32
 """First bytes of a PUBLISH that is neither retained nor sent again."""
 LARGEST_PACKET = 1 << 28
+UNLIMITED = 1 << 30
 TOPICS_KEPT_MAX = 2048
 EXPLANATION_LENGTH_MAX = 1000
+LABOUR = {SUBSCRIBE: 8, UNSUBSCRIBE: 8}
+"""Kinds of packets that take as long as so many others."""
 
 Answer = TypeVar("Answer", bound=Puback | Pubrec | Suback)
 
@@ -58,6 +61,10 @@ class Reader(Protocol):
 
     inputs: list[Input]
     packet_max: int
+    packets_max: int
+    """Bursts and single packets that are taken of one connection in this turn; others are waiting too."""
+    unread: dict[int, None]
+    """Connections with whole packets that were left for the next turn."""
     received_max: int
     waiting_max: int
     alias_max: int
@@ -87,13 +94,13 @@ class Reader(Protocol):
 
 class Connection:
     __slots__ = (
-        "_chunks", "_have", "_need", "access", "aliases", "client", "connect", "guarded", "id",
+        "_chunks", "_have", "_held", "_need", "access", "aliases", "client", "connect", "guarded", "id",
         "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
         "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
     __unsaved__ = (
-        "_chunks", "_have", "_need", "access", "guarded", "is_durable", "is_slow", "out",
+        "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
         "published", "sent_aliases", "taken", "topics",
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
@@ -138,6 +145,8 @@ class Connection:
         self.taken = b""
         """What was read last, with the pieces that had come before."""
         self._chunks: list[bytes] = []
+        self._held = 0
+        """Packets in `waiting`."""
         self._have = 0
         self._need = 0
 
@@ -149,7 +158,7 @@ class Connection:
             # The beginning of a long packet waits in pieces: joining them each time would be quadratic.
             self._chunks.append(data)
             self._have += len(data)
-            if self._have < self._need:
+            if self._have < self._need or self.id in endpoint.unread:
                 return b""
             data = b"".join(self._chunks)
             self._chunks, self._have, self._need = [], 0, 0
@@ -193,31 +202,45 @@ class Connection:
     def read_waiting(self, endpoint: Reader) -> None:
         """The session has come: take what the client sent before."""
         waiting, self.waiting = b"".join(self.waiting), []
+        # All of it is in the journal already, and has to be taken now.
+        packets_max, endpoint.packets_max = endpoint.packets_max, UNLIMITED
         self._take(endpoint, waiting)
+        endpoint.packets_max = packets_max
+        if self._have and self._have >= self._need:
+            endpoint.unread[self.id] = None
 
     def _hold(self, endpoint: Reader, data: bytes) -> int:
-        """Keep whole packets until the session is there."""
+        """Keep whole packets until the session is there; not too many, since they are all taken at once."""
         position = 0
-        while (whole := cut(data, position, endpoint.packet_max)) is not None:
+        while self._held < endpoint.packets_max:
+            whole = cut(data, position, endpoint.packet_max)
+            if whole is None:
+                break
             position = whole[2]
+            self._held += LABOUR.get(whole[0] >> 4, 1)
         if position:
             self.is_durable = True
             self.waiting.append(data[:position])
-        if sum(map(len, self.waiting)) > endpoint.waiting_max:
+        if sum(map(len, self.waiting)) + len(data) - position > endpoint.waiting_max + endpoint.packet_max:
             raise PacketError(Reason.QUOTA_EXCEEDED, "too much was sent before the session was there")
         return position
 
     def _take(self, endpoint: Reader, data: bytes) -> int:
         position, size, packet_max, version = 0, len(data), endpoint.packet_max, self.version
+        left = endpoint.packets_max
         while position < size and self.is_open:
+            if left <= 0:
+                endpoint.unread[self.id] = None
+                break
             kind = data[position] >> 4
             if kind == 3:
                 single = last_frame(data, position, packet_max, version)
                 if single is not None:
                     self._publish_single(endpoint, single)
                     return size
-                bursts, end = cut_bursts(data, position, packet_max, version)
+                bursts, end = cut_bursts(data, position, packet_max, version, left)
                 if bursts:
+                    left -= len(bursts)
                     self._publish_bursts(endpoint, bursts)
                     position = end
                     continue
@@ -230,6 +253,7 @@ class Connection:
             if whole is None:
                 break
             first, start, position = whole
+            left -= LABOUR.get(kind, 1)
             body = data[start:position]
             packet = parse(first, body, version)
             if kind == 3:
@@ -247,14 +271,15 @@ class Connection:
         """PUBLISH packets; those without properties that differ in their topics alone stay together."""
         start, count = 0, len(bursts)
         while start < count:
-            first, topic, block, packet_id, payloads = bursts[start]
-            end = start + 1
-            if first in (QOS_0, QOS_1):
+            first, block, end = bursts[start][0], bursts[start][2], start + 1
+            if first in (QOS_0, QOS_1) and not block:
                 while end < count and bursts[end][0] == first and not bursts[end][2]:
                     end += 1
-            if end - start == 1 or block or not self._publish_varied(endpoint, first, bursts[start:end]):
-                end = start + 1
-                self._publish(endpoint, first, topic, block, packet_id, payloads)
+            run = bursts[start:end]
+            if len(run) == 1 or not self._publish_varied(endpoint, first, run):
+                # Singly to the last: trying the rest of it together again is endless if all are forbidden.
+                for burst in run:
+                    self._publish(endpoint, *burst)
             start = end
 
     def _publish_varied(self, endpoint: Reader, first: int, bursts: list[Burst]) -> bool:

@@ -28,7 +28,7 @@ from roamcast.filters.filter import Attributes, Filter, Value
 from roamcast.mqtt import packets
 from roamcast.mqtt.access import Access, AccessRules, Identity
 from roamcast.mqtt.attributes import contents_of
-from roamcast.mqtt.connection import DENIED, Connection, Refusal, Refusals
+from roamcast.mqtt.connection import DENIED, UNLIMITED, Connection, Refusal, Refusals
 from roamcast.mqtt.delivering import PUBREL, deliver
 from roamcast.mqtt.errors import PacketError, protocol_error
 from roamcast.mqtt.marks import QOS, RETAIN, TOPIC
@@ -113,7 +113,7 @@ class Keeper(Protocol):
 class Endpoint:
     outside = frozenset({TOPIC})
 
-    __unsaved__ = ("_attributes", "traffic")
+    __unsaved__ = ("_attributes", "packets_max", "packets_per_turn", "traffic", "unread")
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
@@ -142,6 +142,10 @@ class Endpoint:
         self._restore()
 
     def _restore(self) -> None:
+        self.packets_per_turn = 0
+        """What is taken of all clients together in one turn; 0, as for what comes from the journal: all."""
+        self.packets_max = UNLIMITED
+        self.unread: dict[int, None] = {}
         self.traffic = Traffic()
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         for connection in (*self.connections.values(), *self._attaching.values()):
@@ -237,6 +241,9 @@ class Endpoint:
             check_will(connect, self.settings)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
+            return
+        if connect.will is not None and not self._may_publish(connection, connect.will):
+            self._end(connection, Reason.NOT_AUTHORIZED, "its will may not be published")
             return
         self._attaching[client] = connection
         if self._elsewhere is not None:

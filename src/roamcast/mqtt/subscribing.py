@@ -54,8 +54,9 @@ class Subscribing:
         reasons: list[Reason] = []
         refusals: list[str] = []
         recall: list[Subscription] = []
-        for entry in packet.entries:
+        for place, entry in enumerate(packet.entries):
             try:
+                self._check_room(session, entry.filter, place)
                 subscription = self._read(connection, session, entry, packet.subscription_identifier, asked)
             except PacketError as error:
                 reasons.append(error.reason)
@@ -68,6 +69,13 @@ class Subscribing:
                 recall.append(subscription)
         answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
         self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
+
+    def _check_room(self, session: MqttSession, name: str, place: int) -> None:
+        """Before a closer look at it, which takes longer."""
+        most = self._endpoint.settings.subscriptions_max
+        is_new = name not in session.subscriptions
+        if place >= most or (is_new and len(session.subscriptions) >= most):
+            raise PacketError(Reason.QUOTA_EXCEEDED, "a client may not have more subscriptions")
 
     def _read(
         self,
@@ -92,9 +100,6 @@ class Subscribing:
             entry.filter, filter.text, min(entry.qos, connection.qos_max), entry.no_local,
             entry.retain_as_published, identifier, group, asked.get(IDENTITY) == "1",
         )  # fmt: skip
-        is_full = len(session.subscriptions) >= endpoint.settings.subscriptions_max
-        if is_full and entry.filter not in session.subscriptions:
-            raise PacketError(Reason.QUOTA_EXCEEDED, "a client may not have more subscriptions")
         refusal = endpoint.keeper.refusal_of_filter(filter, connection.client)
         if group and filter.own:
             refusal = "a shared subscription cannot depend on where one client is"

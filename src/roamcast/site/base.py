@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from roamcast.core.effects import Told
@@ -13,6 +13,9 @@ from roamcast.site.inputs import Connected, Frames, Gone, SiteEffects
 from roamcast.site.seeking import IsHere
 from roamcast.site.settings import SiteSettings
 from roamcast.site.wills import PublishThat
+
+PACKETS_MIN = 20
+"""What one client may always send in one turn."""
 
 
 class Answering(Protocol):
@@ -36,9 +39,11 @@ class BaseSite:
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
-    def _read(self, of_clients: Iterable[Frames | Gone | Connected]) -> None:
+    def _read(self, of_clients: Sequence[Frames | Gone | Connected]) -> None:
         """What came from clients, in order."""
         endpoint, durable = self.endpoint, self._out.durable
+        if endpoint.packets_per_turn and of_clients:
+            endpoint.packets_max = max(PACKETS_MIN, endpoint.packets_per_turn // len(of_clients))
         for item in of_clients:
             if type(item) is Frames:
                 data = endpoint.read(item.connection, item.data)
@@ -65,6 +70,9 @@ class BaseSite:
         traffic = endpoint.traffic
         if traffic.notes:
             out.notes, traffic.notes = traffic.notes, []
+        if endpoint.unread:
+            out.unread = list(endpoint.unread)
+            endpoint.unread.clear()
         if seeking.answers:
             out.answers, seeking.answers = seeking.answers, []
         if endpoint.closes:

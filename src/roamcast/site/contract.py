@@ -75,6 +75,10 @@ class AnySite(Protocol):
 
     @property
     def retained_count(self) -> int: ...
+    @property
+    def retained_refused(self) -> int:
+        """Messages that found no room."""
+
     def stored(self) -> Iterable[Burst]:
         """What waits for clients here, sent and not acknowledged ones included."""
 

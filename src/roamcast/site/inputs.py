@@ -214,6 +214,8 @@ class SiteEffects(msgspec.Struct):
     answers: Sequence[IsHere] = ()
     tree: Tree | None = None
     """If it is another than before."""
+    unread: list[int] = []
+    """Connections that sent more than one turn may take: the next one goes on with an empty `Frames`."""
     durable: list[SiteInput] = []
     """What must be in the journal before any of the rest goes out."""
 

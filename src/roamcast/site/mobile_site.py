@@ -161,6 +161,10 @@ class MobileSite(BaseSite):
     def retained_count(self) -> int:
         return 0
 
+    @property
+    def retained_refused(self) -> int:
+        return 0
+
     def stored(self) -> Iterable[Burst]:
         return self.core.stored()
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
+
 from roamcast.core.messages import Cause
 from roamcast.core.notification import Burst, Message, encode_attributes
+from roamcast.filters.expression import And, Compare, Expression, Matches, names_of
 from roamcast.filters.selector import parse
 from roamcast.mqtt.delivering import is_expired
 from roamcast.mqtt.marks import QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.outgoing import identified
+from roamcast.site.topic_tree import TopicTree
 
 if TYPE_CHECKING:
     from roamcast.node.broker import Broker
 
 TOMBSTONE_S = 24 * 3600.0
 TIDY_EVERY = 1024
+ABOUT_TOPIC = frozenset({TOPIC})
 
 
 class Retain(Message, frozen=True):
@@ -69,6 +74,8 @@ class TellRetained(Message, frozen=True):
 
 
 class RetainedMessages:
+    __unsaved__ = ("_bytes", "_count", "_topics")
+
     def __init__(self, broker: Broker) -> None:
         self.refused = 0
         """Messages that found no room."""
@@ -76,7 +83,6 @@ class RetainedMessages:
         self._messages_max = 0
         self._bytes_max = 0
         self._kept: dict[str, Retain] = {}
-        self._bytes = 0
         self._clock = (0.0, 0)
         self._recalled = 0
         self._changes = 0
@@ -87,13 +93,22 @@ class RetainedMessages:
             (TellRetained, self.on_tell),
         ):
             broker.serve(kind, handler)
+        self._restore()
+
+    def _restore(self) -> None:
+        self._count = self._bytes = 0
+        """Messages that are kept, and their bytes; tombstones have limits of their own."""
+        self._topics = TopicTree()
+        """Theirs."""
+        for one in self._kept.values():
+            self._enter(one, 1)
 
     def configure(self, messages_max: int, bytes_max: int) -> None:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
 
     def __len__(self) -> int:
-        return sum(one.body is not None for one in self._kept.values())
+        return self._count
 
     def on_keep_this(self, sender: str, message: KeepThis) -> None:
         broker = self._broker
@@ -110,29 +125,42 @@ class RetainedMessages:
         if known is not None and known.stamp >= message.stamp:
             return
         self._clock = max(self._clock, (message.time, message.count))
-        size = len(message.body or b"") + len(message.topic)
-        if message.body is not None and known is None and not self._has_room(size):
+        if known is not None:
+            self._enter(known, -1)
+        kept = message
+        if message.body is not None and not self._has_room(_size(message)):
             self.refused += 1
-        else:
-            self._bytes += size - (len(known.body or b"") + len(known.topic) if known is not None else 0)
-            self._kept[message.topic] = message
+            kept = msgspec.structs.replace(message, body=None)  # What was there before is not true any more.
+        self._kept[message.topic] = kept
+        self._enter(kept, 1)
         self._tidy()
         for peer in self._broker.peers:
             if peer != sender:
                 self._broker.send(peer, message)
 
+    def _enter(self, message: Retain, sign: int) -> None:
+        """Count a message in (1), or out (-1)."""
+        if message.body is not None:
+            self._count += sign
+            self._bytes += sign * _size(message)
+            (self._topics.add if sign > 0 else self._topics.discard)(message.topic)
+
     def _has_room(self, size: int) -> bool:
-        return len(self._kept) < self._messages_max and self._bytes + size <= self._bytes_max
+        return self._count < self._messages_max and self._bytes + size <= self._bytes_max
 
     def _tidy(self) -> None:
-        """Forget tombstones that have done their work."""
+        """Forget tombstones that have done their work, and the oldest if there are too many."""
         self._changes += 1
         if self._changes % TIDY_EVERY:
             return
         old = self._broker.now - TOMBSTONE_S
-        for topic in [topic for topic, one in self._kept.items() if one.body is None and one.time < old]:
-            self._bytes -= len(topic)
-            del self._kept[topic]
+        tombstones = [one for one in self._kept.values() if one.body is None]
+        tombstones.sort(key=_stamp, reverse=True)
+        size = 0
+        for place, one in enumerate(tombstones):
+            size += len(one.topic)
+            if one.time < old or place >= self._messages_max or size > self._bytes_max:
+                del self._kept[one.topic]
 
     def on_tell(self, sender: str, message: TellRetained) -> None:
         for one in self._kept.values():
@@ -142,20 +170,39 @@ class RetainedMessages:
         broker = self._broker
         filter = broker.as_it_is(parse(message.filter), message.client)
         named = identified(message.identifier) if message.identifier is not None else b""
-        for one in self._kept.values():
-            if one.body is None:
-                continue
-            attributes = encode_attributes({TOPIC: one.topic})
+        sees_content = not names_of(filter.expression) <= ABOUT_TOPIC
+        for topic in self._candidates(filter.expression):
+            one = self._kept[topic]
+            assert one.body is not None
+            attributes = encode_attributes({TOPIC: topic})
             self._recalled += 1
             burst = Burst(
                 f"$retained/{broker.id}", 0, self._recalled, attributes, one.published_at, (one.body,), 1,
                 _marks(one.marks[0], message.qos) + one.marks[1:] + named,
             )  # fmt: skip
-            wanted = {TOPIC: one.topic}
-            if broker.front is not None:
+            wanted = {TOPIC: topic}
+            if sees_content and broker.front is not None:
                 wanted = dict(broker.front.contents(burst)[0])  # type: ignore[arg-type]
             if filter.matches(wanted) and not is_expired(burst, broker.now):
                 broker.enqueue(message.client, burst)
+
+    def _candidates(self, expression: Expression) -> list[str]:
+        """Topics that may match, in an order that is the same after a restart."""
+        for part in expression.children if isinstance(expression, And) else (expression,):
+            if isinstance(part, Compare) and part.name == TOPIC and part.operator == "=":
+                known = self._kept.get(str(part.value))
+                return [known.topic] if known is not None and known.body is not None else []
+            if isinstance(part, Matches) and part.name == TOPIC and not part.negative:
+                return sorted(self._topics.matching(part.pattern.levels))
+        return sorted(self._topics.matching(("#",)))
+
+
+def _size(message: Retain) -> int:
+    return len(message.body or b"") + len(message.topic)
+
+
+def _stamp(message: Retain) -> tuple[float, int, str]:
+    return message.stamp
 
 
 def _marks(published: int, qos_max: int) -> bytes:

@@ -147,6 +147,10 @@ class Site(BaseSite):
     def retained_count(self) -> int:
         return len(self.retained)
 
+    @property
+    def retained_refused(self) -> int:
+        return self.retained.refused
+
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
 

@@ -1,0 +1,18 @@
+"""How many files, and so connections, this process may have open at once."""
+
+from __future__ import annotations
+
+import resource
+
+OWN_FILES = 128
+"""For journal, snapshots, links, metrics and the control channel: clients may not take these."""
+
+
+def room_for(connections: int) -> int:
+    """Raise the limit as far as so many connections need it; how many there is room for."""
+    wanted = connections + OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - OWN_FILES))
