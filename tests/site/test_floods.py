@@ -12,7 +12,7 @@ from roamcast.mqtt.packets import Connect, Pingreq, Publish, Subscribe, Subscrip
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.topics import matches
 from roamcast.mqtt.writing import write
-from roamcast.site.inputs import Connected, Frames, SiteEffects, SiteInput, Started
+from roamcast.site.inputs import Connected, Frames, Gone, SiteEffects, SiteInput, Started
 from roamcast.site.settings import SiteSettings
 from roamcast.site.site import Site
 from roamcast.site.topic_tree import TopicTree
@@ -40,7 +40,8 @@ def run(site: Site, *inputs: SiteInput) -> list[SiteEffects]:
     """Turn after turn, as a driver does it, until nothing is left."""
     turns = [site.step(2.0, inputs)]
     while turns[-1].unread:
-        turns.append(site.step(2.0, [Frames(one, b"") for one in turns[-1].unread]))
+        goes_on: list[SiteInput] = [Frames(one, b"") for one in turns[-1].unread]
+        turns.append(site.step(2.0, goes_on + turns[-1].deferred))
     return turns
 
 
@@ -63,6 +64,15 @@ def crowd(packets_per_turn: int) -> Site:
     site = started(packets_per_turn)
     site.step(1.0, [connected(1, "flood"), connected(2, "other")])
     return site
+
+
+def test_who_leaves_behind_a_flood_has_said_all_of_it() -> None:
+    site = crowd(SHARE)
+    left = write(packets.Disconnect(), 5)
+    turns = run(site, Frames(1, publishes(1000) + left), Gone(1))
+    assert answers(turns, 1) == answers(run(crowd(0), Frames(1, publishes(1000) + left)), 1)
+    assert [note.reason for turn in turns for note in turn.notes] == ["it said so"]
+    assert not any(isinstance(item, Gone) for turn in turns for item in turn.durable)
 
 
 def test_what_is_sent_before_the_session_is_there_is_no_way_around_it() -> None:

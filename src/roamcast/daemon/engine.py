@@ -183,6 +183,8 @@ class Engine:
         for connection in effects.unread:
             output.hold_back(connection)
             self.push(Frames(connection, b""))
+        for item in effects.deferred:
+            self.push(item)
 
     # --- while the journal cannot be written ---
 

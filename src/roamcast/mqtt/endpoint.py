@@ -242,7 +242,7 @@ class Endpoint:
         except PacketError as error:
             self._end(connection, error.reason, str(error))
             return
-        if connect.will is not None and not self._may_publish(connection, connect.will):
+        if connect.will is not None and not _may_publish(connection, connect.will):
             self._end(connection, Reason.NOT_AUTHORIZED, "its will may not be published")
             return
         self._attaching[client] = connection
@@ -553,10 +553,7 @@ class Endpoint:
     def _will_of(self, connection: Connection, session: MqttSession) -> tuple[packets.Will | None, float]:
         """The will of a connection that ends now, if it may be published, and when."""
         will = connection.connect.will
-        if will is None:
-            return None, 0.0
-        (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
-        if not connection.access.may_publish(will.topic, attributes):
+        if will is None or not _may_publish(connection, will):
             return None, 0.0
         return will, self.now + min(will.delay, session.expiry_s)
 
@@ -623,6 +620,11 @@ class Endpoint:
             connection.read_waiting(self)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
+
+
+def _may_publish(connection: Connection, will: packets.Will) -> bool:
+    (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
+    return connection.access.may_publish(will.topic, attributes)
 
 
 def _marks_of(will: packets.Will) -> bytes:

@@ -52,6 +52,8 @@ class BaseSite:
             elif type(item) is Connected:
                 durable.append(item)
                 endpoint.connected(item.connection, item.connect, item.identity)
+            elif item.connection in endpoint.unread:
+                self._out.deferred.append(item)  # Its last words are still to be read.
             elif item.connection in endpoint.connections:
                 durable.append(item)
                 endpoint.closed(item.connection)

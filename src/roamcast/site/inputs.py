@@ -216,6 +216,8 @@ class SiteEffects(msgspec.Struct):
     """If it is another than before."""
     unread: list[int] = []
     """Connections that sent more than one turn may take: the next one goes on with an empty `Frames`."""
+    deferred: list[SiteInput] = []
+    """What is to come behind that, once more."""
     durable: list[SiteInput] = []
     """What must be in the journal before any of the rest goes out."""
 
