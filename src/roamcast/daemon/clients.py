@@ -168,6 +168,7 @@ class ClientConnection(asyncio.Protocol):
                 self._pause()  # Until it is known who this is.
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.write = _ignore
         if self._admission is not None:
             self._admission.cancel()
         if self._first is None:
@@ -285,7 +286,7 @@ class ClientConnection(asyncio.Protocol):
     # --- going out ---
 
     def _write_slowly(self, data: bytes) -> None:
-        """As it is while the client reads less than is sent: what is delivered stops, so these are answers."""
+        """While the client reads less than is sent: what is delivered stops then, so these are answers."""
         assert self.transport is not None
         self.transport.write(data)
         if not self._is_clogged:
