@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +28,11 @@ from tests.client.servers import (
 from roamcast.cli import build_app, run
 from roamcast.cli.flags import Property
 from roamcast.cli.formats import Format
+from roamcast.cli.lines import Lines
 from roamcast.cli.pub import COMMAND as PUB
+from roamcast.cli.running import exit_code
 from roamcast.cli.sub import COMMAND as SUB
-from roamcast.client import Notification, NotificationIdentity
+from roamcast.client import ConnectError, Notification, NotificationIdentity, Reason
 from roamcast.errors import InputError
 from roamcast.records import read_log
 
@@ -358,3 +362,74 @@ def test_a_subscriber_that_says_where_it_is(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert b"location 'cellar' is not in the movement graph" in refused.stderr
     assert refused.stderr.count(b"\n") == 1
+
+
+def test_what_is_kept_is_shown_left_out_and_removed(
+    mosquitto: Mosquitto, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The flags of mosquitto_sub for retained messages, topics and subscriptions, within this process."""
+
+    def shown(name: str, *words: str) -> tuple[list[str], int]:
+        command = PUB if name == "pub" else SUB
+        code = command.run([*words, "-p", str(mosquitto.port), "-h", "127.0.0.1", "--quiet"])
+        return capsysbinary.readouterr().out.decode().split("|"), code
+
+    for name in ("one", "two", "three"):
+        assert shown("pub", "-L", f"mqtt://127.0.0.1:{mosquitto.port}/kept/{name}", "-rn") == ([""], 0)
+        assert shown("pub", "-t", f"kept/{name}", "-m", name, "-r", "-q", "1")[1] == 0
+    everything = ("sub", "-t", "kept/#", "-F", "%p|", "-N", "-W", "30", "-C")
+    assert sorted(shown(*everything, "3")[0]) == ["", "one", "three", "two"]
+    assert sorted(shown(*everything, "2", "-T", "+/two")[0]) == ["", "one", "three"]
+    assert shown(*everything, "1", "-R", "-W", "0.2") == ([""], 27)
+    removing = ("--retained-only", "--remove-retained", "-T", "+/two")
+    assert sorted(shown(*everything, "2", *removing)[0]) == ["", "one", "three"]
+    assert shown(*everything, "1") == (["two", ""], 0)
+    kept = ("sub", "-i", "flagged", "-c", "-q", "1", "-W", "30", "-F", "%p|", "-N")
+    assert shown(*kept, "-t", "later", "-E") == ([""], 0)
+    assert shown("pub", "-t", "later", "-m", "x", "-q", "1", "-I", "some-")[1] == 0
+    assert shown(*kept, "-t", "never", "-C", "1") == (["x", ""], 0)
+    assert shown(*kept, "-U", "later", "-E") == ([""], 0)
+    assert shown("pub", "-t", "later", "-m", "y", "-q", "1", "-A", "127.0.0.1", "-M", "3")[1] == 0
+    assert shown(*kept, "-t", "never", "-W", "0.2") == ([""], 27)
+
+
+def test_what_is_sent_and_received_is_told(mosquitto: Mosquitto, capsys: pytest.CaptureFixture[str]) -> None:
+    assert PUB.run(["-p", str(mosquitto.port), "-t", "told", "-m", "x", "-q", "2", "-d", "-i", "teller"]) == 0
+    told = [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()]
+    packets = ["sending CONNECT", "received CONNACK", "sending PUBLISH", "received PUBREC", "sending PUBREL"]
+    packets += ["received PUBCOMP", "sending DISCONNECT"]
+    assert told == [f"roamcast: {packet}" for packet in packets]
+
+
+def test_a_refused_connection_has_the_code_of_its_reason() -> None:
+    refused = ConnectError("no", Reason.NOT_AUTHORIZED)
+    assert (exit_code(refused, 5), exit_code(refused, 4)) == (0x87, 5)
+    assert exit_code(ConnectError("nobody there"), 5) == 1
+
+
+def test_lines_come_as_they_are_and_as_soon_as_they_are_there() -> None:
+    async def read() -> list[list[bytes]]:
+        source, sink = os.pipe()
+        lines, found = Lines(source), []
+        os.write(sink, b"a\r\n\n \nhal")
+        async for burst in lines.bursts():
+            found.append(burst)
+            if len(found) == 1:
+                os.write(sink, b"f")
+                asyncio.get_running_loop().call_later(0.01, os.close, sink)
+        os.close(source)
+        assert lines.count == 3
+        return found
+
+    assert asyncio.run(read()) == [[b"a\r", b" "], [b"half"]]
+
+
+def test_starting_a_client_loads_no_other_command() -> None:
+    code = (
+        "import sys; from roamcast.cli import main; sys.argv = 'roamcast pub -t x -m y -p 1'.split(); "
+        "assert main() == 1; "
+        "print([name for name in ('typer', 'lark', 'uvloop', 'rich', 'roamcast.filters', "
+        "'roamcast.cli.app') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert result.stdout == "[]\n"

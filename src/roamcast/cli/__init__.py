@@ -57,7 +57,8 @@ def answered(work: Callable[[], int]) -> int:
     try:
         code = work()
         # What is still buffered is written here, where a reader that went away can be answered.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except InputError as error:
         return complain(str(error), EXIT_INPUT)

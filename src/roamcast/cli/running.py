@@ -124,5 +124,6 @@ async def _roam(client: Client, values: Values, progress: Callable[[], str]) -> 
 
 def flush_all(text: bytes) -> None:
     """Write to standard output, and on: what is printed may be acknowledged then."""
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
+    if sys.stdout is not None:  # As it is where the shell has closed it.
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()

@@ -163,7 +163,8 @@ class Printing:
         """Those to print, and how many were looked at for them."""
         from roamcast.mqtt.topics import matches
 
-        values, wanted = self._values, list[Notification]()
+        values = self._values
+        wanted: list[Notification] = []
         for place, one in enumerate(waiting):
             if values.retained_only and not one.retain:
                 self._is_done = True
