@@ -469,6 +469,20 @@ def test_no_local(broker: BrokerProcess) -> None:
         assert len(one.drain()) == 1
 
 
+def test_no_local_holds_back_what_is_retained_too(broker: BrokerProcess) -> None:
+    """[3.8.3-3]: a retained message is a message of whoever published it."""
+    with Raw(broker, "keeper") as keeper, Raw(broker, "other") as other:
+        keeper.publish("kept/own", b"own", retain=True)
+        other.publish("kept/foreign", b"foreign", retain=True)
+        keeper.subscribe("kept/+", no_local=True)
+        assert payloads(keeper.drain()) == [b"foreign"]
+        keeper.subscribe("kept/+")
+        assert sorted(payloads(keeper.drain())) == [b"foreign", b"own"]
+        for topic in ("kept/own", "kept/foreign"):
+            keeper.publish(topic, b"", retain=True)
+
+
+
 def test_wildcards(broker: BrokerProcess) -> None:
     """Section 4.7."""
     topics = ("s", "s/", "s/p", "s/p/q", "/s", "s//q", "$s/p", "S/p")

@@ -92,8 +92,8 @@ class Keeper(Protocol):
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
         """Publish for somebody who is not there any more: a will."""
 
-    def retain(self, topic: str, marks: bytes, body: bytes) -> None:
-        """Keep this as the retained message of the topic; an empty payload removes it."""
+    def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
+        """Keep what a client ("" for a will) published as retained under the topic; if empty, keep none."""
 
     def recall(self, client: str, subscription: Subscription) -> None:
         """Send the retained messages that a new subscription wants."""
@@ -401,7 +401,7 @@ class Endpoint:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
-        self.keeper.retain(self._attributes[topic][0], marks, body)
+        self.keeper.retain(self._attributes[topic][0], marks, body, connection.client)
 
     def on_packet(self, connection: Connection, packet: Packet) -> None:
         session = connection.session
@@ -561,7 +561,7 @@ class Endpoint:
         marks = _marks_of(will)
         self.keeper.publish(will.topic, marks, will.payload)
         if will.retain:
-            self.keeper.retain(will.topic, marks, will.payload)
+            self.keeper.retain(will.topic, marks, will.payload, "")
 
     # --- time ---
 

@@ -410,7 +410,7 @@ class MobileSite(BaseSite):
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 
-    def retain(self, topic: str, marks: bytes, body: bytes) -> None:
+    def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Nothing is retained here, and the endpoint says so to whoever tries."""
 
     def recall(self, client: str, subscription: Subscription) -> None:

@@ -39,6 +39,8 @@ class Retain(Message, frozen=True):
     published_at: float
     marks: bytes
     body: bytes | None
+    publisher: str = ""
+    """The client: it may subscribe to what others publish alone."""
     cause: ClassVar[Cause] = "publish"
 
     @property
@@ -52,6 +54,7 @@ class KeepThis(Message, frozen=True):
     topic: str
     marks: bytes
     body: bytes
+    publisher: str = ""
     cause: ClassVar[Cause] = "publish"
 
 
@@ -63,6 +66,8 @@ class Recall(Message, frozen=True):
     qos: int
     identifier: int | None
     """Of the subscription: whatever else the client subscribed to has nothing to do with it."""
+    no_local: bool = False
+    """Whether the client does not want what it published itself."""
     cause: ClassVar[Cause] = "publish"
 
 
@@ -114,10 +119,9 @@ class RetainedMessages:
         broker = self._broker
         time, count = self._clock
         self._clock = (broker.now, 0) if broker.now > time else (time, count + 1)
-        body = message.body or None
-        self.on_retain(
-            broker.id, Retain(message.topic, *self._clock, broker.id, broker.now, message.marks, body)
-        )
+        stamp, body = (*self._clock, broker.id), message.body or None
+        kept = Retain(message.topic, *stamp, broker.now, message.marks, body, message.publisher)
+        self.on_retain(broker.id, kept)
 
     def on_retain(self, sender: str, message: Retain) -> None:
         """Keep it if it is newer, and tell everyone who has not heard of it."""
@@ -174,6 +178,8 @@ class RetainedMessages:
         for topic in self._candidates(filter.expression):
             one = self._kept[topic]
             assert one.body is not None
+            if message.no_local and one.publisher == message.client:
+                continue
             attributes = encode_attributes({TOPIC: topic})
             self._recalled += 1
             burst = Burst(

@@ -280,12 +280,12 @@ class Site(BaseSite):
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 
-    def retain(self, topic: str, marks: bytes, body: bytes) -> None:
-        self.endpoint.inputs.append(Told(KeepThis(topic, marks, body)))
+    def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
+        self.endpoint.inputs.append(Told(KeepThis(topic, marks, body, client)))
 
     def recall(self, client: str, subscription: Subscription) -> None:
         filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
-        self.endpoint.inputs.append(Told(Recall(client, filter, qos, identifier)))
+        self.endpoint.inputs.append(Told(Recall(client, filter, qos, identifier, subscription.no_local)))
         self.endpoint.inputs.append(Told(RecallAnnounced(client, filter, identifier)))
 
     def join(self, client: str, subscription: Subscription) -> None:
