@@ -5,6 +5,8 @@ import random
 import pytest
 from tests.site.world import World
 
+from roamcast.site.inputs import Forgotten
+
 
 def members_of(world: World) -> list[list[str]]:
     return [[payload for payload, _, _ in world.clients[f"m{i}"].received] for i in range(3)]
@@ -87,3 +89,111 @@ def test_what_came_while_everyone_was_away_waits_for_its_member() -> None:
         world.settle()
     received = [payload for name in ("m0", "m1") for payload, _, _ in world.clients[name].received]
     assert sorted(received) == sorted(world.clients["p"].sent)
+
+
+def filter_of(world: World) -> str:
+    (filter,) = {key[1] for site in world.sites.values() for key in site.shared._groups}
+    assert isinstance(filter, str)
+    return filter
+
+
+@pytest.mark.parametrize("group", ["workers", "w1", "w2", "w3", "w4"])
+def test_what_is_published_after_the_suback_reaches_the_group(group: str) -> None:
+    world = World(1, 4, [(0, 1), (1, 2), (1, 3)])
+    world.attach("m0", "b0")
+    world.attach("p", "b3")
+    world.settle()
+    world.subscribe("m0", f"$share/{group}/jobs/#", 1)
+    while not world.clients["m0"].settled:
+        world.run(1)
+    world.publish("p", "jobs/1", 1)
+    world.settle()
+    assert [payload for payload, _, _ in world.clients["m0"].received] == world.clients["p"].sent
+
+
+def test_one_packet_may_ask_twice_for_the_same_group() -> None:
+    world = World(1, 2, [(0, 1)])
+    world.attach("m0", "b0")
+    world.settle()
+    for _ in range(2):
+        world.subscribe("m0", "$share/workers/jobs/#", 1)
+    world.settle()
+    assert world.clients["m0"].asked == {}
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_brokers_join_and_each_notification_still_reaches_exactly_one_member(seed: int, crash: bool) -> None:
+    """The group gets another owner meanwhile, in some of these networks more than once."""
+    rng = random.Random(seed)
+    world = World(seed, 4, [(0, 1)])
+    group = f"$share/w{seed}/jobs/#"
+    for number in range(3):
+        world.attach(f"m{number}", rng.choice(["b0", "b1"]))
+        world.settle()
+        world.subscribe(f"m{number}", group, 2)
+        world.settle()
+    for number in range(2):
+        world.attach(f"p{number}", rng.choice(["b0", "b1"]))
+    world.settle()
+    check_owner(world, f"w{seed}")
+    world.crashes = crash
+    joins = [("b1", "b2"), ("b1", "b3")]
+    for round in range(40):
+        world.publish(f"p{rng.randrange(2)}", "jobs/1", 2)
+        if round in (10, 20):
+            world.links.append(joins.pop())
+            world.connect_link(*world.links[-1])
+        world.run(rng.randrange(8))
+    world.crashes = False
+    for name in world.clients:
+        world.settle()
+        world.attach(name, rng.choice(world.ids))
+    world.settle()
+    received = sorted(one for member in members_of(world) for one in member)
+    assert received == sorted([*world.clients["p0"].sent, *world.clients["p1"].sent])
+    check_owner(world, f"w{seed}")
+
+
+def check_owner(world: World, group: str) -> None:
+    """One broker owns the group: the one that all take for its owner."""
+    (owner,) = [id for id, site in world.sites.items() if site.shared._groups]
+    assert world.sites[owner].shared.owner_of(group, filter_of(world)) == owner
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_group_goes_on_when_its_owner_is_gone_for_good(number: int) -> None:
+    world = World(1, 3, [(0, 1), (1, 2)])
+    group = f"w{number}"
+    for name, broker in (("m0", "b0"), ("m1", "b1"), ("m2", "b2"), ("p", "b0")):
+        world.attach(name, broker)
+    world.settle()
+    for name in ("m0", "m1", "m2"):
+        world.subscribe(name, f"$share/{group}/jobs/#", 1)
+    world.settle()
+    world.publish("p", "jobs/1", 1)
+    world.settle()
+    world.cut_link("b1", "b2")
+    world.links.remove(("b1", "b2"))
+    world.drop(world.clients["m2"].connection, "m2", tell=False)
+    for _ in range(6):
+        world.publish("p", "jobs/2", 1)
+    world.run(200)
+    world.sites["b1"].step(world.now, [Forgotten("b2")])
+    world.step("b1", [])
+    world.settle()
+    for _ in range(10):
+        world.publish("p", "jobs/3", 1)
+    world.settle()
+    received = [one for member in members_of(world)[:2] for one in member]
+    wanted = [one for one in world.clients["p"].sent if one.endswith("jobs/3")]
+    assert sorted(one for one in received if one.endswith("jobs/3")) == sorted(wanted)
+    assert len(received) == len(set(received))
+    assert [id for id in ("b0", "b1") if world.sites[id].shared._groups] == [owner_of(world, group)]
+
+
+def owner_of(world: World, group: str) -> str:
+    owner = world.sites["b0"].shared.owner_of(group, filter_of(world))
+    assert owner == world.sites["b1"].shared.owner_of(group, filter_of(world))
+    assert isinstance(owner, str)
+    return owner

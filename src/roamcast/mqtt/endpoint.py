@@ -98,8 +98,10 @@ class Keeper(Protocol):
     def recall(self, client: str, subscription: Subscription) -> None:
         """Send the retained messages that a new subscription wants."""
 
-    def join(self, client: str, subscription: Subscription) -> None:
-        """A client takes part in a shared subscription; or comes here with it, or connects, or goes away."""
+    def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
+        """A client takes part in a shared subscription; or comes here with it, or connects, or goes away.
+
+        If it asks, `group_settled` is the answer."""
 
     def leave(self, client: str, subscription: Subscription) -> None: ...
 
@@ -199,6 +201,15 @@ class Endpoint:
         for subscription in session.subscriptions.values():
             if subscription.group:
                 self.keeper.join(session.client, subscription)
+
+    def join_all_groups(self) -> None:
+        for session in self.sessions.values():
+            self._join_groups(session)
+
+    def group_settled(self, client: str, group: tuple[str, str]) -> None:
+        session = self.sessions.get(client)
+        if session is not None:
+            self._subscribing.on_group_settled(session.connection, group)
 
     def ended(self, client: str) -> None:
         session = self.sessions.get(client)

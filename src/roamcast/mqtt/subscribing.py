@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
 
 
+Asked = int | tuple[str, str, int]
+"""What is waited for: a request to the core, or a group and its filter, in a packet with this id."""
+
+
 class Pending(msgspec.Struct):
     """An answer that waits for the core."""
 
@@ -43,14 +47,14 @@ class Pending(msgspec.Struct):
 class Subscribing:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._pending: dict[tuple[int, int], Pending] = {}
+        self._pending: dict[tuple[int, Asked], Pending] = {}
         """By connection and request."""
 
     # --- requests ---
 
     def on_subscribe(self, connection: Connection, session: MqttSession, packet: packets.Subscribe) -> None:
         asked = dict(packet.user_properties)
-        requests: list[int] = []
+        requests: list[Asked] = []
         reasons: list[Reason] = []
         refusals: list[str] = []
         recall: list[Subscription] = []
@@ -64,10 +68,13 @@ class Subscribing:
                 continue
             is_new = entry.filter not in session.subscriptions
             requests += self._enter(connection, session, subscription)
+            if subscription.group:
+                requests.append((subscription.group, subscription.filter, packet.packet_id))
             reasons.append(GRANTED[subscription.qos])
             if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
                 recall.append(subscription)
         answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
+        requests = list(dict.fromkeys(requests))
         self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
@@ -109,14 +116,16 @@ class Subscribing:
             raise PacketError(Reason.NOT_AUTHORIZED, f"{entry.filter} may not be subscribed to")
         return subscription
 
-    def _enter(self, connection: Connection, session: MqttSession, subscription: Subscription) -> list[int]:
-        """Note the subscription; the requests to the core that this takes."""
+    def _enter(
+        self, connection: Connection, session: MqttSession, subscription: Subscription
+    ) -> list[Asked]:
+        """Note the subscription; what it has to wait for."""
         former = session.subscriptions.get(subscription.name)
-        requests = []
+        requests: list[Asked] = []
         if session.subscribe(subscription):
             requests.append(self._ask(connection, Subscribe, subscription.filter))
         if subscription.group:
-            self._endpoint.keeper.join(connection.client, subscription)
+            self._endpoint.keeper.join(connection.client, subscription, asks=True)
         if former is not None and former.filter != subscription.filter:
             requests += self._withdraw(connection, session, former)
         return requests
@@ -124,7 +133,7 @@ class Subscribing:
     def on_unsubscribe(
         self, connection: Connection, session: MqttSession, packet: packets.Unsubscribe
     ) -> None:
-        requests: list[int] = []
+        requests: list[Asked] = []
         reasons: list[Reason] = []
         for name in packet.filters:
             former = session.unsubscribe(name)
@@ -134,7 +143,7 @@ class Subscribing:
         answer = packets.Unsuback(packet.packet_id, tuple(reasons))
         self._wait(connection, requests, Pending(connection.id, answer, len(requests)))
 
-    def _withdraw(self, connection: Connection, session: MqttSession, former: Subscription) -> list[int]:
+    def _withdraw(self, connection: Connection, session: MqttSession, former: Subscription) -> list[Asked]:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
         elif not session.holds(former.filter):
@@ -149,7 +158,7 @@ class Subscribing:
 
     # --- answers ---
 
-    def _wait(self, connection: Connection, requests: list[int], pending: Pending) -> None:
+    def _wait(self, connection: Connection, requests: list[Asked], pending: Pending) -> None:
         if not requests:
             self._answer(pending)
             return
@@ -159,14 +168,19 @@ class Subscribing:
         at = endpoint.now + endpoint.settings.settle_timeout_s
         endpoint.timers.set(at, ("suback", connection.id, requests[-1]))
 
-    def on_settled(self, connection: int, request: int) -> None:
+    def on_settled(self, connection: int, request: Asked) -> None:
         pending = self._pending.pop((connection, request), None)
         if pending is not None:
             pending.open -= 1
             if not pending.open:
                 self._answer(pending)
 
-    def give_up(self, connection: int, request: int) -> None:
+    def on_group_settled(self, connection: int, group: tuple[str, str]) -> None:
+        for id, asked in list(self._pending):
+            if id == connection and isinstance(asked, tuple) and asked[:2] == group:
+                self.on_settled(id, asked)
+
+    def give_up(self, connection: int, request: Asked) -> None:
         """It took too long: answer all the same."""
         pending = self._pending.get((connection, request))
         if pending is not None:

@@ -65,7 +65,7 @@ from roamcast.node.requests import Requests
 from roamcast.node.returns import Returns
 from roamcast.node.reunion import Reunion
 from roamcast.node.sessions import Attachment, SessionsHost
-from roamcast.node.subscribing import Ended, SubscribingHost
+from roamcast.node.subscribing import Collecting, Ended, SubscribingHost
 from roamcast.node.ways import Ways
 
 new_row = tuple.__new__
@@ -117,6 +117,9 @@ class Broker(SubscribingHost, SessionsHost):
         self.front = front
         self.collect: Callable[[Owner, str, Burst], None] | None = None
         """Takes what is routed to owners that are no client: their first element is empty."""
+        self.collects: Callable[[tuple[str, str]], None] | None = None
+        """Hears when a subscription of theirs has settled."""
+        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
         self.router = Router(
             routing,
             self._send_peer,
@@ -495,6 +498,10 @@ class Broker(SubscribingHost, SessionsHost):
         """Messages of this type are not the core's: they go to this handler."""
         self._handlers[kind] = handler
 
+    def salvage(self, kind: type[Message], handler: Callable[[Any], None]) -> None:
+        """Messages of this type that cannot reach their destination go to this handler."""
+        self.salvagers[kind] = handler
+
     def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
         """Publish in the broker's own name."""
         if not self._own.published:
@@ -518,6 +525,8 @@ class Broker(SubscribingHost, SessionsHost):
             self.protocol.on_settled(token.token)
         elif isinstance(token, Announced):
             self.places.on_settled(token)
+        elif isinstance(token, Collecting) and self.collects is not None:
+            self.collects(token.key)
         else:
             self.requests.on_settled(token)
 

@@ -55,6 +55,8 @@ class Returns:
             broker.pass_back(destination, message)
         elif isinstance(message, Grant) and broker.protocol.takes_back:
             broker.locator.take_back(message.session)
+        elif type(message) in broker.salvagers:
+            broker.salvagers[type(message)](message)
         elif not (broker.locator.came_back(message) or broker.protocol.on_undeliverable(message)):
             broker.record(
                 "dropped", peer=destination, message=type(message).__name__, reason="broker is gone"

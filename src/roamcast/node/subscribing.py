@@ -28,6 +28,12 @@ class Ended(NamedTuple):
     token: Token
 
 
+class Collecting(NamedTuple):
+    """The token of a subscription for those who are no client (see `Broker.collect`)."""
+
+    key: tuple[str, str]
+
+
 class SubscribingHost:
     router: Router
     sessions: dict[str, Session]

@@ -417,7 +417,7 @@ class MobileSite(BaseSite):
         told = RecallAnnounced(client, subscription.filter, subscription.identifier)
         self.endpoint.inputs.append(Told(told))
 
-    def join(self, client: str, subscription: Subscription) -> None:
+    def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """Shared subscriptions are not offered, and the endpoint says so."""
 
     def leave(self, client: str, subscription: Subscription) -> None: ...

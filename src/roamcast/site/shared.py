@@ -1,25 +1,48 @@
 """Shared subscriptions: one broker owns each group and filter, and picks the member for each notification.
 
 Which broker that is follows from the names alone, so all brokers agree on it. The
-owner subscribes once, for the whole group. Members that are connected come first: the
-owner hears of it when they come and go, and only while nobody is there it chooses among
-all of them. What it sends to a member goes to the broker where the member was; if the
-member's session has moved on, it comes back and another member gets it. So a
-notification is delivered to one member, whatever moves; no order is promised.
+owner subscribes once, for the whole group, and the client's SUBACK waits until that
+is known everywhere. Members that are connected come first: the owner hears of it when
+they come and go, and only while nobody is there it chooses among all of them. What it
+sends to a member goes to the broker where the member was; if the member's session has
+moved on, it comes back and another member gets it. So a notification is delivered to
+one member, whatever moves; no order is promised.
+
+When brokers join, another one may have to own a group (`GroupOffer`). It subscribes,
+and leaves everything to the former owner until its subscription is known everywhere
+(`GroupReady`). What comes from then on it keeps, until the former owner has said what
+it has handed out last of each publisher (`GroupOver`). Links do not overtake, so
+whatever came to the new owner before `GroupReady` comes to the former owner before it,
+too. When an owner is gone for good, all brokers tell the next one of their members.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
+from zlib import crc32
 
 import msgspec
 
-from roamcast.core.messages import Cause, Deliver
-from roamcast.core.notification import Burst, Fleeting, Message
+from roamcast.core.messages import Deliver
+from roamcast.core.notification import Burst, Fleeting
 from roamcast.core.routing import Owner
 from roamcast.filters.selector import parse
 from roamcast.mqtt.marks import SHARED
+from roamcast.node.subscribing import Collecting
+from roamcast.site.shared_messages import (
+    GroupDeliver,
+    GroupJoin,
+    GroupJoined,
+    GroupLeave,
+    GroupOffer,
+    GroupOver,
+    GroupReady,
+    GroupReturn,
+    MembersChanged,
+    Takes,
+)
 
 if TYPE_CHECKING:
     from roamcast.node.broker import Broker
@@ -28,93 +51,58 @@ Key = tuple[str, str]
 """The name of the group and the text of its filter."""
 
 
-class GroupJoin(Message, frozen=True):
-    """A client takes part; its session is at this broker."""
+class Group:
+    """A group that is owned here, or is about to be."""
 
-    group: str
-    filter: str
-    client: str
-    broker: str
-    is_there: bool
-    """Whether it is connected."""
-    cause: ClassVar[Cause] = "subscribe"
-
-
-class GroupLeave(Message, frozen=True):
-    group: str
-    filter: str
-    client: str
-    broker: str
-    """Where its session was: a later join from elsewhere stays."""
-    cause: ClassVar[Cause] = "subscribe"
-
-
-class GroupDeliver(Message, frozen=True):
-    """For this member, from the owner of the group."""
-
-    group: str
-    filter: str
-    client: str
-    burst: Burst | Fleeting
-    cause: ClassVar[Cause] = "publish"
-
-    @property
-    def weight(self) -> int:
-        return self.burst.count
-
-
-class GroupReturn(Message, frozen=True):
-    """The member was not there any more."""
-
-    group: str
-    filter: str
-    client: str
-    broker: str
-    burst: Burst
-    cause: ClassVar[Cause] = "publish"
-
-    @property
-    def weight(self) -> int:
-        return self.burst.count
-
-
-class Takes(Message, frozen=True):
-    """A client of this broker takes part in a group, or takes part no more."""
-
-    group: str
-    filter: str
-    client: str
-    joins: bool
-    is_there: bool = False
-    cause: ClassVar[Cause] = "subscribe"
+    def __init__(self, former: str = "") -> None:
+        self.members: dict[str, str] = {}
+        """Each of them with the broker of its session."""
+        self.there: dict[str, None] = {}
+        """Those of them that are connected."""
+        self.turn = 0
+        self.is_settled = False
+        self.asking: dict[str, str] = {}
+        """Members, with their brokers, that want to be told when it has."""
+        self.waiting: list[Burst] = []
+        """What came back while every member was on its way elsewhere, or before this broker may choose."""
+        self.heir = ""
+        """The broker that it was offered to, and …"""
+        self.last: dict[str, tuple[int, int]] = {}
+        """… what was handed out last since then: publisher to incarnation and number."""
+        self.former = former
+        """The broker that still owns it, and of what comes here meanwhile, …"""
+        self.unseen: list[Burst] = []
+        """… since that one was told to stop: what it may not have seen."""
+        self.left: dict[tuple[str, str], None] = {}
+        """Members that the former owner may still know."""
 
 
 class SharedSubscriptions:
-    __unsaved__ = ("_fleeting_turns",)
-
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, tell: Callable[[str, Key], None], join: Callable[[], None]) -> None:
+        """`tell` says to a client here that a group has settled, `join` tells of all members here again."""
         self._broker = broker
-        self._groups: dict[Key, dict[str, str]] = {}
-        """Of the groups owned here: member to the broker of its session."""
-        self._there: dict[Key, dict[str, None]] = {}
-        """Of these the members that are connected."""
-        self._turns: dict[Key, int] = {}
-        self._waiting: dict[Key, list[Burst]] = {}
-        """What came back while every member was on its way to another broker."""
+        self._tell = tell
+        self._join = join
+        self._groups: dict[Key, Group] = {}
+        self._brokers: dict[str, None] = {}
+        self._stranded: list[GroupReturn] = []
+        """On its way to brokers that are gone, until it is known who is left."""
         for kind, handler in (
             (Takes, self.on_takes),
             (GroupJoin, self.on_join),
+            (GroupJoined, self.on_joined),
             (GroupLeave, self.on_leave),
             (GroupDeliver, self.on_deliver),
             (GroupReturn, self.on_return),
+            (GroupOffer, self.on_offer),
+            (GroupReady, self.on_ready),
+            (GroupOver, self.on_over),
+            (MembersChanged, self.on_members_changed),
         ):
             broker.serve(kind, handler)
-        broker.collect = self.on_notification
-        self._restore()
-
-    def _restore(self) -> None:
-        self._fleeting_turns: dict[Key, int] = {}
-        """Whose turn it is for what promises nothing: a journal does not know of it."""
+        broker.salvage(GroupDeliver, self.on_undeliverable)
+        broker.salvage(GroupReturn, self.on_undeliverable)
+        broker.collect, broker.collects = self.on_notification, self.on_settled
 
     def owner_of(self, group: str, filter: str) -> str:
         """The broker that owns a group: the one with the highest hash among all that exist."""
@@ -124,66 +112,134 @@ class SharedSubscriptions:
 
         return max(self._broker.members, key=weight)
 
+    def _is_elsewhere(self, message: GroupJoin | GroupLeave | GroupReturn) -> bool:
+        """Whether another broker owns the group; then the message goes there."""
+        owner = self.owner_of(message.group, message.filter)
+        if (message.group, message.filter) in self._groups or owner == self._broker.id:
+            return False
+        self._broker.send(owner, message)
+        return True
+
     # --- members ---
 
     def on_takes(self, sender: str, message: Takes) -> None:
         owner = self.owner_of(message.group, message.filter)
         member = (message.group, message.filter, message.client, self._broker.id)
-        told = GroupJoin(*member, message.is_there) if message.joins else GroupLeave(*member)
-        self._broker.send(owner, told)
+        leave = GroupLeave(*member)
+        self._broker.send(
+            owner, GroupJoin(*member, message.is_there, message.asks) if message.joins else leave
+        )
 
     def on_join(self, sender: str, message: GroupJoin) -> None:
+        if self._is_elsewhere(message):
+            return
         key = (message.group, message.filter)
-        if key not in self._groups:
-            self._groups[key], self._there[key] = {}, {}
-            self._turns[key] = 0
-            filter = parse(message.filter)
-            self._broker.router.subscribe(_collector(key), filter, _name(key), "subscribe")
-        self._groups[key][message.client] = message.broker
+        group = self._groups.get(key) or self._begin(key, Group())
+        group.members[message.client] = message.broker
+        group.left.pop((message.client, message.broker), None)
         if message.is_there:
-            self._there[key][message.client] = None
+            group.there[message.client] = None
         else:
-            self._there[key].pop(message.client, None)
-        for burst in self._waiting.pop(key, ()):
-            self._hand_out(key, burst)
+            group.there.pop(message.client, None)
+        if message.asks:
+            group.asking[message.client] = message.broker
+            self._answer(key, group)
+        self._hand_out_waiting(key, group)
 
     def on_leave(self, sender: str, message: GroupLeave) -> None:
-        key = (message.group, message.filter)
-        members = self._groups.get(key)
-        if members is None or members.get(message.client) != message.broker:
+        if self._is_elsewhere(message):
             return
-        del members[message.client]
-        self._there[key].pop(message.client, None)
-        if not members:
-            del self._groups[key], self._there[key], self._turns[key]
-            self._waiting.pop(key, None)
-            self._fleeting_turns.pop(key, None)
-            filter = parse(message.filter)
-            self._broker.router.unsubscribe(_collector(key), filter, _name(key), "subscribe")
+        key = (message.group, message.filter)
+        group = self._groups.get(key)
+        if group is None:
+            return
+        if group.former:
+            group.left[message.client, message.broker] = None
+        if group.members.get(message.client) == message.broker:
+            self._remove(group, message.client)
+            self._end_if_empty(key, group)
+
+    def _remove(self, group: Group, client: str) -> None:
+        del group.members[client]
+        group.there.pop(client, None)
+        group.asking.pop(client, None)
+
+    # --- a group begins and ends ---
+
+    def _begin(self, key: Key, group: Group) -> Group:
+        self._groups[key] = group
+        self._broker.router.subscribe(
+            _collector(key), parse(key[1]), _name(key), "subscribe", Collecting(key)
+        )
+        return group
+
+    def _end(self, key: Key) -> None:
+        del self._groups[key]
+        self._broker.router.unsubscribe(_collector(key), parse(key[1]), _name(key), "subscribe")
+
+    def _end_if_empty(self, key: Key, group: Group) -> None:
+        if not (group.members or group.former or group.heir):
+            self._end(key)
+
+    def on_settled(self, key: Key) -> None:
+        """Every broker knows that what is for the group comes here."""
+        group = self._groups.get(key)
+        if group is None or group.is_settled:
+            return
+        group.is_settled = True
+        self._answer(key, group)
+        if group.former:
+            self._broker.send(group.former, GroupReady(*key))
+
+    def _answer(self, key: Key, group: Group) -> None:
+        if group.is_settled:
+            for client, broker in group.asking.items():
+                self._broker.send(broker, GroupJoined(*key, client))
+            group.asking = {}
+
+    def on_joined(self, sender: str, message: GroupJoined) -> None:
+        self._tell(message.client, (message.group, message.filter))
 
     # --- notifications ---
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         """Something for a group that is owned here: each notification goes to the next member."""
         key = (owner[1], owner[2])
-        for position in range(burst.count):
-            self._hand_out(key, burst.part(position, position + 1))
-
-    def _hand_out(self, key: Key, burst: Burst) -> None:
-        if key not in self._groups:
+        group = self._groups.get(key)
+        if group is None:
             return
-        members = list(self._there[key])
+        if group.former:
+            if group.is_settled and not isinstance(burst, Fleeting):
+                group.unseen.append(burst)
+            return
+        if group.heir and not isinstance(burst, Fleeting):
+            group.last[burst.publisher] = (burst.incarnation, burst.last)
+        self._hand_out_each(key, group, burst)
+
+    def _hand_out_each(self, key: Key, group: Group, burst: Burst) -> None:
+        for position in range(burst.count):
+            self._hand_out(key, group, burst.part(position, position + 1))
+
+    def _hand_out_waiting(self, key: Key, group: Group) -> None:
+        if group.waiting and not group.former:
+            waiting, group.waiting = group.waiting, []
+            for burst in waiting:
+                self._hand_out(key, group, burst)
+
+    def _hand_out(self, key: Key, group: Group, burst: Burst) -> None:
+        members = list(group.there)
         if isinstance(burst, Fleeting):
-            # What promises nothing may not change whose turn it is for the rest: that is in the journal.
-            turn = self._fleeting_turns[key] = self._fleeting_turns.get(key, 0) + 1
+            # What promises nothing may not change whose turn it is: that is in the journal.
+            turn = crc32(burst.bodies[0])
         else:
-            members = members or list(self._groups[key])
-            if not members:
-                self._waiting.setdefault(key, []).append(burst)
-            turn = self._turns[key] = self._turns[key] + 1
+            members = members or list(group.members)
+            if not members or group.former:
+                group.waiting.append(burst)
+                return
+            turn = group.turn = group.turn + 1
         if members:
             client = members[turn % len(members)]
-            self._broker.send(self._groups[key][client], GroupDeliver(*key, client, burst))
+            self._broker.send(group.members[client], GroupDeliver(*key, client, burst))
 
     def on_deliver(self, sender: str, message: GroupDeliver) -> None:
         broker, burst, client = self._broker, _marked(message.burst), message.client
@@ -197,12 +253,97 @@ class SharedSubscriptions:
 
     def on_return(self, sender: str, message: GroupReturn) -> None:
         """The member's session has moved; wherever it is now, that broker will say so."""
+        if self._is_elsewhere(message):
+            return
         key = (message.group, message.filter)
-        members = self._groups.get(key, {})
-        if members.get(message.client) == message.broker:
-            del members[message.client]
-            self._there[key].pop(message.client, None)
-        self._hand_out(key, message.burst)
+        group = self._groups.get(key)
+        if group is None:
+            return  # Everyone has left it.
+        if group.members.get(message.client) == message.broker:
+            self._remove(group, message.client)
+        self._hand_out(key, group, message.burst)
+
+    # --- another broker has to own a group ---
+
+    def _offer(self, key: Key, group: Group) -> None:
+        owner = self.owner_of(*key)
+        if owner != self._broker.id and not group.heir and not group.former:
+            group.heir = owner
+            self._broker.send(owner, GroupOffer(*key))
+
+    def on_offer(self, sender: str, message: GroupOffer) -> None:
+        key = (message.group, message.filter)
+        if key in self._groups:
+            # It was in use on both sides of a link that is new.
+            self._broker.send(sender, GroupReady(*key))
+        else:
+            self._begin(key, Group(sender))
+
+    def on_ready(self, sender: str, message: GroupReady) -> None:
+        key = (message.group, message.filter)
+        group = self._groups.get(key)
+        if group is None or group.heir != sender:
+            return
+        self._end(key)
+        over = GroupOver(*key, group.members, tuple(group.there), group.last, tuple(group.waiting))
+        self._broker.send(sender, over)
+        for client, broker in group.asking.items():
+            self._broker.send(sender, GroupJoin(*key, client, broker, client in group.there, asks=True))
+
+    def on_over(self, sender: str, message: GroupOver) -> None:
+        key = (message.group, message.filter)
+        group = self._groups.get(key) or self._begin(key, Group())
+        for client, broker in message.members.items():
+            if client not in group.members and (client, broker) not in group.left:
+                group.members[client] = broker
+                if client in message.there:
+                    group.there[client] = None
+        group.waiting += message.waiting
+        if group.former == sender:
+            self._take_over(key, group, message.last)
+        self._hand_out_waiting(key, group)
+        self._end_if_empty(key, group)
+
+    def _take_over(self, key: Key, group: Group, last: dict[str, tuple[int, int]]) -> None:
+        """The former owner hands out nothing any more."""
+        group.former, group.left = "", {}
+        unseen, group.unseen = group.unseen, []
+        for burst in unseen:
+            incarnation, number = last.get(burst.publisher, (0, 0))
+            if (burst.incarnation, burst.number) > (incarnation, number):
+                self._hand_out_each(key, group, burst)
+            elif (burst.incarnation, burst.last) > (incarnation, number):
+                self._hand_out_each(key, group, burst.tail(number - burst.number + 1))
+        self._offer(key, group)
+
+    # --- brokers join, or are gone for good ---
+
+    def on_members_changed(self, sender: str, message: MembersChanged) -> None:
+        brokers = dict.fromkeys(self._broker.members)
+        lost = [one for one in self._brokers if one not in brokers]
+        self._brokers = brokers
+        for key, group in list(self._groups.items()):
+            for client in [client for client, broker in group.members.items() if broker in lost]:
+                self._remove(group, client)
+            if group.heir in lost:
+                group.heir, group.last = "", {}
+            if group.former in lost:
+                self._take_over(key, group, {})
+            self._offer(key, group)
+            self._end_if_empty(key, group)
+        if lost:
+            self._join()
+        stranded, self._stranded = self._stranded, []
+        for back in stranded:
+            self._broker.send(self.owner_of(back.group, back.filter), back)
+
+    def on_undeliverable(self, message: GroupDeliver | GroupReturn) -> None:
+        """It was for a broker that is gone; what is on its way to a member is for another one."""
+        if isinstance(message, GroupReturn):
+            self._stranded.append(message)
+        elif not isinstance(message.burst, Fleeting):
+            back = GroupReturn(message.group, message.filter, message.client, "", message.burst)
+            self._stranded.append(back)
 
 
 def _marked(burst: Burst) -> Burst:

@@ -53,7 +53,8 @@ from roamcast.site.inputs import (
 from roamcast.site.retained import KeepThis, Recall, RetainedMessages, TellRetained
 from roamcast.site.seeking import Seeking, WhereIs
 from roamcast.site.settings import SiteSettings
-from roamcast.site.shared import SharedSubscriptions, Takes
+from roamcast.site.shared import SharedSubscriptions
+from roamcast.site.shared_messages import MembersChanged, Takes
 from roamcast.site.wills import Wills
 
 
@@ -76,7 +77,9 @@ class Site(BaseSite):
         self.links = Links(settings.id, Codec())
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
-        self.shared = SharedSubscriptions(self.broker)
+        self.shared = SharedSubscriptions(
+            self.broker, self.endpoint.group_settled, self.endpoint.join_all_groups
+        )
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.endpoint)
         self.draining = Draining(self.broker)
@@ -259,8 +262,9 @@ class Site(BaseSite):
             inputs.append(item)
             if isinstance(item, Configured):
                 new = [peer for peer in item.peers if peer not in self._told]
-                self._told.update(dict.fromkeys(new))
+                self._told = dict.fromkeys(item.peers)
                 inputs += [Told(TellRetained(peer)) for peer in new]
+                inputs.append(Told(MembersChanged()))
         inputs += turn.fleeting
         self._out.link_closes += turn.closes
 
@@ -288,9 +292,9 @@ class Site(BaseSite):
         self.endpoint.inputs.append(Told(Recall(client, filter, qos, identifier, subscription.no_local)))
         self.endpoint.inputs.append(Told(RecallAnnounced(client, filter, identifier)))
 
-    def join(self, client: str, subscription: Subscription) -> None:
+    def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         is_there = self.endpoint.is_connected(client)
-        takes = Takes(subscription.group, subscription.filter, client, joins=True, is_there=is_there)
+        takes = Takes(subscription.group, subscription.filter, client, True, is_there, asks)
         self.endpoint.inputs.append(Told(takes))
 
     def leave(self, client: str, subscription: Subscription) -> None:
