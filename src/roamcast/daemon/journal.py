@@ -32,6 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from roamcast.daemon.mapping import FILE_SYSTEMS, MappedSegment, file_system_of
 from roamcast.daemon.recovery import Found, Recovered, check_version, find_recoverable
 from roamcast.daemon.segments import (
     END_MARK,
@@ -194,6 +195,9 @@ class Journal:
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
         self._file = -1
+        self._map: MappedSegment | None = None
+        """The file's memory, where that can be used."""
+        self._maps = settings.sync == "process" and file_system_of(folder) in FILE_SYSTEMS
         self._head = SegmentHead(0, found.sequence + 1, 0, self._version)
         self._offset = HEADER_BYTES
         self._is_half = False
@@ -247,7 +251,7 @@ class Journal:
         last = found.scans[-1]
         self._head, self._next = last.head, last.next
         if last.head.version == self._version:
-            self._file = os.open(last.path, os.O_RDWR | os.O_CLOEXEC)
+            self._take(os.open(last.path, os.O_RDWR | os.O_CLOEXEC))
             self._offset = last.end
             self._before_bytes = self._found_bytes - last.end
             write_all(self._file, END_MARK, last.end)
@@ -269,7 +273,7 @@ class Journal:
                 self.commit()
         finally:
             self._spares.wait()
-            os.close(self._file)
+            self._let_go()
             os.close(self._lock)
             self._lock = -1
 
@@ -301,7 +305,10 @@ class Journal:
         if end <= self._plain_until and not self._pending and self.failed is None:
             record = single_record(self._head.marker, self._next, entry)
             try:
-                is_written = os.pwrite(self._file, record, offset) == len(record)
+                is_written = self._map is not None and self._map.put(record, offset)
+                if not is_written:
+                    self._map = None
+                    is_written = os.pwrite(self._file, record, offset) == len(record)
                 if is_written and self._syncs_commits:
                     self._sync()
             except OSError as error:
@@ -402,11 +409,21 @@ class Journal:
     def _begin_segment(self) -> None:
         head = SegmentHead(self._head.number + 1, self._next, new_marker(), self._version)
         file = self._spares.begin_segment(head)
+        self._let_go()
+        self._take(file)
+        self._before_bytes += self._offset - HEADER_BYTES
+        self._head, self._offset, self._is_half = head, HEADER_BYTES, False
+        self._plain_until = 0
+
+    def _take(self, file: int) -> None:
+        self._file = file
+        self._map = MappedSegment(file) if self._maps else None
+
+    def _let_go(self) -> None:
+        if self._map is not None:
+            self._map.close()
         if self._file >= 0:
             os.close(self._file)
-        self._before_bytes += self._offset - HEADER_BYTES
-        self._file, self._head, self._offset, self._is_half = file, head, HEADER_BYTES, False
-        self._plain_until = 0
 
     def _cannot_write(self, error: OSError) -> JournalFailed:
         path = segment_path(self.folder, self._head.number)
