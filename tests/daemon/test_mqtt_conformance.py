@@ -482,7 +482,6 @@ def test_no_local_holds_back_what_is_retained_too(broker: BrokerProcess) -> None
             keeper.publish(topic, b"", retain=True)
 
 
-
 def test_wildcards(broker: BrokerProcess) -> None:
     """Section 4.7."""
     topics = ("s", "s/", "s/p", "s/p/q", "/s", "s//q", "$s/p", "S/p")
@@ -596,6 +595,27 @@ def test_a_shared_subscription_goes_on_when_a_member_leaves(broker: BrokerProces
         for number in range(20):
             writer.publish("work", b"%d" % number)
         assert len(staying.drain()) == 20
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_a_member_does_not_acknowledge_before_its_session_ends(broker: BrokerProcess, qos: int) -> None:
+    """Section 4.8.2: with QoS 1 another member gets it, unless answered; with QoS 2 nobody [4.8.2-5]."""
+    with Raw(broker, "heir") as heir, Raw(broker, "writer") as writer:
+        with Raw(broker, "dying") as dying:
+            dying.acknowledges = False
+            dying.subscribe("$share/bequest/work", qos=qos)
+            for number in range(4):
+                writer.publish("work", b"%d" % number, qos)
+            got = dying.take(4)
+            dying.send(
+                packets.Puback(got[2].packet_id, Reason.UNSPECIFIED_ERROR)
+                if qos == 1
+                else packets.Pubrec(got[2].packet_id, Reason.UNSPECIFIED_ERROR)
+            )
+            heir.subscribe("$share/bequest/work")
+        expected = [b"0", b"1", b"3"] if qos == 1 else []
+        assert payloads(heir.take(len(expected))) == expected
+        assert heir.drain() == []
 
 
 def test_a_fleeting_message_goes_to_a_member_that_is_there(broker: BrokerProcess) -> None:

@@ -9,7 +9,11 @@ from roamcast.site.inputs import Forgotten
 
 
 def members_of(world: World) -> list[list[str]]:
-    return [[payload for payload, _, _ in world.clients[f"m{i}"].received] for i in range(3)]
+    return [
+        [payload for payload, _, _ in world.clients[f"m{i}"].received]
+        for i in range(3)
+        if f"m{i}" in world.clients
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -197,3 +201,53 @@ def owner_of(world: World, group: str) -> str:
     assert owner == world.sites["b1"].shared.owner_of(group, filter_of(world))
     assert isinstance(owner, str)
     return owner
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_member_did_not_get_before_its_session_ended_goes_to_another(seed: int) -> None:
+    """Section 4.8.2 of MQTT 5.0, for QoS 1: whether it was sent and not acknowledged, or only kept."""
+    world = World(seed, 3, [(0, 1), (1, 2)])
+    for number, broker in enumerate(world.ids[:2]):
+        world.attach(f"m{number}", broker)
+        world.settle()
+        world.subscribe(f"m{number}", "$share/workers/jobs/#", 1)
+    world.attach("p", "b2")
+    world.settle()
+    for number in range(2):
+        world.drop(world.clients[f"m{number}"].connection, f"m{number}", tell=True)
+    world.settle()
+    for _ in range(10):
+        world.publish("p", "jobs/1", 2)
+    world.settle()
+    world.attach("m0", world.ids[2], clean=True)
+    world.settle()
+    assert world.clients["m0"].received == [], "its session is new, and not subscribed"
+    world.attach("m1", world.ids[seed % 3])
+    world.settle()
+    assert sorted(members_of(world)[1]) == sorted(world.clients["p"].sent)
+    world.attach("m1", world.ids[1], clean=True)
+    world.settle()
+    assert all(not site.shared._groups for site in world.sites.values())
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_with_qos_2_no_other_member_gets_it(qos: int) -> None:
+    """[MQTT-4.8.2-5]"""
+    world = World(1, 2, [(0, 1)])
+    for number in range(2):
+        world.attach(f"m{number}", world.ids[number])
+        world.settle()
+        world.subscribe(f"m{number}", "$share/workers/jobs/#", qos)
+    world.attach("p", "b0")
+    world.settle()
+    for number in range(2):
+        world.drop(world.clients[f"m{number}"].connection, f"m{number}", tell=True)
+    world.settle()
+    for _ in range(10):
+        world.publish("p", "jobs/1", 2)
+    world.settle()
+    world.attach("m0", "b0", clean=True)
+    world.settle()
+    world.attach("m1", "b1")
+    world.settle()
+    assert len(members_of(world)[1]) == (10 if qos == 1 else 5)

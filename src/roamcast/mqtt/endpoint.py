@@ -31,7 +31,7 @@ from roamcast.mqtt.attributes import contents_of
 from roamcast.mqtt.connection import DENIED, UNLIMITED, Connection, Refusal, Refusals
 from roamcast.mqtt.delivering import PUBREL, deliver
 from roamcast.mqtt.errors import PacketError, protocol_error
-from roamcast.mqtt.marks import QOS, RETAIN, TOPIC
+from roamcast.mqtt.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.outgoing import Encoder
 from roamcast.mqtt.packets import Packet
@@ -104,6 +104,9 @@ class Keeper(Protocol):
         If it asks, `group_settled` is the answer."""
 
     def leave(self, client: str, subscription: Subscription) -> None: ...
+
+    def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
+        """A session ends without what its shared subscription owed it: for another member."""
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         """Why the client cannot subscribe to a filter on its own state; "" if it can."""
@@ -210,6 +213,17 @@ class Endpoint:
         session = self.sessions.get(client)
         if session is not None:
             self._subscribing.on_group_settled(session.connection, group)
+
+    def left_over(self, client: str, burst: Burst) -> None:
+        session = self.sessions.get(client)
+        if session is None or not burst.marks[0] & SHARED:
+            return
+        for part in burst.uniform():
+            for position, attributes in enumerate(self.contents(part)):
+                one = part.part(position, position + 1)
+                subscription = session.gives_back(one, attributes)
+                if subscription is not None:
+                    self.keeper.give_back(client, subscription, one)
 
     def ended(self, client: str) -> None:
         session = self.sessions.get(client)

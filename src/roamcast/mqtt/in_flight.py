@@ -265,6 +265,11 @@ class InFlight:
         self.count += 1
         return packet_id, qos, packet_id in self._early or packet_id in self._released
 
+    def may_go_elsewhere(self, identity: Identity) -> bool:
+        """Whether it may be given to another client now: this one does not have it, and may never answer."""
+        packet_id, qos = self.resend.get(identity, (0, 1))
+        return qos == 1 and packet_id not in self._early
+
     def _forget_resend(self) -> None:
         for packet_id, _ in self.resend.values():
             self._early.pop(packet_id, None)

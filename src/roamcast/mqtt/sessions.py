@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from roamcast.core.notification import decode_attributes
+from roamcast.core.notification import Burst, decode_attributes
 from roamcast.errors import InputError
 from roamcast.filters.expression import names_of
 from roamcast.filters.filter import Attributes, Filter
@@ -18,7 +18,7 @@ from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mqtt.bursts import FrameWriter
 from roamcast.mqtt.in_flight import InFlight, PackedInFlight
-from roamcast.mqtt.marks import TOPIC
+from roamcast.mqtt.marks import QOS, TOPIC
 from roamcast.mqtt.packets import Will
 
 NEVER = 0xFFFF_FFFF
@@ -206,6 +206,17 @@ class MqttSession:
             tuple(one.identifier for one in wanting if one.identifier is not None),
             self.wants_identity,
         )
+
+    def gives_back(self, burst: Burst, attributes: Attributes) -> Subscription | None:
+        """If one notification is owed by a group, and another member may get it: by which subscription.
+
+        Section 4.8.2 of MQTT 5.0: never with QoS 2, and never what this client has answered.
+        """
+        wanting = [one for one in self._by_way(True) if _may_want(parse(one.filter), attributes)]
+        if len(wanting) != 1 or min(burst.marks[0] & QOS, wanting[0].qos) != 1:
+            return None
+        identity = (burst.publisher, burst.incarnation, burst.number)
+        return wanting[0] if self.in_flight.may_go_elsewhere(identity) else None
 
     def _by_way(self, shared: bool) -> Iterable[Subscription]:
         return (one for one in self.subscriptions.values() if bool(one.group) is shared)

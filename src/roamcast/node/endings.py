@@ -67,6 +67,8 @@ class Endings:
         queue = attachment.queue
         for sequence, burst in queue.take(len(queue) + 1):
             broker.dropped(client, burst, "session ended")
+            if broker.front is not None:
+                broker.front.left_over(client, burst)
             queue.acknowledge(sequence + burst.count - 1)
         broker.protocol.on_acknowledged(client)
 
@@ -75,7 +77,10 @@ class Endings:
         broker = self._broker
         session = broker.sessions[client]
         attachment = self.waiting.pop(client)
-        del broker.attachments[client]
+        queue = broker.attachments.pop(client).queue
+        if broker.front is not None and queue is not None:
+            for burst in queue.bursts():
+                broker.front.left_over(client, burst)
         broker.unadvertise(session)
         broker.protocol.on_end(session)
         del broker.sessions[client]

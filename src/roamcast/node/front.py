@@ -25,5 +25,8 @@ class Front(Protocol):
     def arrived(self, client: str, capsule: bytes) -> None:
         """A session is here now; with an empty capsule it is a new one."""
 
+    def left_over(self, client: str, burst: Burst) -> None:
+        """The session is ending, and its client did not get this."""
+
     def ended(self, client: str) -> None:
         """The session is over."""

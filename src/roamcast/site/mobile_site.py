@@ -422,6 +422,8 @@ class MobileSite(BaseSite):
 
     def leave(self, client: str, subscription: Subscription) -> None: ...
 
+    def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         if filter.own:
             return NO_PLACES

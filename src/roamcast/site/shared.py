@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import msgspec
 
@@ -32,6 +31,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.marks import SHARED
 from roamcast.node.subscribing import Collecting
 from roamcast.site.shared_messages import (
+    GivesBack,
     GroupDeliver,
     GroupJoin,
     GroupJoined,
@@ -54,6 +54,8 @@ Key = tuple[str, str]
 class Group:
     """A group that is owned here, or is about to be."""
 
+    __unsaved__ = ("fleeting_turn",)
+
     def __init__(self, former: str = "") -> None:
         self.members: dict[str, str] = {}
         """Each of them with the broker of its session."""
@@ -75,6 +77,11 @@ class Group:
         """… since that one was told to stop: what it may not have seen."""
         self.left: dict[tuple[str, str], None] = {}
         """Members that the former owner may still know."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self.fleeting_turn = 0
+        """Whose turn it is for what promises nothing: no journal knows of it."""
 
 
 class SharedSubscriptions:
@@ -94,6 +101,7 @@ class SharedSubscriptions:
             (GroupLeave, self.on_leave),
             (GroupDeliver, self.on_deliver),
             (GroupReturn, self.on_return),
+            (GivesBack, self.on_gives_back),
             (GroupOffer, self.on_offer),
             (GroupReady, self.on_ready),
             (GroupOver, self.on_over),
@@ -229,8 +237,8 @@ class SharedSubscriptions:
     def _hand_out(self, key: Key, group: Group, burst: Burst) -> None:
         members = list(group.there)
         if isinstance(burst, Fleeting):
-            # What promises nothing may not change whose turn it is: that is in the journal.
-            turn = crc32(burst.bodies[0])
+            # What promises nothing may not change whose turn it is for the rest: that is in the journal.
+            turn = group.fleeting_turn = group.fleeting_turn + 1
         else:
             members = members or list(group.members)
             if not members or group.former:
@@ -252,7 +260,7 @@ class SharedSubscriptions:
             broker.send(self.owner_of(message.group, message.filter), back)
 
     def on_return(self, sender: str, message: GroupReturn) -> None:
-        """The member's session has moved; wherever it is now, that broker will say so."""
+        """The member's session has moved; wherever it is now, that broker will say so. Or it is over."""
         if self._is_elsewhere(message):
             return
         key = (message.group, message.filter)
@@ -261,7 +269,15 @@ class SharedSubscriptions:
             return  # Everyone has left it.
         if group.members.get(message.client) == message.broker:
             self._remove(group, message.client)
-        self._hand_out(key, group, message.burst)
+        if message.is_over:
+            self._end_if_empty(key, group)
+        if key in self._groups:
+            self._hand_out(key, group, message.burst)
+
+    def on_gives_back(self, sender: str, message: GivesBack) -> None:
+        group, filter, client, burst = message.group, message.filter, message.client, message.burst
+        returned = GroupReturn(group, filter, client, self._broker.id, burst, is_over=True)
+        self._broker.send(self.owner_of(group, filter), returned)
 
     # --- another broker has to own a group ---
 

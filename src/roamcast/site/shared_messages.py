@@ -62,6 +62,8 @@ class GroupReturn(Message, frozen=True):
     client: str
     broker: str
     burst: Burst
+    is_over: bool = False
+    """Whether its session has ended, rather than moved."""
     cause: ClassVar[Cause] = "publish"
 
     @property
@@ -108,6 +110,16 @@ class Takes(Message, frozen=True):
     is_there: bool = False
     asks: bool = False
     cause: ClassVar[Cause] = "subscribe"
+
+
+class GivesBack(Message, frozen=True):
+    """The session of a member ends here, and it did not get this."""
+
+    group: str
+    filter: str
+    client: str
+    burst: Burst
+    cause: ClassVar[Cause] = "publish"
 
 
 class MembersChanged(Message, frozen=True):

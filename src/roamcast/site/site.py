@@ -54,7 +54,7 @@ from roamcast.site.retained import KeepThis, Recall, RetainedMessages, TellRetai
 from roamcast.site.seeking import Seeking, WhereIs
 from roamcast.site.settings import SiteSettings
 from roamcast.site.shared import SharedSubscriptions
-from roamcast.site.shared_messages import MembersChanged, Takes
+from roamcast.site.shared_messages import GivesBack, MembersChanged, Takes
 from roamcast.site.wills import Wills
 
 
@@ -300,6 +300,10 @@ class Site(BaseSite):
     def leave(self, client: str, subscription: Subscription) -> None:
         takes = Takes(subscription.group, subscription.filter, client, joins=False)
         self.endpoint.inputs.append(Told(takes))
+
+    def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
+        given = GivesBack(subscription.group, subscription.filter, client, burst)
+        self.endpoint.inputs.append(Told(given))
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         return self.broker.places.refusal_of_filter(filter, client)
