@@ -17,6 +17,7 @@ from roamcast.core.records import Row
 from roamcast.core.snapshot import freeze
 from roamcast.daemon.journal import Journal, JournalFailed
 from roamcast.daemon.pressure import Pressure
+from roamcast.daemon.slow_time import SlowTime, seconds_until
 from roamcast.mqtt.traffic import Note
 from roamcast.node.link import KEPT_BYTES_MAX
 from roamcast.site.contract import AnySite
@@ -90,7 +91,8 @@ class Engine:
         self._output = output
         self._records = records
         self._clock = clock
-        self._now = 0.0
+        self._now = site.endpoint.now
+        self._slow_time = SlowTime()
         self._pending: list[SiteInput] = []
         self._held: SiteEffects | None = None
         """What a turn wanted that is not in the journal yet."""
@@ -150,10 +152,9 @@ class Engine:
             self._snapshot(journal)
 
     def _step(self, inputs: list[SiteInput]) -> SiteEffects:
-        # A clock may be set back; the site's time never goes back.
+        # A clock may be set back; the site's time never goes back, and never stands still.
         now = self._clock()
-        if now > self._now:
-            self._now = now
+        self._now = now if now > self._now else self._slow_time.after(self._now)
         self.turns += 1
         return self.site.step(self._now, inputs)
 
@@ -324,7 +325,8 @@ class Engine:
             self._timer = None
         self._deadline = deadline
         if deadline is not None:
-            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._on_timer)
+            wait_s = seconds_until(deadline, self._now, self._clock())
+            self._timer = self._loop.call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = self._deadline = None
