@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from roamcast.core.notification import Burst, decode_attributes
-from roamcast.filters.expression import And, Expression, conjunction, names_of
+from roamcast.filters.expression import And, Expression, names_of, some_of
 from roamcast.filters.filter import ALL, Attributes, Filter
 from roamcast.filters.index import FilterIndex
 
@@ -137,13 +137,18 @@ class MatchingTable:
 
     def _divided(self, filter: Filter) -> tuple[Filter, Filter | None]:
         """What of a filter is decided by the attributes outside the bodies, and the rest, if there is one."""
-        if self._outside is None or names_of(filter.expression) <= self._outside:
+        outside = self._outside
+        if outside is None:
             return filter, None
         expression = filter.expression
         parts: tuple[Expression, ...] = expression.children if isinstance(expression, And) else (expression,)
-        decided = [part for part in parts if names_of(part) <= self._outside]
-        rest = [part for part in parts if not names_of(part) <= self._outside]
-        return Filter(conjunction(decided)) if decided else ALL, Filter(conjunction(rest))
+        decided: list[Expression] = []
+        rest: list[Expression] = []
+        for part in parts:
+            (decided if names_of(part) <= outside else rest).append(part)
+        if not rest:
+            return filter, None
+        return Filter(some_of(decided)) if decided else ALL, Filter(some_of(rest))
 
     def _enter(self, decided: Filter, rest: Filter, filter: Filter) -> None:
         group = self._groups.get(decided)

@@ -481,10 +481,15 @@ class Router:
         """Nobody waits any longer for what the peer was told up to this number, or for anything of it."""
         finished = []
         for barrier in self._barriers:
-            if peer in barrier.waiting and (number is None or barrier.waiting[peer] <= number):
-                del barrier.waiting[peer]
-                if not barrier.waiting:
-                    finished.append(barrier)
+            awaited = barrier.waiting.get(peer)
+            if awaited is None:
+                continue
+            if number is not None and awaited > number:
+                # Later ones wait for later answers.
+                break
+            del barrier.waiting[peer]
+            if not barrier.waiting:
+                finished.append(barrier)
         for barrier in finished:
             self._barriers.remove(barrier)
         for barrier in finished:

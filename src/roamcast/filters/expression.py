@@ -8,7 +8,7 @@ left can be evaluated with plain two-valued logic, because without a NOT
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roamcast.filters.patterns import LikePattern, TopicPattern
@@ -263,6 +263,11 @@ def own_conditions(expression: Expression) -> tuple[Own, ...]:
 
 def conjunction(children: Iterable[Expression]) -> Expression:
     return _join(children, And, neutral=True)
+
+
+def some_of(children: Sequence[Expression]) -> Expression:
+    """Some children of a conjunction, in their order: they are sorted and distinct already."""
+    return children[0] if len(children) == 1 else And(tuple(children))
 
 
 def disjunction(children: Iterable[Expression]) -> Expression:
