@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from roamcast.client import (
     SubscribeError,
     Will,
 )
+from roamcast.client.waiting import Room
 from roamcast.daemon.users import changing_users, hash_password
 from roamcast.errors import InputError
 from roamcast.filters.filter import Value
@@ -314,6 +316,55 @@ def test_what_is_dropped_is_counted(broker: Broker) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_bursts_of_any_form_arrive_in_order(server: Server, qos: int) -> None:
+    topic = next(names)
+
+    async def in_lists() -> AsyncIterator[list[bytes] | str]:
+        yield [b"%d" % number for number in range(1200)]
+        yield "1200"
+        yield []
+        yield [b"1201"]
+
+    async def work() -> None:
+        wide = roamcast.connect(server.address, queue_max=10_000)
+        async with wide as reader, roamcast.connect(server.address) as writer:
+            await reader.subscribe(topic, qos=qos)
+            assert await writer.publish_each(topic, in_lists(), qos=qos) == 1202
+            large = [b"x" * 300_000, bytearray(b"y"), "z"]
+            assert await writer.publish_each(topic, large, qos=qos) == 3
+            found = [await anext(reader) for _ in range(1205)]
+        assert [one.text for one in found[:1202]] == [str(number) for number in range(1202)]
+        assert [len(one.payload) for one in found[1202:]] == [300_000, 1, 1]
+
+    run(work())
+
+
+def test_room_is_given_in_turn_and_back_by_whoever_is_cancelled() -> None:
+    async def work() -> None:
+        room, served = Room(10), list[int]()
+
+        async def take(count: int) -> None:
+            await room.take(count)
+            served.append(count)
+
+        await room.take(8)
+        tasks = [asyncio.create_task(take(count)) for count in (5, 1, 9)]
+        await asyncio.sleep(0)
+        assert served == []
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert served == [1]
+        room.give(8)
+        tasks[2].cancel()
+        room.give(1)
+        await asyncio.wait(tasks)
+        await asyncio.wait_for(room.take(10), 1)
+
+    run(work())
+
+
 def test_cancelling_and_closing(broker: Broker) -> None:
     topic = next(names)
 
@@ -412,6 +463,10 @@ def test_mistakes_are_told_before_anything_is_sent(broker: Broker) -> None:
             for topic in ("", "a/#", "nul\0", "long" * 20_000):
                 with pytest.raises(InputError):
                     await client.publish(topic, b"")
+            with pytest.raises(InputError, match="a payload is bytes or text, not int"):
+                await client.publish("a", 57)  # type: ignore[arg-type]
+            with pytest.raises(InputError, match="a payload is bytes or text, not dict"):
+                await client.publish_each("a", [b"1", {}])  # type: ignore[list-item]
             with pytest.raises(InputError, match="QoS 3: valid are 0, 1 and 2"):
                 await client.publish("a", b"", qos=3)
             with pytest.raises(InputError, match=r"wildcard|'#'"):

@@ -33,6 +33,7 @@ BACK_OFF_FIRST_S = 0.1
 OWN_DOING_S = 30.0
 """An attach that we gave up may be granted so much later, and then takes the session from ourselves."""
 PUBLISHES_PER_TURN = 256
+BYTES_PER_TURN = 1 << 18
 MANY_IN_FLIGHT, FEW_BYTES, REST_S = 256, 1024, 0.002
 """Where so many answers are owed and only a few bytes have come, it pays to let them gather for so long:
 Mosquitto writes each by itself. Nothing else may be put off: a broker that does not disable Nagle's algorithm
@@ -93,7 +94,7 @@ class Attachment:
         self._failed_rounds = 0
         self._writable = asyncio.Event()
         self._is_flushing = False
-        self._unflushed = 0
+        self._unflushed = self._unflushed_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -331,7 +332,7 @@ class Attachment:
 
     def flush(self) -> None:
         """Write what the machine has."""
-        self._unflushed = 0
+        self._unflushed = self._unflushed_bytes = 0
         wire = self._wire
         data = self.session.take_out(asyncio.get_running_loop().time())
         if data and wire is not None:
@@ -351,10 +352,11 @@ class Attachment:
         self._is_flushing = False
         self.flush()
 
-    async def pace(self, count: int = 1) -> None:
+    async def pace(self, payloads: Sequence[bytes]) -> None:
         """Give others a turn now and then, and wait while the connection takes no more."""
-        self._unflushed += count
-        if self._unflushed < PUBLISHES_PER_TURN:
+        self._unflushed += len(payloads)
+        self._unflushed_bytes += sum(map(len, payloads))
+        if self._unflushed < PUBLISHES_PER_TURN and self._unflushed_bytes < BYTES_PER_TURN:
             self.flush_soon()
             return
         self.flush()

@@ -6,7 +6,6 @@ import asyncio
 import random
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -33,7 +32,8 @@ SESSION_EXPIRY_S = 3600
 """How long a broker keeps the session of a client that is away, unless told otherwise."""
 IN_FLIGHT_MAX = {4: 20, 5: 1024}
 """Own publishes on their way. MQTT 5 brokers say what they take; with 3.1.1 some close beyond this many."""
-BURST_MAX = 1024
+BURST_MAX, BURST_BYTES_MAX = 1024, 1 << 18
+"""So many payloads, and hardly more bytes, are taken from an iterable at once."""
 OUTBOX_MAX = 4096
 """Publishes that are not acknowledged: a publish beyond waits."""
 
@@ -319,7 +319,7 @@ class Client:
     async def publish(
         self,
         topic: str,
-        payload: bytes | str = b"",
+        payload: Payload = b"",
         *,
         qos: int = 0,
         retain: bool = False,
@@ -347,13 +347,13 @@ class Client:
         token, events = self._session.publish(publish)
         answer = Answer(attachment, token, self._room)
         attachment.perform(events)
-        await attachment.pace()
+        await attachment.pace((publish.payload,))
         raise_refusal(topic, await answer.acknowledged())
 
     async def publish_each(
         self,
         topic: str,
-        payloads: Iterable[Payload] | AsyncIterable[Payload | Sequence[bytes]],
+        payloads: Iterable[Payload] | AsyncIterable[Payload | list[bytes]],
         *,
         qos: int = 0,
         retain: bool = False,
@@ -383,7 +383,7 @@ class Client:
             attachment = self._live()
             batch.expect(attachment, len(burst))
             attachment.perform(self._session.publish_burst(token, publish, burst))
-            await attachment.pace(len(burst))
+            await attachment.pace(burst)
         await batch.done()
         return batch.count
 
@@ -418,15 +418,25 @@ class Client:
 
 
 async def in_bursts(
-    payloads: Iterable[Payload] | AsyncIterable[Payload | Sequence[bytes]],
+    payloads: Iterable[Payload] | AsyncIterable[Payload | list[bytes]],
 ) -> AsyncIterator[list[bytes]]:
     """Payloads in lists that are not too long."""
     if isinstance(payloads, AsyncIterable):
         async for given in payloads:
-            several = [given] if isinstance(given, bytes | str) else given
-            for start in range(0, len(several), BURST_MAX):
-                yield [to_bytes(payload) for payload in several[start : start + BURST_MAX]]
+            if isinstance(given, list):
+                for start in range(0, len(given), BURST_MAX):
+                    yield [to_bytes(payload) for payload in given[start : start + BURST_MAX]]
+            else:
+                yield [to_bytes(given)]
         return
-    each = iter(payloads)
-    while burst := [to_bytes(payload) for payload in islice(each, BURST_MAX)]:
+    burst: list[bytes] = []
+    size = 0
+    for given in payloads:
+        payload = to_bytes(given)
+        burst.append(payload)
+        size += len(payload)
+        if len(burst) == BURST_MAX or size >= BURST_BYTES_MAX:
+            yield burst
+            burst, size = [], 0
+    if burst:
         yield burst

@@ -12,7 +12,7 @@ from roamcast.mqtt.packets import Publish, PublishProperties, Subscribe, Subscri
 from roamcast.mqtt.topics import check_subscription, check_topic, split_shared, subscription_filter
 from roamcast.mqtt.user_properties import IDENTITY, WHERE
 
-Payload = bytes | str
+Payload = bytes | bytearray | memoryview | str
 Properties = Mapping[str, str | int | float | bool] | Iterable[tuple[str, str | int | float | bool]]
 """User properties: by name, or in order, where a name may come again. Numbers and booleans are written as
 JSON writes them, which is how content filters read them."""
@@ -26,7 +26,7 @@ def user_properties(given: Properties) -> UserProperties:
 def make_publish(
     version: int,
     topic: str,
-    payload: bytes | str,
+    payload: Payload,
     qos: int,
     retain: bool,
     properties: Properties,
@@ -64,6 +64,9 @@ PAYLOAD_MAX = VARIABLE_MAX - 2 * 65_535
 def to_bytes(payload: Payload) -> bytes:
     if type(payload) is bytes and len(payload) < PAYLOAD_MAX:
         return payload
+    if not isinstance(payload, str | bytes | bytearray | memoryview):
+        # bytes(57) would be 57 zero bytes, which nobody means.
+        raise InputError(f"a payload is bytes or text, not {type(payload).__name__}: try json.dumps")
     encoded = payload.encode() if isinstance(payload, str) else bytes(payload)
     if len(encoded) >= PAYLOAD_MAX:
         raise InputError(f"a payload of {len(encoded):,} bytes: MQTT carries less than {PAYLOAD_MAX:,}")
