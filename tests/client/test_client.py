@@ -23,6 +23,7 @@ from roamcast.client import (
     SubscribeError,
     Will,
 )
+from roamcast.client.messages import Payload
 from roamcast.client.waiting import Room
 from roamcast.daemon.users import changing_users, hash_password
 from roamcast.errors import InputError
@@ -331,7 +332,7 @@ def test_bursts_of_any_form_arrive_in_order(server: Server, qos: int) -> None:
         async with wide as reader, roamcast.connect(server.address) as writer:
             await reader.subscribe(topic, qos=qos)
             assert await writer.publish_each(topic, in_lists(), qos=qos) == 1202
-            large = [b"x" * 300_000, bytearray(b"y"), "z"]
+            large: list[Payload] = [b"x" * 300_000, bytearray(b"y"), "z"]
             assert await writer.publish_each(topic, large, qos=qos) == 3
             found = [await anext(reader) for _ in range(1205)]
         assert [one.text for one in found[:1202]] == [str(number) for number in range(1202)]
