@@ -1,4 +1,4 @@
-"""The turns of a daemon around snapshots: a child that fails or hangs is noticed, and another is tried."""
+"""The turns of a daemon: when they come; a snapshot whose child fails or hangs is tried again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roamcast.daemon.engine import Engine
 from roamcast.daemon.journal import Journal
 from roamcast.daemon.slow_time import SlowTime, seconds_until
 from roamcast.mqtt.traffic import Note
-from roamcast.site.inputs import Asked, SiteInput, Started, Tree
+from roamcast.site.inputs import Asked, Frames, SiteInput, Started, Tree
 from roamcast.site.seeking import IsHere
 from roamcast.site.settings import SiteSettings
 from roamcast.site.site import Site
@@ -85,6 +85,31 @@ def test_a_snapshot_that_fails_is_said_and_tried_again(
     assert f"no snapshot: {why}" in caplog.messages
     _, recovered = Journal.open(tmp_path / "journal", sync="process", version="1")
     assert (recovered.snapshot is not None, recovered.entry_count) == (True, 0)
+
+
+def test_what_comes_after_a_pause_is_dealt_with_at_once_and_the_rest_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "PAUSE_S", DEADLINE_S)
+
+    async def run() -> list[int]:
+        engine = Engine(Site(SiteSettings("a")), None, Nowhere())
+        engine.push(Started(SiteSettings("a")))
+        await asyncio.sleep(0)
+        turns = [engine.turns]
+        later_s = time.monotonic() + 2 * DEADLINE_S
+        engine.take(Frames(1, b""), later_s)
+        turns.append(engine.turns)
+        for _ in range(3):
+            engine.take(Frames(1, b""), time.monotonic())
+            turns.append(engine.turns)
+        # What waits for its turn already is not overtaken.
+        engine.take(Frames(1, b""), later_s)
+        turns.append(engine.turns)
+        await asyncio.sleep(0)
+        return [*turns, engine.turns]
+
+    assert asyncio.run(run()) == [1, 2, 2, 2, 2, 2, 3]
 
 
 async def turn(engine: Engine, item: SiteInput, happened: Callable[[], bool]) -> None:

@@ -83,6 +83,9 @@ class Door(Protocol):
     keep_alive_max_s: int
 
     def push(self, item: SiteInput) -> None: ...
+    def take(self, item: SiteInput, now_s: float) -> None:
+        """Bytes of a client, come at this time."""
+
     def opened(self, client: ClientConnection) -> int:
         """A number for the connection; Refused if there are too many."""
 
@@ -99,13 +102,14 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_admission", "_budget", "_discarded", "_door", "_first", "_is_clogged", "_is_finished", "_is_held",
-        "_pauses", "_push", "address", "host", "id", "is_noted", "keep_alive_s", "last_heard_s", "listener",
-        "transport", "why", "write",
+        "_pauses", "_push", "_take", "address", "host", "id", "is_noted", "keep_alive_s", "last_heard_s",
+        "listener", "transport", "why", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
         self._door = door
         self._push = door.push
+        self._take = door.take
         self.listener = listener
         self.address = self.host = ""
         self.id = 0
@@ -154,8 +158,8 @@ class ClientConnection(asyncio.Protocol):
             self._discard(len(data))
             return
         if self._first is None:
-            self.last_heard_s = monotonic()
-            self._push(Frames(self.id, data))
+            self.last_heard_s = now_s = monotonic()
+            self._take(Frames(self.id, data), now_s)
             if self._budget is not None:
                 self._spend(self._budget, len(data))
             if len(data) > FULL_READ_BYTES:

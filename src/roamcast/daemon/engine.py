@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextvars import copy_context
+from time import monotonic
 from typing import Protocol
 
 from roamcast.core.records import Row
@@ -39,6 +40,8 @@ log = logging.getLogger("roamcast")
 
 JOURNAL_RETRY_S = 1.0
 SNAPSHOT_POLL_S = 1.0
+PAUSE_S = 0.0002
+"""After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
 
 
 class Output(Protocol):
@@ -103,6 +106,8 @@ class Engine:
         self._retry: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._is_scheduled = False
+        self._idle_since_s = 0.0
+        """When the last turn ended, on the clock that never goes back."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._loop = asyncio.get_running_loop()
@@ -122,6 +127,17 @@ class Engine:
         """Something happened; it is dealt with in the next turn."""
         self._pending.append(item)
         if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.turn, context=self._context)
+
+    def take(self, item: SiteInput, now_s: float) -> None:
+        """As `push`; but at once, if the loop had nothing to do for a while: then nobody waits behind it."""
+        self._pending.append(item)
+        if self._is_scheduled:
+            return
+        if now_s - self._idle_since_s > PAUSE_S:
+            self.turn()
+        else:
             self._is_scheduled = True
             self._loop.call_soon(self.turn, context=self._context)
 
@@ -150,6 +166,7 @@ class Engine:
             self.pressure.look(inputs)
         if journal is not None and journal.wants_snapshot:
             self._snapshot(journal)
+        self._idle_since_s = monotonic()
 
     def _step(self, inputs: list[SiteInput]) -> SiteEffects:
         # A clock may be set back; the site's time never goes back, and never stands still.

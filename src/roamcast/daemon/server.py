@@ -67,7 +67,7 @@ class Server:
         self.events = events
         records = events.take if events is not None else None
         self.engine = Engine(site, journal, self, records, config.link.unacknowledged_bytes_max)
-        self.push = self.engine.push
+        self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.output_bytes_max = config.quotas.output_bytes_max
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s

@@ -214,7 +214,7 @@ class SiteEffects(msgspec.Struct):
     answers: Sequence[IsHere] = ()
     tree: Tree | None = None
     """If it is another than before."""
-    unread: list[int] = []
+    unread: Sequence[int] = ()
     """Connections that sent more than one turn may take: the next one goes on with an empty `Frames`."""
     deferred: list[SiteInput] = []
     """What is to come behind that, once more."""
