@@ -310,6 +310,17 @@ def test_properties_travel_unaltered(broker: BrokerProcess) -> None:
         assert reader.take(1)[0].payload == b"x"
 
 
+@pytest.mark.parametrize("value", [0, 1, 2, 233])
+def test_the_payload_format_is_passed_on(broker: BrokerProcess, value: int) -> None:
+    """[3.3.2-4]: unaltered, also where nobody has said what it means."""
+    with Raw(broker, "formatted") as client:
+        client.subscribe("formatted")
+        client.publish("formatted", b"x", payload_format=value)
+        (got,) = client.drain()
+        assert got.properties is not None
+        assert got.properties.payload_format == value
+
+
 def test_a_request_and_its_response(broker: BrokerProcess) -> None:
     """Section 4.10."""
     with Raw(broker, "asking") as asking, Raw(broker, "answering") as answering:

@@ -112,7 +112,6 @@ OF_5 = {
     "a property of another packet": (frame(0x30, text("a") + b"\3\x21\0\1"), MALFORMED),
     "a property that is there twice": (frame(0x30, text("a") + b"\4\x01\1\x01\1"), ERROR),
     "properties longer than the packet": (frame(0x30, text("a") + b"\x50\1"), MALFORMED),
-    "payload format 2": (frame(0x30, text("a") + b"\2\x01\2"), ERROR),
     "a wildcard in a response topic [3.3.2-14]": (frame(0x30, text("a") + b"\x06\x08" + text("a/#")), ERROR),
     "QoS 2 where there is none [3.2.2-11]": (
         write(Publish("a", qos=2, packet_id=1), 5),

@@ -55,7 +55,7 @@ def described(version: int, *, identifiers: bool, alias: bool) -> st.SearchStrat
         return st.none()
     return st.builds(
         PublishProperties,
-        payload_format=maybe(st.integers(0, 1)),
+        payload_format=maybe(st.integers(0, 255)),
         message_expiry=maybe(fours),
         content_type=maybe(texts),
         response_topic=maybe(topics),

@@ -69,7 +69,8 @@ _FOUR = (fields.read_four, fields.write_four)
 
 # Table 2-4 of the standard, with the values that its chapter 3 forbids.
 _KINDS: dict[int, tuple[Reader, Writer]] = {
-    0x01: (_zero_or_one, fields.write_byte),
+    # 0 and 1 have a meaning, and no other value is forbidden: it goes on unaltered [MQTT-3.3.2-4].
+    0x01: (fields.read_byte, fields.write_byte),
     0x02: _FOUR,
     0x03: _STRING,
     0x08: (_response_topic, fields.write_string),
