@@ -201,6 +201,27 @@ def test_what_is_larger_than_the_client_takes_is_left_out(broker: BrokerProcess)
         assert payloads(reader.drain()) == [b"short"] * 3
 
 
+def test_no_answer_is_larger_than_the_client_takes(broker: BrokerProcess) -> None:
+    """[3.1.2-24]: an answer is made shorter; one that cannot be is the end of the connection."""
+    with Raw(broker, "narrow", maximum_packet_size=8, keep_alive=10) as client:
+        assert client.connack == packets.Connack()
+        assert client.subscribe("a", "b", "c") == (Reason.GRANTED_QOS_2,) * 3
+        assert client.unsubscribe("a", "b", "c") == (Reason.SUCCESS,) * 3
+        entries = tuple(packets.SubscriptionEntry(one) for one in "abcd")
+        client.send(packets.Subscribe(9, entries))
+        assert client.end() == Reason.PACKET_TOO_LARGE
+    for size in (5, 30):
+        with Raw(broker) as client:
+            method = "SCRAM-SHA-1"
+            connect = packets.Connect(5, "x", maximum_packet_size=size, authentication_method=method)
+            client.send(connect)
+            assert client.receive() == packets.Connack(reason=Reason.BAD_AUTHENTICATION_METHOD)
+    for size, reason in ((5, Reason.PACKET_TOO_LARGE), (4, None)):
+        with Raw(broker) as client:
+            client.send(packets.Connect(5, "narrower", keep_alive=0, maximum_packet_size=size))
+            assert client.end() == reason
+
+
 def test_a_packet_of_the_largest_size_is_delivered(broker: BrokerProcess) -> None:
     topic = "exact"
     header = 2 + len(topic) + 2 + 1  # Topic, packet id, no properties.

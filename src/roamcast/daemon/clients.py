@@ -14,11 +14,11 @@ from roamcast.daemon.sections import Listener
 from roamcast.daemon.tls import PeerCertificate
 from roamcast.mqtt.access import Identity
 from roamcast.mqtt.errors import PacketError, protocol_error
-from roamcast.mqtt.packets import Connack, Connect
+from roamcast.mqtt.packets import Connect
 from roamcast.mqtt.reading import CONNECT, cut, parse_connect
 from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.welcoming import keep_alive_of
-from roamcast.mqtt.writing import refusal, write
+from roamcast.mqtt.welcoming import keep_alive_of, refused
+from roamcast.mqtt.writing import refusal
 from roamcast.site.inputs import Connected, Frames, Gone, SiteInput, Slow
 
 log = logging.getLogger("roamcast.clients")
@@ -269,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
             identity = await self._door.admit(self, connect)
         except Refused as error:
             log.info("%s: %s", self.address, error)
-            self.finish(write(Connack(reason=error.reason, reason_string=str(error)), connect.version))
+            self.finish(refused(connect, error.reason, str(error)))
             return
         finally:
             self._admission = None

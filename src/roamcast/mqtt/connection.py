@@ -409,13 +409,24 @@ class Connection:
             reason, text = refusal or TAKEN
             self.out.append(write(self.explained(kind(one, reason), text), 5))
 
+    def takes(self, packet: Packet) -> bool:
+        """Whether the packet is not larger than the client has said that it takes."""
+        size_max = self.connect.maximum_packet_size
+        return size_max is None or len(write(packet, self.version)) <= size_max
+
+    def check_takes(self, answer: Packet) -> None:
+        """PacketError if it does not: then what the client asked for can never be answered."""
+        if not self.takes(answer):
+            what = type(answer).__name__.upper()
+            raise PacketError(Reason.PACKET_TOO_LARGE, f"the {what} would be larger than the client takes")
+
     def explained(self, answer: Answer, text: str) -> Answer:
         """With a text where the client understands and wants one, and has room for it."""
         if not text or self.version == 4 or not self.connect.request_problem_information:
             return answer
         told = AcknowledgementProperties(reason_string=text[:EXPLANATION_LENGTH_MAX])
-        longer, size_max = replace(answer, properties=told), self.connect.maximum_packet_size
-        return longer if size_max is None or len(write(longer, 5)) <= size_max else answer
+        longer = replace(answer, properties=told)
+        return longer if self.takes(longer) else answer
 
     def _attributes(self, endpoint: Reader, topic: bytes) -> bytes | None:
         """Of what is published under this topic; None if the client may not do that."""

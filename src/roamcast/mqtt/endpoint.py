@@ -264,6 +264,8 @@ class Endpoint:
                 self._end(other, Reason.SESSION_TAKEN_OVER)
         try:
             check_will(connect, self.settings)
+            if connect.maximum_packet_size is not None:
+                connection.check_takes(acceptance(connection, False, self.settings))
         except PacketError as error:
             self._end(connection, error.reason, str(error))
             return
@@ -525,10 +527,10 @@ class Endpoint:
             reason = Reason.PROTOCOL_ERROR
         if kind is packets.Connack or connection.version == 5:
             answer = kind(reason=reason, reason_string=told, server_reference=reference)
-            size_max = connection.connect.maximum_packet_size
-            if size_max is not None and len(write(answer, connection.version)) > size_max:
+            if not connection.takes(answer):
                 answer = kind(reason=reason)
-            self._write(connection, answer)
+            if connection.takes(answer):
+                self._write(connection, answer)
         why = reason.name.lower().replace("_", " ")
         ended = "disconnected" if connection.session is not None else "refused"
         self._note(connection, ended, f"{why}: {text}" if text else why)

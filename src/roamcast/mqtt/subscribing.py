@@ -53,6 +53,8 @@ class Subscribing:
     # --- requests ---
 
     def on_subscribe(self, connection: Connection, session: MqttSession, packet: packets.Subscribe) -> None:
+        granted = (Reason.GRANTED_QOS_0,) * len(packet.entries)
+        connection.check_takes(packets.Suback(packet.packet_id, granted))
         asked = dict(packet.user_properties)
         requests: list[Asked] = []
         reasons: list[Reason] = []
@@ -133,6 +135,8 @@ class Subscribing:
     def on_unsubscribe(
         self, connection: Connection, session: MqttSession, packet: packets.Unsubscribe
     ) -> None:
+        done = (Reason.SUCCESS,) * len(packet.filters)
+        connection.check_takes(packets.Unsuback(packet.packet_id, done))
         requests: list[Asked] = []
         reasons: list[Reason] = []
         for name in packet.filters:

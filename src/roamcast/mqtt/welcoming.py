@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.packets import Connack, Connect
+from roamcast.mqtt.packets import RECEIVE_MAXIMUM_DEFAULT, Connack, Connect
 from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.writing import write
 
 if TYPE_CHECKING:
     from roamcast.mqtt.connection import Connection
@@ -38,11 +41,21 @@ def keep_alive_of(connect: Connect, longest_s: int) -> int:
     return longest_s if is_too_long and connect.version == 5 else asked
 
 
+def refused(connect: Connect, reason: Reason, text: str) -> bytes:
+    """A CONNACK that lets nobody in: with a text if the client takes so much; empty if it takes neither."""
+    size_max = connect.maximum_packet_size
+    for told in (text, None):
+        answer = write(Connack(reason=reason, reason_string=told), connect.version)
+        if size_max is None or len(answer) <= size_max:
+            return answer
+    return b""
+
+
 def acceptance(connection: Connection, present: bool, settings: EndpointSettings) -> Connack:
     connect = connection.connect
     expiry_s = session_expiry_of(connect, settings)
     keep_alive_s = keep_alive_of(connect, settings.keep_alive_max_s)
-    return Connack(
+    answer = Connack(
         session_present=present,
         session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
         receive_maximum=settings.receive_maximum,
@@ -53,4 +66,10 @@ def acceptance(connection: Connection, present: bool, settings: EndpointSettings
         assigned_client_id=None if connect.client_id else connection.client,
         topic_alias_maximum=settings.topic_alias_maximum,
         server_keep_alive=keep_alive_s if keep_alive_s != connect.keep_alive else None,
+    )
+    if connection.takes(answer):
+        return answer
+    # What a client need not know as long as it does not overdo it is left out.
+    return replace(
+        answer, receive_maximum=RECEIVE_MAXIMUM_DEFAULT, maximum_packet_size=None, topic_alias_maximum=0
     )
