@@ -80,6 +80,38 @@ def test_a_drained_broker_holds_nothing_and_nothing_is_lost() -> None:
             assert got == world.clients["p"].sent, (seed, name)
 
 
+def test_what_waits_for_clients_that_are_away_leaves_a_drained_broker_too() -> None:
+    """More than is fetched for one who does not read; also of one whose session had gone elsewhere."""
+    world = line()
+    world.attach("p", "b0")
+    for name in ("c", "d"):
+        world.attach(name, "b1")
+    world.settle()
+    for name in ("c", "d"):
+        world.subscribe(name, "t", 2)
+    world.settle()
+    for name in ("c", "d"):
+        world.drop(world.clients[name].connection, name)
+    for _ in range(100):
+        world.publish("p", "t", 2)
+    world.settle()
+    world.attach("d", "b2")
+    world.run(12)
+    world.drop(world.clients["d"].connection, "d")
+    world.settle()
+    left = world.sites["b1"].broker
+    assert [client for client, queue in left.protocol.stored() if queue] == ["c", "d"]
+    world.step("b1", [Drained("b0", "")])
+    world.settle()
+    assert [client for client, queue in left.protocol.stored() if queue] == list(left.sessions) == []
+    for name in ("c", "d"):
+        world.attach(name, "b2")
+    world.settle()
+    for name in ("c", "d"):
+        got = [payload for payload, _, _ in world.clients[name].received]
+        assert got == world.clients["p"].sent, name
+
+
 def test_a_drained_broker_sends_newcomers_elsewhere() -> None:
     world = line()
     world.step("b1", [Drained("b2", "elsewhere:1883")])

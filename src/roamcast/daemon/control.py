@@ -54,10 +54,12 @@ class ControlServer:
             async with asyncio.timeout(REQUEST_S_MAX):
                 line = await reader.readline()
             async for answer in self._answers(line):
+                if writer.is_closing():
+                    break
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
-        except (TimeoutError, ValueError, OSError):
-            pass  # Whoever asked has gone, or never said what it wanted.
+        except (TimeoutError, ValueError, OSError, asyncio.CancelledError):
+            pass  # Whoever asked has gone, or never said what it wanted; or the broker stops.
         finally:
             writer.close()
 

@@ -129,9 +129,7 @@ class Server:
         wanted = self.config.quotas.connections_max
         room = room_for(wanted)
         if room < wanted:
-            log.warning(
-                "quotas.connections_max = %d: the limit of open files leaves room for %d", wanted, room
-            )
+            log.info("quotas.connections_max = %d: the limit of open files leaves room for %d", wanted, room)
         return room
 
     async def _listen(self, number: int, listener: Listener) -> None:

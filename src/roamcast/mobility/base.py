@@ -316,6 +316,12 @@ class MobilityProtocol:
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
         """These brokers are gone for good, and these of them were peers: nothing more comes from them."""
 
+    def on_drain(self) -> None:
+        """Some broker is emptied by its operator: fetch what waits elsewhere for sessions that are here.
+
+        Without this hook, what a protocol fetches as the client reads stays behind while the client is away.
+        """
+
     def on_settled(self, token: Token) -> None:
         """A subscription or unsubscription that the protocol gave an `OwnToken` has settled."""
         raise InputError(f"{self.name} gave no token {token!r}")

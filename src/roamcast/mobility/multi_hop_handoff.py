@@ -148,6 +148,8 @@ class Hold:
         self.swept = False
         """Whether the temporary queues of the path have come."""
         self.credit = FIRST_CREDIT
+        self.hurries = False
+        """Whether all is fetched, also while the client does not read."""
 
 
 class Pass:
@@ -429,14 +431,20 @@ class MultiHopHandoff(MobilityProtocol):
             self.host.pump(client)
         if hold.own is None:
             self.host.handoff_finished(client)
-        elif (
-            hold.segments
-            and hold.granted == 0
-            and self.host.is_attached(client)
-            and len(hold.queue) <= hold.credit // 2
-        ):
-            hold.granted = hold.credit - len(hold.queue)
-            self.pull(client, hold.segments[0], hold.granted, self.host.id, hold.stay, is_first=False)
+        elif hold.segments and hold.granted == 0:
+            wanted = hold.credit - len(hold.queue)
+            if hold.hurries:
+                hold.granted = max(wanted, CREDIT)
+            elif self.host.is_attached(client) and 2 * wanted >= hold.credit:
+                hold.granted = wanted
+            if hold.granted:
+                self.pull(client, hold.segments[0], hold.granted, self.host.id, hold.stay, is_first=False)
+
+    def on_drain(self) -> None:
+        for client, hold in list(self.holds.items()):
+            if hold.own is not None:
+                hold.hurries = True
+                self.go_on(client, hold)
 
     def on_acknowledged(self, client: str) -> None:
         hold = self.holds.get(client)

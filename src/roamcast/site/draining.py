@@ -18,10 +18,17 @@ class HandAway(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
+class Emptied(Message, frozen=True):
+    """A broker hands its sessions away: what was left there for clients that are away must be fetched too."""
+
+    cause: ClassVar[Cause] = "handoff"
+
+
 class Draining:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         broker.serve(HandAway, self.on_hand_away)
+        broker.serve(Emptied, self.on_emptied)
 
     def on_hand_away(self, sender: str, message: HandAway) -> None:
         broker = self._broker
@@ -31,3 +38,13 @@ class Draining:
             if client not in broker.endings.waiting and client not in broker.attachments:
                 request = AttachRequest(client, message.destination, 0, -1, {}, owner=session.owner)
                 broker.session_requested(request)
+        self._tell(broker.id, Emptied())
+
+    def on_emptied(self, sender: str, message: Emptied) -> None:
+        self._broker.protocol.on_drain()
+        self._tell(sender, message)
+
+    def _tell(self, sender: str, message: Emptied) -> None:
+        for peer in self._broker.peers:
+            if peer != sender:
+                self._broker.send(peer, message)
