@@ -131,8 +131,10 @@ class World:
         self.now += 0.001
         effects = site.step(self.now, inputs)
         if effects.durable:
-            self.journals[id].append(encode_entry(self.now, effects.durable))
-            if self.crashes and self.rng.random() < 0.004:
+            end = self.fate(inputs)
+            if end != "before":
+                self.journals[id].append(encode_entry(self.now, effects.durable))
+            if end:
                 self.crash(id)
                 return
             site.journalled()
@@ -145,6 +147,10 @@ class World:
             data = end.take()
             if data:
                 self.wires[id, peer].append(data)
+
+    def fate(self, inputs: list[SiteInput]) -> str:
+        """Whether the broker crashes "before" or "after" this turn is journalled; "" if it lives."""
+        return "after" if self.crashes and self.rng.random() < 0.004 else ""
 
     # --- links ---
 
