@@ -151,6 +151,8 @@ class Proactive(MobilityProtocol):
             self.deactivate(stay)
         else:
             stay = self.current[client] = self.move_in(session, came_from)
+            if not self.host.is_reachable(came_from):
+                self.failures.on_lost((came_from,))
         stay.is_away = stay.is_timed_out = False
         stay.store.queue.rewind(received.get(STREAM, 0))
         self.host.deliver_from(client, stay.store.queue)
@@ -381,7 +383,10 @@ class Proactive(MobilityProtocol):
         store.subscriptions = dict(context)
         for text, issued_at in context.items():
             self.host.subscribe(store.owner, parse(text), issued_at)
-        self.host.send(store.source, CopyActivated(store.client, store.activation))
+        if self.host.is_reachable(store.source):
+            self.host.send(store.source, CopyActivated(store.client, store.activation))
+        else:
+            self.complete(store)  # It is gone since it asked for this, and forwards nothing more.
 
     def on_deactivate_copy(self, sender: str, message: DeactivateCopy) -> None:
         copy = self.copies.get(message.client)
@@ -463,6 +468,11 @@ class Proactive(MobilityProtocol):
                 del store.readers[activation], self.activations[activation]
             self.serve_readers(store)
         self.failures.on_lost(brokers)
+        for client, copy in list(self.copies.items()):
+            if copy.holder in brokers and copy.store is None:
+                self.drop_copy(client)
+            elif copy.holder in brokers:
+                copy.number = 0  # The session may be lost, and another one begin to count.
 
     def counter_of(self, burst: Burst) -> str:
         """Which notifications are numbered one after the other."""

@@ -388,7 +388,6 @@ class Failures:
 
     def await_context(self, session: Session, base: int, came_from: str) -> Store:
         """The session has come and the copy is not there: the old broker knows, and sends the context."""
-        assert self.period_s is not None
         store = self.protocol.open_store(session.client, base, came_from)
         self.awaited[session.client, session.number - 1] = store
         return store

@@ -205,7 +205,9 @@ class Reactive(MobilityProtocol):
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         client, number = owner
-        proxy = self.proxies[client, number]
+        proxy = self.proxies.get((client, number))
+        if proxy is None:
+            return  # Its session was lost with a broker that is gone.
         self.keep(proxy.queue, client, burst)
         if proxy.merged and self.current.get(client) is proxy:
             self.host.pump(client)

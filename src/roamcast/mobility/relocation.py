@@ -264,7 +264,8 @@ class Relocation(MobilityProtocol):
         replay_to = due.pop(replay.number).replay_to
         if not due:
             del self.replays_due[subscriber]
-        onward = replay_to if replay_to != self.host.id else None
+        is_further = replay_to != self.host.id and self.host.is_reachable(replay_to)
+        onward = replay_to if is_further else None
         update = self.host.withdraw(
             subscriptions, client, subscriber, source, onward, replay.update, last=not due
         )
@@ -318,7 +319,9 @@ class Relocation(MobilityProtocol):
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         client = owner[0]
-        cache = self.caches[client, owner[1]]
+        cache = self.caches.get((client, owner[1]))
+        if cache is None:
+            return  # Its session was lost with a broker that is gone.
         self.store(client, cache, burst)
         if not cache.blocked and self.current.get(client) is cache:
             self.host.pump(client)
