@@ -475,7 +475,7 @@ at 2 s leave
 BREAKAGES: dict[type[Proactive], tuple[str, str, dict[str, str]]] = {
     # s leaves b before its session is there: c is activated by b before a's request to rest arrives.
     NoControl: (
-        "crash",
+        "lost",
         MOVES_ON
         + 'at 3 s attach b\nat 3.035 s leave\nat 4 p publish {"x": 1}\nat 5 s attach c\n'
         # A stranger makes an edge of b change, so that a has the list of b.
