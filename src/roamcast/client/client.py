@@ -287,7 +287,10 @@ class Client:
     def acknowledge(self, count: int) -> None:
         """Take so many of those that wait, without looking at them again."""
         for _ in range(min(count, self.waiting)):
-            self._take()
+            publish = self._session.take()
+            if self._records is not None:
+                self._records.delivered(notification_of(publish))
+        self._after_taking()
 
     async def _has_arrived(self) -> bool:
         """Wait until a notification waits; False if the client was closed instead."""
@@ -307,12 +310,16 @@ class Client:
         notification = notification_of(self._session.take())
         if self._records is not None:
             self._records.delivered(notification)
+        self._after_taking()
+        return notification
+
+    def _after_taking(self) -> None:
+        """Acknowledge what was taken, and read on if there is room again."""
         attachment = self._attachment
         if attachment is not None and attachment.failure is None:
             attachment.flush_soon()
             if len(self._session.incoming) <= self._policy.queue_max // 2:
                 attachment.listen()
-        return notification
 
     # --- publishing ---
 

@@ -15,7 +15,7 @@ import msgspec
 from roamcast.mqtt import packets
 from roamcast.mqtt.bursts import Frames, cut_bursts
 from roamcast.mqtt.client_incoming import Incoming
-from roamcast.mqtt.client_outgoing import PUBREL, Acknowledged, Outgoing
+from roamcast.mqtt.client_outgoing import Acknowledged, Outgoing
 from roamcast.mqtt.client_requests import Granted, Requests
 from roamcast.mqtt.errors import PacketError, protocol_error
 from roamcast.mqtt.fields import VARIABLE_MAX
@@ -31,7 +31,7 @@ from roamcast.mqtt.writing import write
 FRAME_MAX = VARIABLE_MAX + 5
 """The largest packet that can be."""
 PING = b"\xc0\x00"
-PUBACK, PUBREC, PUBCOMP = 0x40, 0x50, 0x70
+PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 NO_SUBSCRIBERS = bytes((Reason.NO_MATCHING_SUBSCRIBERS,))
 PING_AFTER = 0.75
 """Of the keep-alive, without a byte in one of the directions."""
@@ -241,7 +241,7 @@ class ClientSession:
                     bursts, position = cut_bursts(data, position, self._packet_max, self.version)
                     for frames in bursts:
                         self._on_frames(frames)
-                elif self.is_connected and data[position] in (PUBACK, PUBREC, PUBCOMP):
+                elif self.is_connected and data[position] in (PUBACK, PUBREC, PUBREL, PUBCOMP):
                     position = self._on_acknowledgements(data, position)
                 whole = cut(data, position, self._packet_max) if position < size else None
                 if whole is None:
@@ -289,7 +289,7 @@ class ClientSession:
         first, size = data[position], len(data)
         stride = 2 + (data[position + 1] if position + 1 < size else 0)
         # Mosquitto gives a reason all the time: that nobody has subscribed.
-        is_reason = stride == 5 and first != PUBCOMP and self.version == 5
+        is_reason = stride == 5 and first in (PUBACK, PUBREC) and self.version == 5
         if stride != 4 and not (is_reason and data[position + 4 : position + 5] == NO_SUBSCRIBERS):
             return position
         whole = position + (size - position) // stride * stride
@@ -300,11 +300,11 @@ class ClientSession:
         ids = [above << 8 | below for above, below in zip(high, low, strict=True)]
         if 0 in ids:
             return position  # Not a packet id: `parse` has the words for that.
-        if first != PUBREC:
+        if first in (PUBACK, PUBCOMP):
             reason = Reason.NO_MATCHING_SUBSCRIBERS if is_reason else Reason.SUCCESS
             self._events += self.outgoing.on_all(ids, 1 if first == PUBACK else 2, reason)
-        elif self.outgoing.on_pubrecs(ids):
-            answers = bytearray((PUBREL + b"\0\0") * count)
+        elif self.outgoing.on_pubrecs(ids) if first == PUBREC else self.incoming.on_pubrels(ids):
+            answers = bytearray(bytes((PUBREL if first == PUBREC else PUBCOMP, 2, 0, 0)) * count)
             answers[2::4], answers[3::4] = high, low
             self._out.append(bytes(answers))
         else:
@@ -346,7 +346,7 @@ class ClientSession:
         self._note(self.outgoing.on_pubrec(packet.packet_id, packet.reason, _text(packet)))
         if not packet.reason.failed:
             if self.outgoing.is_known(packet.packet_id):
-                self._out.append(PUBREL + ENCODED[packet.packet_id - 1])
+                self._out.append(bytes((PUBREL, 2)) + ENCODED[packet.packet_id - 1])
             else:
                 unknown = packets.Pubrel(packet.packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND)
                 self._out.append(write(unknown, self.version))

@@ -8,6 +8,7 @@ takes only the first few, loses nothing. The receive maximum bounds it. A broker
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 
 from roamcast.mqtt.packet_ids import ENCODED
@@ -65,6 +66,14 @@ class Incoming:
         else:
             self._queued[packet_id] = True
             self._waiting.append((publish, self._session))
+
+    def on_pubrels(self, ids: Sequence[int]) -> bool:
+        """Those of what was handed over: whether all are, and the answer is PUBCOMP without a reason."""
+        if not self._received.keys() >= set(ids):
+            return False
+        for packet_id in ids:
+            self._received.pop(packet_id, None)
+        return True
 
     def on_pubrel(self, packet_id: int, out: list[bytes]) -> None:
         known = packet_id in self._received
