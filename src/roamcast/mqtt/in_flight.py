@@ -30,6 +30,9 @@ class Run(msgspec.Struct, gc=False):
     incarnation: int
     number: int
 
+    def holds(self, packet_id: int) -> bool:
+        return self.qos > 0 and (packet_id - self.packet_id) % PACKET_ID_MAX < self.count
+
     def skip(self, count: int) -> None:
         self.packet_id = following(self.packet_id, count)
         self.count -= count
@@ -232,10 +235,12 @@ class InFlight:
     def _find(self, packet_id: int) -> Run | None:
         if packet_id in self._early:
             return None
-        for run in self._runs:
-            if run.qos and (packet_id - run.packet_id) % PACKET_ID_MAX < run.count:
-                return run
-        return None
+        # PUBRECs come in the order of sending: where runs are short and therefore many, the one that is
+        # looked for stands behind as many as have been released.
+        likely = self._runs[len(self._released)] if len(self._released) < len(self._runs) else None
+        if likely is not None and likely.holds(packet_id):
+            return likely
+        return next((run for run in self._runs if run.holds(packet_id)), None)
 
     # --- after a reconnect ---
 
