@@ -74,20 +74,25 @@ def test_members_that_are_there_come_before_those_that_are_away(qos: int) -> Non
     assert members_of(world) == [[], world.clients["p"].sent, []]
 
 
-def test_what_came_while_everyone_was_away_waits_for_its_member() -> None:
-    world = World(1, 2, [(0, 1)])
+def publish_to_two_that_are_away(world: World, qos: int, sent: int) -> None:
+    """Two members subscribe at the first two brokers and go; then ten jobs come from the last broker."""
     for number in range(2):
         world.attach(f"m{number}", world.ids[number])
         world.settle()
-        world.subscribe(f"m{number}", "$share/workers/jobs/#", 1)
-    world.attach("p", "b0")
+        world.subscribe(f"m{number}", "$share/workers/jobs/#", qos)
+    world.attach("p", world.ids[-1])
     world.settle()
     for number in range(2):
         world.drop(world.clients[f"m{number}"].connection, f"m{number}", tell=True)
     world.settle()
     for _ in range(10):
-        world.publish("p", "jobs/1", 1)
+        world.publish("p", "jobs/1", sent)
     world.settle()
+
+
+def test_what_came_while_everyone_was_away_waits_for_its_member() -> None:
+    world = World(1, 2, [(0, 1)])
+    publish_to_two_that_are_away(world, 1, 1)
     for number in range(2):
         world.attach(f"m{number}", world.ids[1 - number])
         world.settle()
@@ -205,20 +210,9 @@ def owner_of(world: World, group: str) -> str:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_a_member_did_not_get_before_its_session_ended_goes_to_another(seed: int) -> None:
-    """Section 4.8.2 of MQTT 5.0, for QoS 1: whether it was sent and not acknowledged, or only kept."""
+    """Section 4.8.2 of MQTT 5.0, for QoS 1."""
     world = World(seed, 3, [(0, 1), (1, 2)])
-    for number, broker in enumerate(world.ids[:2]):
-        world.attach(f"m{number}", broker)
-        world.settle()
-        world.subscribe(f"m{number}", "$share/workers/jobs/#", 1)
-    world.attach("p", "b2")
-    world.settle()
-    for number in range(2):
-        world.drop(world.clients[f"m{number}"].connection, f"m{number}", tell=True)
-    world.settle()
-    for _ in range(10):
-        world.publish("p", "jobs/1", 2)
-    world.settle()
+    publish_to_two_that_are_away(world, 1, 2)
     world.attach("m0", world.ids[2], clean=True)
     world.settle()
     assert world.clients["m0"].received == [], "its session is new, and not subscribed"
@@ -234,18 +228,7 @@ def test_what_a_member_did_not_get_before_its_session_ended_goes_to_another(seed
 def test_with_qos_2_no_other_member_gets_it(qos: int) -> None:
     """[MQTT-4.8.2-5]"""
     world = World(1, 2, [(0, 1)])
-    for number in range(2):
-        world.attach(f"m{number}", world.ids[number])
-        world.settle()
-        world.subscribe(f"m{number}", "$share/workers/jobs/#", qos)
-    world.attach("p", "b0")
-    world.settle()
-    for number in range(2):
-        world.drop(world.clients[f"m{number}"].connection, f"m{number}", tell=True)
-    world.settle()
-    for _ in range(10):
-        world.publish("p", "jobs/1", 2)
-    world.settle()
+    publish_to_two_that_are_away(world, qos, 2)
     world.attach("m0", "b0", clean=True)
     world.settle()
     world.attach("m1", "b1")
