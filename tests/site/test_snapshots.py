@@ -9,9 +9,9 @@ from tests.site.test_world import bring_home, check, drive
 from tests.site.world import World
 
 from roamcast.core.snapshot import freeze, thaw
+from roamcast.site.contract import AnySite
 from roamcast.site.inputs import SiteInput, Started, decode_entry
-from roamcast.site.settings import SiteSettings
-from roamcast.site.site import Site
+from roamcast.site.making import make_site
 
 
 class SnapshotWorld(World):
@@ -29,12 +29,12 @@ class SnapshotWorld(World):
             self.journals[id].clear()
 
     def start(self, id: str) -> None:
-        settings = SiteSettings(id)
+        settings = self.settings(id)
         if id in self.snapshots:
-            site: Site = thaw(self.snapshots[id])
+            site: AnySite = thaw(self.snapshots[id])
             self.snapshots_used += 1
         else:
-            site = Site(settings)
+            site = make_site(settings)
         for data in self.journals[id]:
             entry = decode_entry(data)
             site.step(entry.now, entry.inputs)
