@@ -152,6 +152,7 @@ def test_a_forgotten_broker_is_not_waited_for(pair: tuple[BrokerProcess, BrokerP
     wait_until(lambda: a.metric('roamcast_link_up{peer="b"}') == 0, lambda: "".join(a.lines))
     status, body = a.get("/healthz")
     assert (status, list(json.loads(body)["links_down"])) == (200, ["b"])
+    assert "connection" in json.loads(body)["links_down"]["b"], "it says why, also where the peer has dialed"
     client = MqttClient("unknown", a.port)
     assert client.connected == "Server unavailable", "b may have its session"
     assert "no broker c in the network; known are: b" in roamcast(*forget(a, "c")).stderr

@@ -284,6 +284,11 @@ class ClientConnection(asyncio.Protocol):
             self._push(Frames(self.id, rest))
 
     @property
+    def is_asking(self) -> bool:
+        """Whether its CONNECT has come, and is being looked at."""
+        return self._admission is not None
+
+    @property
     def is_admitted(self) -> bool:
         return self._first is None
 
@@ -318,6 +323,12 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
         # Also a client that never reads what was written last has to go some time.
         asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+
+    def drop(self, why: str) -> None:
+        """Close without a word."""
+        self.why, self._is_finished, self.write = why, True, _ignore
+        if self.transport is not None:
+            self.transport.abort()
 
     def _discard(self, size: int) -> None:
         """Somebody who goes on and on behind the end is not waiting for the last bytes."""

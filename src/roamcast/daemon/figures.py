@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -37,7 +37,7 @@ class BrokerFigures:
     def __init__(
         self,
         engine: Engine,
-        statuses: Callable[[], list[LinkStatus]],
+        statuses: Callable[[Iterable[str]], list[LinkStatus]],
         trees: Trees,
         events: EventLog | None = None,
     ) -> None:
@@ -84,12 +84,12 @@ class BrokerFigures:
 
     def links(self) -> list[LinkFigures]:
         """To every peer that is configured, connected, or has been and is not forgotten."""
-        ends, statuses = self.engine.site.links.ends, {one.peer: one for one in self._statuses()}
+        ends = self.engine.site.links.ends
         found = []
-        for peer in sorted({**ends, **statuses}):
-            end, status = ends.get(peer), statuses.get(peer, LinkStatus(peer, False))
+        for status in self._statuses(ends):
+            end = ends.get(status.peer)
             kept, lost = (end.kept_bytes, end.dropped_fleeting) if end is not None else (0, 0)
-            found.append(LinkFigures(peer, status.is_up, status.why, kept, lost))
+            found.append(LinkFigures(status.peer, status.is_up, status.why, kept, lost))
         return found
 
 

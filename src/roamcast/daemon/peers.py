@@ -249,13 +249,15 @@ class Peers:
             connection.is_refused = True
             connection.close(why)
 
-    def statuses(self) -> list[LinkStatus]:
-        """Of every peer that is configured or connected."""
+    def statuses(self, others: Iterable[str] = ()) -> list[LinkStatus]:
+        """Of every peer that is configured or connected, and of these."""
         statuses = []
-        for peer in sorted(dict.fromkeys([*self._book.peers, *self._slots])):
+        for peer in sorted(dict.fromkeys([*self._book.peers, *self._slots, *others])):
             connection = self._slots.get(peer)
             is_up = connection is not None and connection.state == "up"
-            address = connection.address if connection is not None else self._book.addresses(peer)[0]
+            address = connection.address if connection is not None else ""
+            if not address and peer in self._book:
+                address = self._book.addresses(peer)[0]
             statuses.append(LinkStatus(peer, is_up, address, "" if is_up else self._whys.get(peer, "")))
         return statuses
 

@@ -242,7 +242,8 @@ class Quotas(Section, frozen=True):
     connections_per_address_max: Count | None = 1000
     """Connections at once from one address; loopback addresses are not counted."""
     connecting_max: Count = 1000
-    """Connections at once that have not said yet who they are."""
+    """Connections at once that have not said yet who they are; past it the one that was silent for longest
+    gives way."""
     sessions_max: Count = 100_000
     """Sessions held by this broker, also those of clients that are away."""
     subscriptions_per_client_max: Count = 1000
@@ -260,7 +261,8 @@ class Quotas(Section, frozen=True):
     publish_bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
     """Bytes per second that one client may send."""
     output_bytes_max: Bytes = 4_194_304
-    """What is handed to the network for one client that does not read; the rest stays in its queue."""
+    """When so much waits for a client that does not read, it gets nothing more of QoS 0; when it is twice as
+    much, it is not read from. What is in flight with QoS 1 and 2 counts with its queue."""
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456

@@ -73,7 +73,7 @@ class Server:
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
-        self._coming: set[int] = set()
+        self._coming: dict[int, None] = {}
         """Connections that have not said yet who they are."""
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
@@ -242,7 +242,7 @@ class Server:
             why = f"there are {self._connections_max} connections already"
         elif limit is not None and self._addresses[host] >= limit and not is_loopback(host):
             why = f"there are {limit} connections from {host} already"
-        elif len(self._coming) >= quotas.connecting_max:
+        elif len(self._coming) >= quotas.connecting_max and not self._make_room():
             why = f"{quotas.connecting_max} connections are coming in already"
         if why:
             if self._complaints.is_due(host, why):
@@ -252,11 +252,20 @@ class Server:
         self._addresses[host] += 1
         id = (self.site.starts << 32) + self._opened
         self._clients[id] = client
-        self._coming.add(id)
+        self._coming[id] = None
         return id
 
+    def _make_room(self) -> bool:
+        """Whoever has been silent for longest gives way: those who come may say sooner who they are."""
+        silent = next((self._clients[id] for id in self._coming if not self._clients[id].is_asking), None)
+        if silent is None:
+            return False
+        del self._coming[silent.id]
+        silent.drop("others come in, and it has not said who it is")
+        return True
+
     def came_in(self, id: int) -> Budget | None:
-        self._coming.discard(id)
+        self._coming.pop(id, None)
         quotas, connections = self.config.quotas, self.site.endpoint.connections
         if quotas.publish_per_s is None and quotas.publish_bytes_per_s is None:
             return None
@@ -269,7 +278,7 @@ class Server:
 
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
-        self._coming.discard(client.id)
+        self._coming.pop(client.id, None)
         self._held.pop(client.id, None)
         if client.is_admitted and not client.is_noted:
             self._gone[client.id] = client.address, client.why
