@@ -30,6 +30,9 @@ def register(app: typer.Typer) -> None:
     )
     app.add_typer(group, name="bench")
     group.command("match", epilog=show_examples("roamcast bench match --subscriptions 100000 --json"))(match)
+    group.command("routing", epilog=show_examples("roamcast bench routing --subscriptions 1000 --json"))(
+        routing
+    )
     group.command("sim", epilog=show_examples("roamcast bench sim --repeat 5 --json"))(sim)
     group.command(
         "broker", epilog=show_examples("roamcast bench broker --against mosquitto,amqtt --out figures --json")
@@ -66,6 +69,37 @@ def match(
             progress=report,
         )
     show(result, title="bench match", as_json=as_json)
+
+
+def routing(
+    subscriptions: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Subscriptions; once for each size. [default: 100, 1000, 10000]"),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="A routing strategy; once for each. [default: all that forward]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="What the subscriptions are drawn from.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Subscribe, hand over and unsubscribe at one of two brokers: what each routing strategy costs both."""
+    from roamcast.bench import routing as benchmark
+
+    with progress("routing") as report:
+        result = benchmark.run(
+            sizes=sorted(subscriptions or benchmark.SIZES),
+            strategies=benchmark.checked(strategy or list(benchmark.AGGREGATES)),
+            seed=seed,
+            progress=report,
+        )
+    if as_json:
+        emit_json(result)
+        return
+    cases: Any = result.pop("cases")
+    columns = list(cases[0])
+    rows = [[case[name] for name in columns] for case in cases]
+    table([name.replace("_", " ") for name in columns], rows, title="bench routing")
+    table(["what", "value"], flat(result))
 
 
 def sim(
