@@ -4,15 +4,18 @@ import os
 import random
 import subprocess
 import sys
+from itertools import chain
 from math import inf, nextafter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.filters.naive_filters import conditions, notifications, text_of
 
 from roamcast.filters import bitmaps, box_table, columns, index, masks
+from roamcast.filters.axis import Axis
 from roamcast.filters.filter import ALL, NONE, Filter
 from roamcast.filters.index import FilterIndex
 from roamcast.filters.selector import parse, parse_subscription
@@ -315,3 +318,18 @@ def test_every_process_gives_the_same_answers() -> None:
     ]
     assert answers[0] == answers[1]
     assert answers[0]
+
+
+def test_many_ranges_are_placed_as_each_alone_is() -> None:
+    rng = random.Random(2)
+    axis = Axis(sorted(rng.sample([*range(20), 2.5, 7.25, 2**53 + 2], 12)), [])
+    ends = [*range(-1, 21), 2.5, 3.75, 2**53]
+    texts = [f"v {rng.choice(('>', '>='))} {rng.choice(ends)} AND v < {2**53}" for _ in range(40)]
+    texts += [f"v > {rng.choice(ends)}" for _ in range(20)] + [f"v <= {rng.choice(ends)}" for _ in range(20)]
+    sets = [boxes[0]["v"] for boxes in (parse(text).boxes for text in texts) if boxes]
+    assert len(sets) > 60
+    ranges = np.array([values.numbers for values in sets], np.float64)
+    placed = zip(*(rows.tolist() for rows in bitmaps._rows_of_ranges(axis, ranges)), strict=True)
+    for values, (first, last) in zip(sets, placed, strict=True):
+        rows = [row for one, other in chain(*axis.place(values)) for row in range(one, other)]
+        assert sorted(rows) == list(range(first, last)), values

@@ -110,9 +110,12 @@ def string_ends(values: ValueSet) -> list[str]:
     return [cut[1] for cut in values.strings if cut not in (START, END)]
 
 
-def suited_axis(sets: Iterable[ValueSet], max_numbers: int, max_strings: int) -> Axis:
-    """An axis for these sets: all their ends as cuts, or if too many a sample that follows their density."""
-    numbers: list[float] = []
+def suited_axis(
+    sets: Iterable[ValueSet], max_numbers: int, max_strings: int, more_numbers: Iterable[float] = ()
+) -> Axis:
+    """An axis for these sets, and for ranges that end at more numbers: all ends as cuts, or if too many a
+    sample that follows their density."""
+    numbers: list[float] = list(more_numbers)
     strings: list[str] = []
     for values in sets:
         numbers += number_ends(values)

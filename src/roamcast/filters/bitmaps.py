@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roamcast.filters.axis import Axis, suited_axis
+from roamcast.filters.axis import FIRST_NUMBER_ROW, Axis, suited_axis
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.covering import Box
 from roamcast.filters.expression import Attributes
@@ -243,23 +243,37 @@ class _Refusals:
         """Choose the cuts anew; returns the slots that are now left open (+1) or no more (-1)."""
         self._changes = 0
         self._size_at_rebuild = len(self.members)
-        axis = suited_axis((values for values, _, _ in self.members.values()), MAX_NUMBERS, MAX_STRINGS)
+        exact = [slot for slot, (_, is_exact, _) in self.members.items() if is_exact]
+        ranges = np.array([self.members[slot][0].numbers for slot in exact], np.float64).reshape(-1, 2, 2)
+        others = [slot for slot, (_, is_exact, _) in self.members.items() if not is_exact]
+        axis = suited_axis(
+            (self.members[slot][0] for slot in others), MAX_NUMBERS, MAX_STRINGS,
+            ranges[:, :, 0][np.isfinite(ranges[:, :, 0])].tolist(),
+        )  # fmt: skip
+        if any(float(cut) != cut for cut in axis.numbers):
+            # Floats could not be compared with such cuts; without them a few filters more are asked.
+            axis = Axis([cut for cut in axis.numbers if float(cut) == cut], axis.strings)
         words = self._matrix.shape[1]
+        # Walking down the rows, acceptance starts at the first and ends at the last.
+        at = [rows * words + (np.array(exact, np.int64) >> 6) for rows in _rows_of_ranges(axis, ranges)]
+        bit = np.uint64(1) << (np.array(exact, np.int64) & 63).astype(_WORD)
         flips: list[int] = []
         bits: list[int] = []
         changed: list[tuple[int, int]] = []
-        for slot, (values, exact, was_open) in self.members.items():
+        for slot in others:
+            values, _, was_open = self.members[slot]
             whole, partly = axis.place(values)
             for first, last in whole + partly:
-                # Walking down the rows, acceptance starts at the first and ends at the last.
                 flips += (first * words + (slot >> 6), last * words + (slot >> 6))
                 bits += (1 << (slot & 63),) * 2
-            left_open = bool(partly) and not exact
+            left_open = bool(partly)
             if left_open is not was_open:
                 changed.append((slot, 1 if left_open else -1))
-                self.members[slot] = (values, exact, left_open)
+                self.members[slot] = (values, False, left_open)
         matrix = np.zeros((axis.row_count + 1) * words, _WORD)
         np.bitwise_xor.at(matrix, np.array(flips, np.int64), np.array(bits, _WORD))
+        for places in at:
+            np.bitwise_xor.at(matrix, places, bit)
         # Above the first row all boxes with a condition refuse; the first row may already accept some.
         slots = np.fromiter(self.members, np.int64, len(self.members))
         np.bitwise_xor.at(matrix, slots >> 6, np.uint64(1) << (slots & 63).astype(_WORD))
@@ -267,3 +281,18 @@ class _Refusals:
         np.bitwise_xor.accumulate(rows, axis=0, out=rows)
         self._use(axis, rows[:-1])
         return changed
+
+
+def _rows_of_ranges(axis: Axis, ranges: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """Where ranges of numbers begin and end on an axis, as `Axis.place` says of each; ends are exact floats.
+
+    A row where an end lies belongs to the range: such ranges are compared afterwards.
+    """
+    cuts = np.array(axis.numbers, np.float64)
+    rows = []
+    for side in (0, 1):
+        values, is_above = ranges[:, side, 0], ranges[:, side, 1].astype(np.int64)
+        places = np.searchsorted(cuts, values)
+        is_cut = np.append(cuts, np.nan).take(places) == values
+        rows.append(FIRST_NUMBER_ROW + 2 * places + np.where(is_cut, 1 + is_above, side))
+    return rows
