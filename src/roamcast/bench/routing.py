@@ -209,12 +209,13 @@ def _timed(do: Callable[[], None]) -> float:
     return time.process_time() - started
 
 
-def checked(strategies: Sequence[str]) -> Sequence[str]:
-    for name in strategies:
+def checked(strategies: Sequence[str] | None) -> Sequence[str]:
+    """Those that were asked for; without any, all that forward filters."""
+    for name in strategies or ():
         if name not in AGGREGATES:
             known = did_you_mean(name, AGGREGATES) or f"valid are {', '.join(AGGREGATES)}"
             raise InputError(f"--strategy {name}: {known}")
-    return strategies
+    return strategies or tuple(AGGREGATES)
 
 
 def run(

@@ -88,7 +88,7 @@ def routing(
     with progress("routing") as report:
         result = benchmark.run(
             sizes=sorted(subscriptions or benchmark.SIZES),
-            strategies=benchmark.checked(strategy or list(benchmark.AGGREGATES)),
+            strategies=benchmark.checked(strategy),
             seed=seed,
             progress=report,
         )

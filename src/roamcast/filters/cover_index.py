@@ -12,7 +12,7 @@ from functools import lru_cache
 from roamcast.filters.covering import Box
 from roamcast.filters.filter import Filter
 from roamcast.filters.outline_masks import Outline, OutlineMasks, Span
-from roamcast.filters.values import ValueSet, string_points
+from roamcast.filters.values import ValueSet, number_points, string_points
 
 REFUSALS_MAX = 512
 """So many may refuse, for one question. Beyond, no more are asked, and whatever is not known to cover does
@@ -112,8 +112,8 @@ def _span(values: ValueSet) -> Span:
     numbers, strings = values.numbers, values.strings
     return Span(
         values.marks,
-        (numbers[0], numbers[-1]) if numbers else None,
-        (strings[0], strings[-1]) if strings else None,
+        (numbers[0], numbers[-1], numbers[::2] if number_points(numbers) else ()) if numbers else None,
+        (strings[0], strings[-1], strings[::2] if string_points(strings) else ()) if strings else None,
         bool(values.patterns),
         _levels(values),
     )
@@ -141,8 +141,8 @@ def _joined(name: str, boxes: tuple[Box, ...]) -> Span:
         marks |= span.marks
     return Span(
         marks,
-        (min(low for low, _ in numbers), max(high for _, high in numbers)) if numbers else None,
-        (min(low for low, _ in strings), max(high for _, high in strings)) if strings else None,
+        (min(one[0] for one in numbers), max(one[1] for one in numbers), ()) if numbers else None,
+        (min(one[0] for one in strings), max(one[1] for one in strings), ()) if strings else None,
         any(span.is_patterned for span in spans),
         (),
     )

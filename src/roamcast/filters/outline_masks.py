@@ -32,8 +32,9 @@ class Span(NamedTuple):
     """How far a filter reaches in one attribute."""
 
     marks: int
-    numbers: tuple[NumberCut, NumberCut] | None
-    strings: tuple[StringCut, StringCut] | None
+    numbers: tuple[NumberCut, NumberCut, tuple[NumberCut, ...]] | None
+    """From where to where and, of single values only, where each of them begins."""
+    strings: tuple[StringCut, StringCut, tuple[StringCut, ...]] | None
     is_patterned: bool
     """Whether its strings must fulfil patterns, too, so that they may reach less far than it says."""
     levels: tuple[str, ...]
@@ -58,7 +59,7 @@ def _encloses(outer: Outline, inner: Outline) -> bool:
     return True
 
 
-def _spans(wide: tuple[Any, Any] | None, narrow: tuple[Any, Any] | None) -> bool:
+def _spans(wide: tuple[Any, ...] | None, narrow: tuple[Any, ...] | None) -> bool:
     return narrow is None or (wide is not None and wide[0] <= narrow[0] and narrow[1] <= wide[1])
 
 
@@ -199,9 +200,10 @@ class _Column:
                 if span.marks & mark:
                     found &= self._marked[at]
         if span.numbers is not None:
-            found &= self._numbers.around(*span.numbers)
+            found &= self._numbers.around(*span.numbers[:2])
         if span.strings is not None:
-            found &= self._strings.having if span.is_patterned else self._strings.around(*span.strings)
+            strings = self._strings
+            found &= strings.having if span.is_patterned else strings.around(*span.strings[:2])
         if span.levels and self._levels.having:
             found &= ~(self._levels.having & ~self._levels.around(span.levels))
         return found
@@ -224,14 +226,21 @@ class _Column:
 
 
 class _Reach:
-    """From where to where filters reach, as far as some bounds tell."""
+    """From where to where filters reach, as far as some bounds tell, and which single values they list."""
 
-    def __init__(self, members: list[tuple[int, Any, Any]]) -> None:
-        self._bounds: list[Any] = thinned([end for _, *ends in members for end in ends], BOUNDS_MAX)
+    def __init__(self, members: list[tuple[int, Any, Any, tuple[Any, ...]]]) -> None:
+        ends = [end for _, low, high, _ in members for end in (low, high)]
+        self._bounds: list[Any] = thinned(ends, BOUNDS_MAX)
         begin, end = [0] * (len(self._bounds) + 1), [0] * (len(self._bounds) + 1)
-        for bit, low, high in members:
+        self._starting: dict[Any, int] = {}
+        """Those that begin exactly here."""
+        self._listing = 0
+        self._listed: dict[Any, int] = {}
+        """Those that list single values, by where each of these begins."""
+        for bit, low, high, values in members:
             begin[bisect_left(self._bounds, low)] |= bit
             end[bisect_right(self._bounds, high)] |= bit
+            self._flip_exact(bit, low, values)
         self._from: list[int] = list(accumulate(begin, or_))
         """For each bound, those that begin there or below."""
         self.having = self._from.pop()
@@ -239,12 +248,20 @@ class _Reach:
         self._to: list[int] = list(accumulate(reversed(end[1:]), or_))[::-1]
         """For each bound, those that end there or above."""
 
-    def flip(self, bit: int, low: Any, high: Any) -> None:
+    def flip(self, bit: int, low: Any, high: Any, values: tuple[Any, ...]) -> None:
         self.having ^= bit
         for at in range(bisect_left(self._bounds, low), len(self._bounds)):
             self._from[at] ^= bit
         for at in range(bisect_right(self._bounds, high)):
             self._to[at] ^= bit
+        self._flip_exact(bit, low, values)
+
+    def _flip_exact(self, bit: int, low: Any, values: tuple[Any, ...]) -> None:
+        _flip_at(self._starting, low, bit)
+        if values:
+            self._listing ^= bit
+            for value in values:
+                _flip_at(self._listed, value, bit)
 
     def around(self, low: Any, high: Any) -> int:
         """Those that may reach at least from here to there."""
@@ -255,10 +272,11 @@ class _Reach:
         at = bisect_right(self._bounds, high) - 1
         if at >= 0:
             found &= self._to[at]
-        return found
+        # Whatever begins within a single value begins where that does.
+        return found & ~(self._listing & ~self._listed.get(low, 0))
 
-    def beyond(self, low: Any, high: Any) -> int:
-        """Those that certainly begin below or end above."""
+    def beyond(self, low: Any, high: Any, values: tuple[Any, ...]) -> int:
+        """Those that certainly begin below, or end above, or begin with none of the values listed."""
         found = 0
         at = bisect_left(self._bounds, low) - 1
         if at >= 0:
@@ -266,7 +284,21 @@ class _Reach:
         at = bisect_right(self._bounds, high)
         if at < len(self._bounds):
             found |= self._to[at]
+        if values:
+            starting = 0
+            for value in values:
+                starting |= self._starting.get(value, 0)
+            found |= self.having & ~starting
         return found
+
+
+def _flip_at(rows: dict[Any, int], key: Any, bit: int) -> None:
+    """Rows without any bit are not kept."""
+    row = rows.get(key, 0) ^ bit
+    if row:
+        rows[key] = row
+    else:
+        del rows[key]
 
 
 class _Levels:
@@ -274,7 +306,7 @@ class _Levels:
 
     def __init__(self) -> None:
         self.having = 0
-        self._at: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self._at: dict[tuple[int, str], int] = {}
         """Those with this level, or wildcard, at this place."""
         self._reaching: defaultdict[int, int] = defaultdict(int)
         """Those with any level at this place but `#`."""
@@ -284,9 +316,7 @@ class _Levels:
     def flip(self, bit: int, levels: tuple[str, ...]) -> None:
         self.having ^= bit
         for place, level in enumerate(levels):
-            self._at[place, level] ^= bit
-            if not self._at[place, level]:
-                del self._at[place, level]
+            _flip_at(self._at, (place, level), bit)
             if level != "#":
                 self._reaching[place] ^= bit
         if levels[-1] != "#":
