@@ -11,7 +11,7 @@ from tests.site.world import Client, World
 from roamcast.site.inputs import LinkDown, LinkUp, SiteInput, Started
 from roamcast.site.settings import SiteSettings
 
-PROTOCOLS = ("multi_hop_handoff", "relocation", "proactive", "phoenix")
+PROTOCOLS = ("multi_hop_handoff", "relocation", "proactive", "phoenix", "reactive:merged")
 SPACING = 17
 """One place in so many is tried in the quick suite."""
 

@@ -204,7 +204,9 @@ class Phoenix(MobilityProtocol):
         return (session.client,)
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
-        local = self.local[owner[0]]
+        local = self.local.get(owner[0])
+        if local is None:
+            return  # Its session was lost with a broker that is gone.
         local.count += burst.count
         self.enqueue(owner[0], local, (local.stay, local.count), burst)
 

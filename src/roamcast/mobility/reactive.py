@@ -234,7 +234,10 @@ class ReactiveMerged(Reactive):
         self.request(session, broker, number)
 
     def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
-        """What only this broker has is newer than whatever was fetched of the same publisher."""
+        """What only this broker has is newer than whatever was fetched of the same publisher.
+
+        What was fetched comes first, as it was: some of it may have been sent, and must be recognised.
+        """
         last: dict[str, tuple[int, int]] = {}
         for burst in fetched:
             last[burst.publisher] = (burst.incarnation, burst.last)
@@ -245,7 +248,7 @@ class ReactiveMerged(Reactive):
                 newer.append(burst)
             elif (burst.incarnation, burst.last) > (incarnation, number):
                 newer.append(burst.tail(number - burst.number + 1))
-        return super().merge(fetched, newer)
+        return [*fetched, *in_publishing_order(newer)]
 
 
 def last_move_in(session: Session) -> tuple[str, int]:
