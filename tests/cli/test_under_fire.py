@@ -20,6 +20,14 @@ def client(*words: str, brokers: list[Broker], every_s: float, **options: int) -
     return subprocess.Popen([ROAMCAST, *words, *roaming], stderr=subprocess.PIPE, **options)  # type: ignore[call-overload, no-any-return]
 
 
+def await_words(broker: Broker, words: str, times: int) -> None:
+    """A client that finds no broker at its start gives up, and says so: the fire begins when it is there."""
+    end = time.monotonic() + DEADLINE_S
+    while broker.log.read_text().count(words) < times:
+        assert time.monotonic() < end, broker.log.read_text()
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 def test_nothing_is_lost_and_nothing_repeated_while_brokers_are_killed(tmp_path: Path) -> None:
     chance = random.Random(5)
@@ -43,6 +51,8 @@ def test_nothing_is_lost_and_nothing_repeated_while_brokers_are_killed(tmp_path:
             every_s=0.7,
             stdin=subprocess.PIPE,
         )
+        await_words(brokers[0], "client taker connected", 2)
+        await_words(brokers[2], "client giver connected", 1)
         for number in range(LINES):
             assert giver.stdin is not None
             giver.stdin.write(b"%d\n" % number)
