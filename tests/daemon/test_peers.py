@@ -484,7 +484,8 @@ def test_strangers_that_say_nothing_are_limited_in_number_and_time() -> None:
         await a.start()
         silent = [await stranger(a, 2 + number // STRANGERS_PER_HOST_MAX) for number in range(STRANGERS_MAX)]
         reader, writer = await stranger(a, 100)
-        assert await reader.read() == b"", "one too many"
+        assert await silent[0][0].read() == b"", "one too many: the oldest gives way"
+        assert not reader.at_eof()
         writer.close()
         assert [await reader.read() for reader, _ in silent] == [b""] * STRANGERS_MAX, "too slow"
         for _, writer in silent:

@@ -127,6 +127,8 @@ class Peers:
         """Set to end a dialer's pause."""
         self._shaking: set[asyncio.Task[None]] = set()
         """Handshakes that are not over, of strangers and of those who were dialed."""
+        self._unproved: dict[asyncio.Task[None] | None, None] = {}
+        """Handshakes with those who have not proved yet who they are, the oldest first."""
         self._strangers: Counter[str] = Counter()
         """By host, those who have connected and whose handshake is not over."""
         self._connections: set[Connection] = set()
@@ -290,17 +292,26 @@ class Peers:
     async def _admit(self, accepted: socket.socket, address: str) -> None:
         """Someone has connected."""
         host = split_endpoint(address)[0]
+        task = asyncio.current_task()
         self._strangers[host] += 1
+        self._unproved[task] = None
         try:
             await self._receive(accepted, address, host)
         finally:
+            self._unproved.pop(task, None)
             self._strangers[host] -= 1
             if not self._strangers[host]:
                 del self._strangers[host]
 
     async def _receive(self, accepted: socket.socket, address: str, host: str) -> None:
         why = ""
-        if len(self._shaking) > STRANGERS_MAX or self._strangers[host] > STRANGERS_PER_HOST_MAX:
+        if len(self._unproved) > STRANGERS_MAX:
+            # Who was silent for longest gives way: strangers at many addresses must keep no peer out.
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            if oldest is not None:
+                oldest.cancel()
+        if self._strangers[host] > STRANGERS_PER_HOST_MAX:
             why = "too many connections at once that have not said who they are"
         elif not (self._own.secret or self._contexts or is_loopback(host)):
             why = "without a secret or TLS, links are for this machine alone"
@@ -463,6 +474,7 @@ class Peers:
                 return False
             other.close("another connection takes its place")
         connection.peer = peer
+        self._unproved.pop(asyncio.current_task(), None)
         self._slots[peer.id] = connection
         return True
 
