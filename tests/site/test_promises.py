@@ -11,7 +11,7 @@ from tests.site.test_world import TOPICS, bring_home, check
 from tests.site.world import Client
 
 from roamcast.mqtt.endpoint import EndpointSettings
-from roamcast.site.inputs import Connected, Drained, Frames, Gone, LinkFrames, SiteInput
+from roamcast.site.inputs import Connected, Drained, Forgotten, Frames, Gone, LinkFrames, SiteInput
 from roamcast.site.settings import SiteSettings
 
 LOCATE_TIMEOUT_S = 5.0
@@ -20,10 +20,16 @@ LOCATE_TIMEOUT_S = 5.0
 class HardWorld(SnapshotWorld):
     """Brokers crash before or after they have journalled, and come back from snapshots of any age."""
 
-    def __init__(self, seed: int, protocol: str = "multi_hop_handoff", serves: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        protocol: str = "multi_hop_handoff",
+        serves: bool = False,
+        links: tuple[tuple[int, int], ...] = ((0, 1), (1, 2), (1, 3)),
+    ) -> None:
         self.protocol = protocol
         self.serves = serves
-        super().__init__(seed, 4, [(0, 1), (1, 2), (1, 3)])
+        super().__init__(seed, 4, list(links))
 
     def settings(self, id: str) -> SiteSettings:
         endpoint = EndpointSettings(serves_unreachable=self.serves, locate_timeout_s=LOCATE_TIMEOUT_S)
@@ -195,6 +201,59 @@ def serve(seed: int) -> None:
         assert world.clients["p"].acknowledged <= received
 
 
+def grow_and_shrink(seed: int, protocol: str) -> None:
+    """Brokers join a network that is in use, and one that nobody uses any more is forgotten."""
+    rng, world = random.Random(seed), HardWorld(seed, protocol, links=((0, 1),))
+    here, joining = ["b0", "b1"], [("b1", "b2"), ("b2", "b3")]
+    for number in range(4):
+        world.attach(f"c{number}", rng.choice(here))
+        world.settle()
+        world.subscribe(f"c{number}", "a/#", 2)
+        world.settle()
+    for round in range(60):
+        world.crashes = True
+        name, choice = rng.choice(list(world.clients)), rng.random()
+        if choice < 0.3:
+            world.attach(name, rng.choice(here))
+        elif choice < 0.35:
+            world.change_a_link(rng)
+        else:
+            world.publish(name, rng.choice(TOPICS), rng.choice((1, 2)))
+        world.run(rng.randrange(12))
+        world.crashes = False
+        if round in (12, 24):
+            world.links.append(joining.pop(0))
+            world.connect_link(*world.links[-1])
+            world.run(rng.randrange(20))
+            world.settle()
+            here.append(world.links[-1][1])
+        elif round == 45:
+            here.remove("b3")
+            bring_here(world, rng, here)
+            world.cut_link("b2", "b3")
+            world.links.remove(("b2", "b3"))
+            world.ids.remove("b3")
+            world.step("b2", [Forgotten("b3")])
+    del world.sites["b3"]
+    world.rest()
+    bring_home(world, rng)
+    check(world)
+    assert world.holders() == sorted(world.clients)
+    assert world.unfinished() == []
+
+
+def bring_here(world: HardWorld, rng: random.Random, brokers: list[str]) -> None:
+    world.settle()
+    for name in world.clients:
+        world.attach(name, rng.choice(brokers))
+        world.settle()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_brokers_join_and_are_forgotten_while_clients_roam(protocol: str) -> None:
+    grow_and_shrink(len(protocol), protocol)
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nothing_is_lost_while_everything_changes(protocol: str) -> None:
     roam(len(protocol), protocol)
@@ -217,5 +276,6 @@ def test_over_many_seeds(start: int, protocol: str) -> None:
     for seed in range(start, start + 20):
         roam(seed, protocol)
         attach_at_two(seed, protocol)
+        grow_and_shrink(seed, protocol)
         if protocol == "multi_hop_handoff":
             serve(seed)

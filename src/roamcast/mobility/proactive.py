@@ -468,10 +468,8 @@ class Proactive(MobilityProtocol):
                 del store.readers[activation], self.activations[activation]
             self.serve_readers(store)
         self.failures.on_lost(brokers)
-        for client, copy in list(self.copies.items()):
-            if copy.holder in brokers and copy.store is None:
-                self.drop_copy(client)
-            elif copy.holder in brokers:
+        for copy in self.copies.values():
+            if copy.holder in brokers:
                 copy.number = 0  # The session may be lost, and another one begin to count.
 
     def counter_of(self, burst: Burst) -> str:
