@@ -241,6 +241,12 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
             open_journal(folder)
 
 
+def test_what_cannot_be_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "j" / "segment-000000000001.journal").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"\(Is a directory, .*/segment-000000000001.journal\)"):
+        open_journal(tmp_path / "j")
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -237,7 +237,10 @@ class Journal:
             if lock >= 0:
                 os.close(lock)
             if isinstance(error, OSError):
-                raise InputError(f"journal folder {folder}: cannot be used ({_reason(error)})") from None
+                where = f", {error.filename}" if error.filename not in (None, str(folder)) else ""
+                raise InputError(
+                    f"journal folder {folder}: cannot be used ({_reason(error)}{where})"
+                ) from None
             raise
         return journal, found.recovered()
 

@@ -37,7 +37,7 @@ LARGEST_PACKET = 1 << 28
 UNLIMITED = 1 << 30
 TOPICS_KEPT_MAX = 2048
 EXPLANATION_LENGTH_MAX = 1000
-LABOUR = {SUBSCRIBE: 8, UNSUBSCRIBE: 8}
+LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
 """Kinds of packets that take as long as so many others."""
 
 Answer = TypeVar("Answer", bound=Puback | Pubrec | Suback)
