@@ -179,15 +179,32 @@ def test_roaming(pair: list[Broker]) -> None:
     mark("roam", pair[0])
     roaming = ["--roam", stops, "--every", "0.2", "--proclaim", "-i", "roamer", "-c"]
     subscriber = Subscriber(pair[0], "-t", "roam/#", "-q", "2", "-C", "2001", "-W", "28", *roaming)
-    lines = "".join(f"{number}\n" for number in range(2000))
+    lines = "".join(f"{number}\n" for number in range(2000)).encode()
     back = ",".join(broker.address for broker in reversed(pair))
-    publisher = ["--roam", back, "--every", "0.3", "-i", "publisher", "-c"]
-    published = command("pub", "-t", "roam/x", "-q", "2", "-l", *publisher, input=lines.encode())
-    assert published.returncode == 0
-    found, complaint, code = subscriber.finish()
+    publisher = ["-t", "roam/x", "-q", "2", "-l", "--roam", back, "--every", "0.3", "-i", "publisher", "-c"]
+    with subprocess.Popen(
+        [ROAMCAST, "pub", *publisher], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(lines[:1000])
+        process.stdin.flush()
+        # The rest comes when both have been elsewhere.
+        wait_for_move(
+            subscriber.process, rb"roamcast: move 2: at b0=127.0.0.1:\d+ after \d+ ms; [\d,]+ printed\n"
+        )
+        wait_for_move(process, rb"roamcast: move 1: at 127.0.0.1:\d+ after \d+ ms; \d+ lines read\n")
+        process.stdin.write(lines[1000:])
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+    found, _, code = subscriber.finish()
     assert code == 0
-    assert "".join(f"{line}\n" for line in found) == lines
-    assert re.match(r"roamcast: move 1: at b1=127.0.0.1:\d+ after \d+ ms; [\d,]+ printed\n", complaint)
+    assert "".join(f"{line}\n" for line in found).encode() == lines
+
+
+def wait_for_move(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stderr is not None
+    while not re.fullmatch(line, said := process.stderr.readline()):
+        assert said, "it has ended"
 
 
 def test_refusals_are_one_line() -> None:
