@@ -42,6 +42,7 @@ from roamcast.filters.expression import (
 )
 from roamcast.filters.filter import MAX_TEXT_LENGTH, Filter, living
 from roamcast.filters.patterns import TopicPattern, parse_like
+from roamcast.filters.plain import read_plain
 
 MAX_NESTING = 64
 MAX_CONSTRAINTS = 512
@@ -128,6 +129,9 @@ def _parse(text: str) -> Filter:
     known = living(text)
     if known is not None:
         return known
+    plain = read_plain(text)
+    if plain is not None:
+        return Filter(plain)
     try:
         expression: Expression = _parser.parse(text)  # type: ignore[assignment]
     except UnexpectedInput as error:
