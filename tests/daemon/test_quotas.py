@@ -1,21 +1,25 @@
 """Limits on what a client may send and hold: a real broker, raw sockets, reason codes."""
 
+import asyncio
 import select
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
+from typing import Any, cast
 
 import pytest
 from tests.daemon.broker_process import DEADLINE_S, BrokerProcess, broker_fixture
 from tests.daemon.raw_client import Raw
 
-from roamcast.daemon.clients import Budget
+from roamcast.daemon.clients import Budget, ClientConnection
 from roamcast.daemon.open_files import OWN_FILES
+from roamcast.daemon.sections import Listener
 from roamcast.mqtt import packets
 from roamcast.mqtt.packets import Packet
 from roamcast.mqtt.reasons import Reason
 from roamcast.mqtt.writing import write
+from roamcast.site.inputs import Frames
 
 CONFIG = """
 id = "small"
@@ -113,6 +117,48 @@ def test_whoever_reads_no_answers_is_not_read_from_and_loses_nothing(broker: Bro
         while answered < whole * 4:
             answered += len(deaf.socket.recv(1 << 20))
     assert answered == whole * 4
+
+
+class Unread(asyncio.Transport):
+    """Of a client that reads nothing."""
+
+    size = 1 << 20
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+
+
+def test_what_a_clogged_client_has_sent_is_taken_when_it_reads() -> None:
+    """Or each of its packets would make an answer more that nobody reads."""
+    pushed: list[object] = []
+
+    class Door:
+        output_bytes_max = 1024
+        push = pushed.append
+
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: 7
+
+    async def story() -> None:
+        client = ClientConnection(cast(Any, Door()), Listener())
+        transport = Unread()
+        client.connection_made(transport)
+        assert client.hold_back()
+        client.pause_writing()
+        assert not client.hold_back()
+        transport.size = 0
+        client.resume_writing()
+
+    asyncio.run(story())
+    assert pushed == [Frames(7, b"")]
 
 
 def test_a_client_id_makes_no_lines_in_the_log_of_its_own(broker: BrokerProcess) -> None:

@@ -101,9 +101,9 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_budget", "_discarded", "_door", "_first", "_is_clogged", "_is_finished", "_is_held",
-        "_pauses", "_push", "_take", "address", "host", "id", "is_noted", "keep_alive_s", "last_heard_s",
-        "listener", "transport", "why", "write",
+        "_admission", "_budget", "_discarded", "_door", "_first", "_has_unread", "_is_clogged",
+        "_is_finished", "_is_held", "_pauses", "_push", "_take", "address", "host", "id", "is_noted",
+        "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door, listener: Listener) -> None:
@@ -132,6 +132,8 @@ class ClientConnection(asyncio.Protocol):
         """Bytes that came after that."""
         self._is_clogged = False
         """Whether it is not read from because it does not even read the answers."""
+        self._has_unread = False
+        """Whether the site has packets of it that are to be taken then."""
         self._is_held = False
         """Whether the server wants nothing to be read."""
         self._pauses = 0
@@ -183,6 +185,7 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if not self._is_finished:
             self.write = self._write_slowly
+            self._look_whether_clogged()
         if self._first is None:
             self._push(Slow(self.id, is_slow=True))
 
@@ -192,6 +195,9 @@ class ClientConnection(asyncio.Protocol):
         if self._is_clogged:
             self._is_clogged = False
             self._read_on()
+            if self._has_unread:
+                self._has_unread = False
+                self._push(Frames(self.id, b""))
         if self._first is None:
             self._push(Slow(self.id, is_slow=False))
 
@@ -204,10 +210,12 @@ class ClientConnection(asyncio.Protocol):
             self._pause()
             asyncio.get_running_loop().call_later(pause_s, self._read_on)
 
-    def hold_back(self) -> None:
-        """Read nothing more before the next turn is over: it has enough to do."""
+    def hold_back(self) -> bool:
+        """Read nothing more before the next turn is over; whether that may take what it has."""
         self._pause()
         asyncio.get_running_loop().call_soon(self._read_on)
+        self._has_unread = self._is_clogged
+        return not self._is_clogged
 
     def hold(self) -> None:
         """Read nothing until `release`."""
@@ -298,7 +306,10 @@ class ClientConnection(asyncio.Protocol):
         """While the client reads less than is sent: what is delivered stops then, so these are answers."""
         assert self.transport is not None
         self.transport.write(data)
-        if not self._is_clogged:
+        self._look_whether_clogged()
+
+    def _look_whether_clogged(self) -> None:
+        if not self._is_clogged and self.transport is not None:
             self._is_clogged = self.transport.get_write_buffer_size() > 2 * self._door.output_bytes_max
             if self._is_clogged:
                 self._pause()

@@ -54,8 +54,11 @@ class Output(Protocol):
     def hold(self, connection: int) -> None:
         """Read nothing more from this client; what it has sent cannot be taken now."""
 
-    def hold_back(self, connection: int) -> None:
-        """Read nothing more from this client before the next turn is over."""
+    def hold_back(self, connection: int) -> bool:
+        """Read nothing more from this client before the next turn is over.
+
+        False if that turn must not go on with what it has sent: it is pushed when the answers are read.
+        """
 
     def hold_link(self, peer: str) -> None: ...
     def release(self) -> None:
@@ -199,8 +202,8 @@ class Engine:
         for answer in effects.answers:
             output.answer(answer)
         for connection in effects.unread:
-            output.hold_back(connection)
-            self.push(Frames(connection, b""))
+            if output.hold_back(connection):
+                self.push(Frames(connection, b""))
         for item in effects.deferred:
             self.push(item)
 

@@ -320,10 +320,9 @@ class Server:
             self._held[connection] = client
             client.hold()
 
-    def hold_back(self, connection: int) -> None:
+    def hold_back(self, connection: int) -> bool:
         client = self._clients.get(connection)
-        if client is not None:
-            client.hold_back()
+        return client is None or client.hold_back()
 
     def hold_link(self, peer: str) -> None:
         self.linking.peers.pause_reading(peer)
