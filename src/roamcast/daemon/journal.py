@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from roamcast.daemon.mapping import FILE_SYSTEMS, MappedSegment, file_system_of
+from roamcast.daemon.mapping import FILE_SYSTEMS, MAPPED_BYTES_MAX, MappedSegment, file_system_of
 from roamcast.daemon.recovery import Found, Recovered, check_version, find_recoverable
 from roamcast.daemon.segments import (
     END_MARK,
@@ -308,9 +308,12 @@ class Journal:
         if end <= self._plain_until and not self._pending and self.failed is None:
             record = single_record(self._head.marker, self._next, entry)
             try:
-                is_written = self._map is not None and self._map.put(record, offset)
+                is_written = False
+                if self._map is not None and len(record) <= MAPPED_BYTES_MAX:
+                    is_written = self._map.put(record, offset)
+                    if not is_written:
+                        self._map = None
                 if not is_written:
-                    self._map = None
                     is_written = os.pwrite(self._file, record, offset) == len(record)
                 if is_written and self._syncs_commits:
                     self._sync()

@@ -16,6 +16,8 @@ MADV_POPULATE_WRITE = 23
 """Linux 5.14 and later; the mmap module has no name for it."""
 READY_BYTES = 64 << 10
 """Made ready at a time: enough for some hundred messages, little enough to be done in between."""
+MAPPED_BYTES_MAX = 4 << 10
+"""Longer records are written: the system copies many pages faster than they are made ready one by one."""
 FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
 """Those that overwrite where a file's room is, and so never run out of it there."""
 
