@@ -155,7 +155,7 @@ def test_a_client_that_came_from_there_in_haste_is_served_on(seed: int) -> None:
 
 OTHERS = {
     "relocation": (1, 14, 52, 56, 120, 275),
-    "proactive": (1, 4, 13, 141, 297),
+    "proactive": (1, 4, 13, 141, 297, 2554),
     "reactive:merged": (1, 30, 52, 120, 275),
 }
 """With seeds that showed something."""

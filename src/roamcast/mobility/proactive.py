@@ -361,10 +361,14 @@ class Proactive(MobilityProtocol):
 
     def on_activate_copy(self, sender: str, message: ActivateCopy) -> None:
         client = message.client
-        if self.failures.fill(sender, message) or not self.is_controlled(client, message.number):
+        if self.failures.fill(sender, message):
+            return
+        # The session is right behind one that is late: a copy that says more is of one before, which is lost.
+        is_foreign = not self.is_controlled(client, message.number)
+        if is_foreign and not message.late:
             return
         context = message.subscriptions
-        if context is None and client not in self.copies:
+        if context is None and (is_foreign or client not in self.copies):
             self.failures.ask_for_context(sender, client, message.activation)
             return
         if context is None:
