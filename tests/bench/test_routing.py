@@ -12,6 +12,7 @@ from roamcast.cli import run as run_command
 from roamcast.errors import InputError
 
 
+@pytest.mark.slow
 def test_every_strategy_says_no_more_than_the_one_before() -> None:
     rows = run(sizes=(40,))["cases"]
     said = {(row["workload"], row["strategy"]): row for row in rows}
