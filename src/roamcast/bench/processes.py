@@ -128,7 +128,11 @@ class Process:
     def cpu_s(self) -> float:
         """Seconds of a core that it has taken so far."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        spent_ns = 0
+        for task in tasks:
+            with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.
+                spent_ns += int((task / "schedstat").read_text().split()[0])
+        return spent_ns / 1e9
 
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
