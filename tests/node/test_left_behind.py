@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.node.broker_network import Roamer
 from tests.node.linked_network import LinkedNetwork
-from tests.node.test_returns import ALIVE, Network, Publisher
+from tests.node.test_returns import ALIVE, Network, Publisher, subscribe
 
 from roamcast.core.effects import Effects
-from roamcast.core.messages import Acknowledge, Deliver, Subscribe
-from roamcast.filters.selector import parse
+from roamcast.core.messages import Acknowledge, Deliver
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff
 from roamcast.node.links import LinkTurn
 
@@ -60,12 +58,7 @@ def journey(
     for edge in LINE:
         network.connect(*edge)
         network.rest(rng)
-    for client, broker in (("k", first), ("p", publisher)):
-        network.roamers[client] = Roamer(client, counts=False)
-        network.attach(client, broker)
-        network.rest(rng)
-    network.submit("k", Subscribe(1, parse("n > 0")))
-    network.settle(rng)
+    subscribe(network, first, publisher, rng)
     network.detach("k")
     return network, Publisher(network)
 

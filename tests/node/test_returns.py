@@ -75,13 +75,18 @@ def network_of(edges: tuple[tuple[str, str], ...], protocol: str, rng: random.Ra
     for edge in edges:
         network.connect(*edge)
         network.rest(rng)
-    for client, broker in (("k", rng.choice("abc")), ("p", rng.choice("abc"))):
+    subscribe(network, rng.choice("abc"), rng.choice("abc"), rng)
+    return network
+
+
+def subscribe(network: Network, first: str, publisher: str, rng: random.Random) -> None:
+    """The client k has subscribed at the first broker; p, which publishes, is at the other one."""
+    for client, broker in (("k", first), ("p", publisher)):
         network.roamers[client] = Roamer(client, counts=False)
         network.attach(client, broker)
         network.rest(rng)
     network.submit("k", Subscribe(1, parse("n > 0")))
     network.settle(rng)
-    return network
 
 
 class Publisher:
@@ -154,12 +159,7 @@ def story_of_a_departure(protocol: str, rng: random.Random) -> tuple[Network, Pu
     for edge in LINE:
         network.connect(*edge)
         network.rest(rng)
-    for client, broker in (("k", "x"), ("p", rng.choice(ALIVE))):
-        network.roamers[client] = Roamer(client, counts=False)
-        network.attach(client, broker)
-        network.rest(rng)
-    network.submit("k", Subscribe(1, parse("n > 0")))
-    network.settle(rng)
+    subscribe(network, "x", rng.choice(ALIVE), rng)
     network.detach("k")
     publisher = Publisher(network)
     publisher.publish(rng.randrange(4))

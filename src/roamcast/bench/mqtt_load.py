@@ -99,6 +99,13 @@ class Connection:
                 raise BenchFailed("the broker closed a connection")
             self._read += data
 
+    def ping(self) -> None:
+        """Ask, and wait until the broker has answered: it has dealt with everything before by then."""
+        self.send_all(packets.Pingreq())
+        answer = self.receive_packet()
+        if not isinstance(answer, packets.Pingresp):
+            raise BenchFailed(f"{answer} came where nothing but the answer to a ping was due")
+
     def receive_frames(self, size: int, most: int) -> bytes:
         """Frames of this size, one behind the other: what is there, at least one and at most so many."""
         while len(self._read) < size:

@@ -135,14 +135,11 @@ class Engine:
 
     def take(self, item: SiteInput, now_s: float) -> None:
         """As `push`; but at once, if the loop had nothing to do for a while: then nobody waits behind it."""
-        self._pending.append(item)
-        if self._is_scheduled:
-            return
-        if now_s - self._idle_since_s > PAUSE_S:
-            self.turn()
+        if self._is_scheduled or now_s - self._idle_since_s <= PAUSE_S:
+            self.push(item)
         else:
-            self._is_scheduled = True
-            self._loop.call_soon(self.turn, context=self._context)
+            self._pending.append(item)
+            self.turn()
 
     def turn(self) -> None:
         self._is_scheduled = False

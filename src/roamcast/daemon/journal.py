@@ -171,13 +171,15 @@ class Journal:
         self.syncs = 0
         self.sync_last_s = 0.0
         self.sync_total_s = 0.0
-        self.snapshot_bytes = len(found.snapshot or b"")
-        """The size of the last snapshot."""
+        self.snapshot_bytes = 0
+        """The size of the last snapshot, …"""
+        self._snapshot_wanted_bytes = 0
+        """… and after how many bytes of entries the next one is worth its while."""
         self._lock = lock
         self._settings = settings
+        self._set_snapshot_bytes(len(found.snapshot or b""))
         self._version = settings.version
         self._syncs_commits = settings.sync == "group"
-        self._snapshot_after_bytes = min(settings.snapshot_after_bytes, settings.journal_bytes_max // 2)
         self._spares = Spares(
             folder,
             segment_bytes=settings.segment_bytes,
@@ -200,8 +202,6 @@ class Journal:
         self._maps = settings.sync == "process" and file_system_of(folder) in FILE_SYSTEMS
         self._head = SegmentHead(0, found.sequence + 1, 0, self._version)
         self._offset = HEADER_BYTES
-        self._is_half = False
-        """Whether half of the segment is used, and the next one was thought of."""
         self._plain_until = 0
         """Up to here a record is written into the segment, and that is all that has to be done."""
         self._next = found.sequence + 1
@@ -376,20 +376,17 @@ class Journal:
                 f"{self.folder}: {self._since_snapshot_bytes} bytes since the last snapshot, at most"
                 f" {most} are allowed: nothing is promised until a snapshot is written"
             )
-        end = self._settings.segment_bytes - len(END_MARK)
-        if not self._is_half:
-            end //= 2
+        end = self._settings.segment_bytes // 2
+        if self._offset > end:
+            self._spares.prepare()
+            end = self._settings.segment_bytes - len(END_MARK)
         self._plain_until = min(end, self._offset + most - self._since_snapshot_bytes - 1)
 
     def _write_pending(self) -> None:
         record = self._record
         size = len(record)
-        room = self._settings.segment_bytes - self._offset
-        if size + len(END_MARK) > room and self._offset > HEADER_BYTES:
+        if self._offset + size + len(END_MARK) > self._settings.segment_bytes and self._offset > HEADER_BYTES:
             self._begin_segment()
-        elif room < self._settings.segment_bytes // 2:
-            self._spares.prepare()
-            self._is_half = True
         seal_record(record, self._head.marker, self._next, self._pending)
         record += END_MARK
         try:
@@ -418,7 +415,7 @@ class Journal:
         self._let_go()
         self._take(file)
         self._before_bytes += self._offset - HEADER_BYTES
-        self._head, self._offset, self._is_half = head, HEADER_BYTES, False
+        self._head, self._offset = head, HEADER_BYTES
         self._plain_until = 0
 
     def _take(self, file: int) -> None:
@@ -443,25 +440,25 @@ class Journal:
 
     @property
     def _since_snapshot_bytes(self) -> int:
-        return self._total_bytes - self._snapshot_at_bytes
+        return self._before_bytes + self._offset - self._snapshot_at_bytes
 
     @property
     def wants_snapshot(self) -> bool:
         """Whether replaying has become long enough to be worth a snapshot, and one can be begun."""
-        since_bytes = self._before_bytes + self._offset - self._snapshot_at_bytes
-        if since_bytes < self._snapshot_after_bytes:
-            return False
-        # A large state is written less often than a small one, or writing it would be most of the work.
-        wanted_bytes = min(
-            max(self._settings.snapshot_after_bytes, self.snapshot_bytes),
-            self._settings.journal_bytes_max // 2,
-        )
         return (
-            since_bytes >= wanted_bytes
+            self._since_snapshot_bytes >= self._snapshot_wanted_bytes
             and self._ticket is None
             and not (self.failed is not None and self._pending)
             and not self._spares.is_preparing
             and time.monotonic() >= self._snapshot_not_before_s
+        )
+
+    def _set_snapshot_bytes(self, size: int) -> None:
+        """A large state is written less often than a small one, or writing it would be most of the work."""
+        self.snapshot_bytes = size
+        settings = self._settings
+        self._snapshot_wanted_bytes = min(
+            max(settings.snapshot_after_bytes, size), settings.journal_bytes_max // 2
         )
 
     def begin_snapshot(self) -> SnapshotTicket:
@@ -499,7 +496,7 @@ class Journal:
     def _snapshot_done(self, ticket: SnapshotTicket) -> None:
         self._ticket = None
         self._snapshot_at_bytes = ticket.at_bytes
-        self.snapshot_bytes = ticket.size_bytes
+        self._set_snapshot_bytes(ticket.size_bytes)
         self._remove_before(ticket.sequence, ticket.first_needed)
 
     def _snapshot_abandoned(self) -> None:

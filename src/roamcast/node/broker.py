@@ -407,14 +407,7 @@ class Broker(SubscribingHost, SessionsHost):
         burst = Burst(client, incarnation, first, attributes, self.now, bodies, count, marks, varied)
         if self._records_any:
             self._record_published(burst)
-        if varied:
-            self._on_burst("", burst)
-            return
-        peers, owners, groups = self.router.route(attributes)
-        if groups:
-            self._on_burst("", burst)
-        else:
-            self._pass_on("", burst, peers, owners)
+        self._on_burst("", burst)
 
     def _record_published(self, burst: Burst) -> None:
         id, now, has_attributes = self.id, self.now, self.settings.records_attributes
