@@ -25,11 +25,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from roamcast.core.effects import AttachTo, LeaveFor, MoveTo, PublishThis, SubscribeTo
-from roamcast.core.notification import encode_attributes
 from roamcast.lab.figures import STYLE
-from roamcast.location.movement_graph import MovementGraph
-from roamcast.location.settings import LocationSettings
+from roamcast.protocol.effects import AttachTo, LeaveFor, MoveTo, PublishThis, SubscribeTo
+from roamcast.protocol.notification import encode_attributes
+from roamcast.routing.location.movement_graph import MovementGraph
+from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_checks import LocationChecker
 from roamcast.simulator.network import Action, NetworkSettings

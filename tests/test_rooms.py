@@ -15,14 +15,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "roamcast"
 
-BELOW_NODE = {"filters", "core", "mobility", "overlay", "location"}
-BELOW_DRIVERS = BELOW_NODE | {"node", "mqtt", "site"}
-BELOW_TOOLS = BELOW_DRIVERS | {"simulator", "daemon", "proxy", "models"}
-
-DAEMON_PIECES = {
-    *("daemon.addresses", "daemon.journal", "daemon.logs", "daemon.passwords"),
-    *("daemon.private_files", "daemon.sections", "daemon.tls", "daemon.users"),
-}
+PRODUCT = {"filters", "protocol", "routing", "mobility", "mqtt", "broker"}
+PROCESSES = PRODUCT | {"records", "config", "storage", "net"}
+TOOLS = PROCESSES | {"client", "simulator", "daemon", "proxy", "models", "slow_link"}
 
 # Room to what it may import of roamcast: a room, or one module of a room. Every room may also import
 # itself and roamcast.errors. Rooms of one line do not see each other.
@@ -30,28 +25,27 @@ SEES: dict[str, set[str]] = {
     "errors": set(),
     "filters": set(),
     "models": set(),
-    "config": set(),
-    "core": {"filters"},
-    "mobility": {"filters", "core"},
-    "overlay": {"filters", "core"},
-    "location": {"filters", "core"},
-    "node": BELOW_NODE,
-    "mqtt": BELOW_NODE,
-    "site": BELOW_NODE | {"node", "mqtt"},
-    "records": {"core.records"},
-    "client": {"filters", "core.records", "mqtt", "records"},
-    "pipeline": {"filters", "core.records", "models", "client", "lab.figures", "lab.words"},
-    "simulator": BELOW_DRIVERS | {"records"},
-    "daemon": BELOW_DRIVERS | {"records", "config"},
-    "link": set(),
-    # Beside a foreign broker the same pieces of a process are needed as in a broker.
-    "proxy": BELOW_DRIVERS | {"records", "config", "client"} | DAEMON_PIECES,
-    "bench": BELOW_TOOLS | {"records", "client", "link"},
-    "lab": BELOW_TOOLS | {"records", "bench", "client", "link"},
-    "cli": BELOW_TOOLS | {"records", "client", "config", "pipeline", "bench", "lab", "link"},
+    "protocol": {"filters"},
+    "routing": {"filters", "protocol"},
+    "mobility": {"filters", "protocol", "routing"},
+    "mqtt": {"filters", "protocol"},
+    "broker": PRODUCT - {"broker"},
+    "records": {"protocol.records"},
+    "client": {"filters", "protocol.records", "mqtt", "records"},
+    "pipeline": {"filters", "protocol.records", "models", "client", "lab.figures", "lab.words"},
+    "storage": set(),
+    "config": PRODUCT,
+    "net": PRODUCT | {"config"},
+    "daemon": PROCESSES,
+    "proxy": PROCESSES | {"client"},
+    "simulator": PRODUCT | {"records"},
+    "slow_link": set(),
+    "bench": TOOLS,
+    "lab": TOOLS | {"bench"},
+    "cli": TOOLS | {"bench", "lab", "pipeline"},
 }
 
-PURE = {"filters", "core", "mobility", "overlay", "location", "node", "mqtt", "site", "models"}
+PURE = PRODUCT | {"models"}
 
 # Modules that are pure in a room that is not: the protocol of the proxies beside their drivers.
 PURE_PROXY = ("buffers", "messages", "relays", "residents", "service", "steps")
@@ -202,39 +196,47 @@ def test_the_table_has_no_cycle() -> None:
 
 
 def test_a_planted_violation_is_found_in_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "good.py").write_text("from roamcast.filters import filter\n")
+    (tmp_path / "protocol").mkdir()
+    (tmp_path / "protocol" / "good.py").write_text("from roamcast.filters import filter\n")
     assert violations_under(tmp_path) == []
-    (tmp_path / "core" / "bad.py").write_text("import re\nimport time\n")
+    (tmp_path / "protocol" / "bad.py").write_text("import re\nimport time\n")
     assert list(map(str, violations_under(tmp_path))) == [
-        "core/bad.py:2: core is pure and may not import time"
+        "protocol/bad.py:2: protocol is pure and may not import time"
     ]
 
 
 @pytest.mark.parametrize(
     ("path", "text", "what"),
     [
-        ("filters/a.py", "from roamcast.core.records import Record", "filters may not import roamcast.core"),
-        ("filters/a.py", "from ..core import records", "filters may not import roamcast.core.records"),
-        ("filters/a.py", "from .. import core", "filters may not import roamcast.core"),
-        ("filters/deep/a.py", "from ...core import x", "filters may not import roamcast.core.x"),
-        ("core/a.py", "import roamcast.mobility.base", "core may not import roamcast.mobility.base"),
-        ("core/a.py", "from roamcast import node", "core may not import roamcast.node"),
+        (
+            "filters/a.py",
+            "from roamcast.protocol.records import Row",
+            "filters may not import roamcast.protocol",
+        ),
+        (
+            "filters/a.py",
+            "from ..protocol import records",
+            "filters may not import roamcast.protocol.records",
+        ),
+        ("filters/a.py", "from .. import protocol", "filters may not import roamcast.protocol"),
+        ("filters/deep/a.py", "from ...protocol import x", "filters may not import roamcast.protocol.x"),
+        ("protocol/a.py", "import roamcast.mobility.base", "protocol may not import roamcast.mobility.base"),
+        ("protocol/a.py", "from roamcast import broker", "protocol may not import roamcast.broker"),
         (
             "mobility/a.py",
-            "from roamcast.overlay import tree",
-            "mobility may not import roamcast.overlay.tree",
+            "from roamcast.broker import core",
+            "mobility may not import roamcast.broker.core",
         ),
         (
-            "overlay/a.py",
-            "from roamcast.location import ploc",
-            "overlay may not import roamcast.location.ploc",
+            "routing/a.py",
+            "from roamcast.mobility import base",
+            "routing may not import roamcast.mobility.base",
         ),
-        ("node/a.py", "from roamcast.mqtt import codec", "node may not import roamcast.mqtt.codec"),
+        ("mqtt/a.py", "from roamcast.broker import core", "mqtt may not import roamcast.broker.core"),
         (
-            "node/a.py",
+            "broker/a.py",
             "from roamcast.simulator import engine",
-            "node may not import roamcast.simulator.engine",
+            "broker may not import roamcast.simulator.engine",
         ),
         ("simulator/a.py", "import roamcast.daemon", "simulator may not import roamcast.daemon"),
         ("simulator/a.py", "import roamcast.cli", "simulator may not import roamcast.cli"),
@@ -246,15 +248,15 @@ def test_a_planted_violation_is_found_in_a_folder(tmp_path: Path) -> None:
         ),
         (
             "pipeline/a.py",
-            "from roamcast.core import messages",
-            "pipeline may not import roamcast.core.messages",
+            "from roamcast.protocol import messages",
+            "pipeline may not import roamcast.protocol.messages",
         ),
         (
             "pipeline/a.py",
-            "from roamcast.core import records_old",
-            "may not import roamcast.core.records_old",
+            "from roamcast.protocol import records_old",
+            "may not import roamcast.protocol.records_old",
         ),
-        ("records/a.py", "import roamcast.core", "records may not import roamcast.core"),
+        ("records/a.py", "import roamcast.protocol", "records may not import roamcast.protocol"),
         (
             "records/a.py",
             "from roamcast.filters import filter",
@@ -263,25 +265,29 @@ def test_a_planted_violation_is_found_in_a_folder(tmp_path: Path) -> None:
         ("errors.py", "from roamcast.filters import filter", "errors may not import roamcast.filters.filter"),
         ("__init__.py", "from roamcast.filters import filter", "the package may not import roamcast.filters"),
         ("attic/a.py", "x = 1", "the room attic is not in the table"),
-        ("core/a.py", "def f():\n    import roamcast.node", "core may not import roamcast.node"),
-        ("core/a.py", "importlib.import_module('roamcast.node')", "core may not import roamcast.node"),
-        ("core/a.py", "import os.path", "core is pure and may not import os"),
-        ("node/a.py", "from datetime import datetime", "node is pure and may not import datetime"),
+        ("protocol/a.py", "def f():\n    import roamcast.broker", "protocol may not import roamcast.broker"),
+        (
+            "protocol/a.py",
+            "importlib.import_module('roamcast.broker')",
+            "protocol may not import roamcast.broker",
+        ),
+        ("protocol/a.py", "import os.path", "protocol is pure and may not import os"),
+        ("broker/a.py", "from datetime import datetime", "broker is pure and may not import datetime"),
         ("mqtt/a.py", "import asyncio", "mqtt is pure and may not import asyncio"),
-        ("client/a.py", "import roamcast.site.site", "client may not import roamcast.site.site"),
+        ("client/a.py", "import roamcast.broker.machine", "client may not import roamcast.broker.machine"),
         ("models/a.py", "import random", "models is pure and may not import random"),
         ("proxy/service.py", "import time", "proxy is pure and may not import time"),
         ("proxy/driver.py", "import roamcast.daemon.server", "proxy may not import roamcast.daemon.server"),
-        ("core/a.py", "text = open('a').read()", "core is pure and may not call open()"),
-        ("core/a.py", "text = io.open('a').read()", "core is pure and may not call io.open()"),
-        ("core/a.py", "print('here')", "core is pure and may not call print()"),
-        ("core/a.py", "for x in {a, b}: pass", "iterates a bare set"),
-        ("core/a.py", "for x in set(y): pass", "iterates a bare set"),
-        ("core/a.py", "z = [x for x in frozenset(y)]", "iterates a bare set"),
-        ("core/a.py", "z = {x: 1 for x in {v for v in y}}", "iterates a bare set"),
-        ("core/a.py", "for x in set(y) - done: pass", "iterates a bare set"),
-        ("core/a.py", "z = list(set(y))", "iterates a bare set"),
-        ("core/a.py", "z = [*set(y)]", "iterates a bare set"),
+        ("protocol/a.py", "text = open('a').read()", "protocol is pure and may not call open()"),
+        ("protocol/a.py", "text = io.open('a').read()", "protocol is pure and may not call io.open()"),
+        ("protocol/a.py", "print('here')", "protocol is pure and may not call print()"),
+        ("protocol/a.py", "for x in {a, b}: pass", "iterates a bare set"),
+        ("protocol/a.py", "for x in set(y): pass", "iterates a bare set"),
+        ("protocol/a.py", "z = [x for x in frozenset(y)]", "iterates a bare set"),
+        ("protocol/a.py", "z = {x: 1 for x in {v for v in y}}", "iterates a bare set"),
+        ("protocol/a.py", "for x in set(y) - done: pass", "iterates a bare set"),
+        ("protocol/a.py", "z = list(set(y))", "iterates a bare set"),
+        ("protocol/a.py", "z = [*set(y)]", "iterates a bare set"),
     ],
 )
 def test_each_rule_can_be_broken(path: str, text: str, what: str) -> None:
@@ -294,18 +300,18 @@ def test_each_rule_can_be_broken(path: str, text: str, what: str) -> None:
     [
         ("filters/a.py", "from .filter import Filter\nfrom roamcast.filters import index\nimport re"),
         ("filters/a.py", "from roamcast.errors import InputError\nfrom roamcast import errors"),
-        ("core/a.py", "from roamcast import __version__"),
+        ("protocol/a.py", "from roamcast import __version__"),
         ("__init__.py", "from roamcast.client import connect"),
-        ("node/a.py", "from roamcast.mobility import base\nfrom roamcast.overlay import tree"),
+        ("broker/a.py", "from roamcast.mobility import base\nfrom roamcast.routing import router"),
         (
             "records/a.py",
-            "import os\nfrom roamcast.core.records import Record\nfrom roamcast.core import records",
+            "import os\nfrom roamcast.protocol.records import Row\nfrom roamcast.protocol import records",
         ),
-        ("pipeline/a.py", "import roamcast.core.records\nfrom roamcast.filters.selector import parse"),
+        ("pipeline/a.py", "import roamcast.protocol.records\nfrom roamcast.filters.selector import parse"),
         ("simulator/a.py", "import random\nfrom roamcast.records import writer\nfor x in set(y): print(x)"),
         ("cli/a.py", "import roamcast.bench.match, roamcast.lab, roamcast.pipeline, roamcast.daemon"),
-        ("core/a.py", "for x in sorted(set(y)): pass\nz = {f(x) for x in set(y)}\nn = len(set(y))"),
-        ("core/a.py", "def open_session(): pass\nopen_session()\nsession.open()"),
+        ("protocol/a.py", "for x in sorted(set(y)): pass\nz = {f(x) for x in set(y)}\nn = len(set(y))"),
+        ("protocol/a.py", "def open_session(): pass\nopen_session()\nsession.open()"),
     ],
 )
 def test_what_is_allowed_passes(path: str, text: str) -> None:

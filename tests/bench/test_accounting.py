@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from roamcast.bench.accounting import Acknowledged, Cycle, Echo, EvenStream, Miscounted, MixedStream
-from roamcast.mqtt.bursts import written_acknowledgements
+from roamcast.mqtt.codec.bursts import written_acknowledgements
 
 
 def numbered(

@@ -13,9 +13,9 @@ from roamcast.bench.broker_network import damage_tail
 from roamcast.bench.chaos import KINDS, OF_LINKS, draw_faults, draw_tree
 from roamcast.bench.relays import Relay
 from roamcast.cli import build_app, run
-from roamcast.daemon.journal import Journal
-from roamcast.daemon.recovery import find_recoverable
-from roamcast.daemon.segments import HEADER_BYTES
+from roamcast.storage.journal import Journal
+from roamcast.storage.recovery import find_recoverable
+from roamcast.storage.segments import HEADER_BYTES
 
 HOST = "127.0.0.1"
 

@@ -2,11 +2,11 @@
 
 from roamcast.bench.ledger import Ledger
 from roamcast.bench.roaming_session import IN_FLIGHT_MAX, RoamingSession
-from roamcast.mqtt import packets
-from roamcast.mqtt.packets import Packet
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 
 def said(data: bytes) -> list[Packet]:

@@ -12,7 +12,7 @@ from roamcast.bench.sim import SIMPY_MISSING, Case, measure
 from roamcast.bench.simpy_model import Model, Plan, Style
 from roamcast.cli import bench, run
 from roamcast.cli.usage import new_group
-from roamcast.core.effects import PublishThis
+from roamcast.protocol.effects import PublishThis
 from roamcast.simulator.run import run_checked
 
 
@@ -101,7 +101,7 @@ def test_setting_up_is_told_apart() -> None:
 
 def test_a_violation_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulator that is fast because it loses things must not be praised for it."""
-    monkeypatch.setattr("roamcast.node.client.Client._on_deliver", lambda self, message: None)
+    monkeypatch.setattr("roamcast.broker.plain_client.Client._on_deliver", lambda self, message: None)
     with pytest.raises(RuntimeError, match="lost"):
         measure(Case(2, "sub_unsub", "counters", 0.2, 20.0, 1))
 

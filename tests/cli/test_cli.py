@@ -78,7 +78,7 @@ def test_starting_loads_nothing_heavy() -> None:
         "lark",
         "rich",
         "roamcast.filters",
-        "roamcast.core",
+        "roamcast.protocol",
     ]
     code = f"""
 import sys

@@ -11,11 +11,11 @@ import pytest
 
 from roamcast.cli import build_app, run
 from roamcast.cli.demo import demo
-from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.lab.demo import DemoSettings, demo_protocols, scenes_of
 from roamcast.mobility import find_protocol
 from roamcast.mobility.base import Promise
+from roamcast.protocol.records import Row
 from roamcast.records.parquet import read_log
 
 SMALL = ["demo", "--clients", "20", "--duration", "20", "--no-brokers", "--no-audit"]

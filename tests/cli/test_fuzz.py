@@ -16,12 +16,12 @@ import pytest
 
 from roamcast.cli import build_app, run
 from roamcast.cli.fuzz import describe, parse_faults, parse_protocols, parse_seeds
-from roamcast.core.messages import AttachRequest, Burst, Grant, Relayed, Update
-from roamcast.core.notification import encode_attributes
-from roamcast.core.session import Session
 from roamcast.filters.selector import parse
 from roamcast.mobility import PROTOCOLS
 from roamcast.mobility.sub_unsub import SubUnsub
+from roamcast.protocol.messages import AttachRequest, Burst, Grant, Relayed, Update
+from roamcast.protocol.notification import encode_attributes
+from roamcast.protocol.session import Session
 from roamcast.simulator import fuzz as drawing
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.journals import commit_entries, open_journal, segments, snapshots
+from tests.storage.journals import commit_entries, open_journal, segments, snapshots
 
+from roamcast.broker.inputs import Frames, Gone, Started, encode_entry
+from roamcast.broker.settings import SiteSettings
 from roamcast.cli import build_app, run
-from roamcast.site.inputs import Frames, Gone, Started, encode_entry
-from roamcast.site.settings import SiteSettings
 
 
 @pytest.fixture

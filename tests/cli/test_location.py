@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roamcast.cli import build_app, run
-from roamcast.location.movement_graph import grid, parse_movement_graph
+from roamcast.routing.location.movement_graph import grid, parse_movement_graph
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -13,8 +13,8 @@ import pytest
 from tests.cli.terminals import read_all
 
 from roamcast.cli import build_app, run
-from roamcast.daemon.passwords import is_password
-from roamcast.daemon.users import read_users
+from roamcast.net.passwords import is_password
+from roamcast.net.users import read_users
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
 

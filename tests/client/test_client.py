@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.client.servers import Broker, Mute, Relay, Server, Turncoat, free_port, run, running, until
-from tests.daemon.certificates import Authority
+from tests.net.certificates import Authority
 
 import roamcast
 from roamcast.client import (
@@ -25,10 +25,10 @@ from roamcast.client import (
 )
 from roamcast.client.messages import Payload
 from roamcast.client.waiting import Room
-from roamcast.daemon.users import changing_users, hash_password
 from roamcast.errors import InputError
 from roamcast.filters.filter import Value
-from roamcast.mqtt.packets import Version
+from roamcast.mqtt.codec.packets import Version
+from roamcast.net.users import changing_users, hash_password
 
 names = (f"topic-{number}" for number in itertools.count())
 

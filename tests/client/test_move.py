@@ -13,7 +13,7 @@ from tests.client.servers import Broker, run, running, running_line, until
 import roamcast
 from roamcast.client import Client, Notification, PublishError, SubscribeError
 from roamcast.errors import InputError
-from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.codec.reasons import Reason
 
 ROOMS = "lobby corridor\ncorridor office\nattic\n"
 ROAD = [f"km{number}" for number in range(6)]

@@ -11,7 +11,7 @@ from tests.client.servers import Broker, Mute, Relay, Server, free_port, run, un
 
 import roamcast
 from roamcast.client import Client, ConnectError, Notification
-from roamcast.mqtt.packets import Version
+from roamcast.mqtt.codec.packets import Version
 from roamcast.records import read_log
 
 COUNT = 600

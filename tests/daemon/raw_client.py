@@ -8,11 +8,11 @@ from typing import Any, Self, TypeVar
 
 from tests.daemon.broker_process import DEADLINE_S, BrokerProcess
 
-from roamcast.mqtt import packets
-from roamcast.mqtt.packets import Packet, Publish, PublishProperties
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Packet, Publish, PublishProperties
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 P = TypeVar("P", bound=Packet)
 

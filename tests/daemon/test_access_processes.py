@@ -13,9 +13,9 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from tests.daemon.broker_process import BrokerProcess, wait_until
-from tests.daemon.certificates import Authority
+from tests.net.certificates import Authority
 
-from roamcast.daemon.users import changing_users, hash_password
+from roamcast.net.users import changing_users, hash_password
 
 PASSWORD = "open sesame, and quickly"
 

@@ -12,7 +12,7 @@ import pytest
 from roamcast.config.schema import docs_of, fields_of, keys_of
 from roamcast.daemon.config import Config, Link, Listener, Peer, load, print_config
 from roamcast.errors import InputError
-from roamcast.mqtt.access import AccessRules, Rule
+from roamcast.mqtt.server.access import AccessRules, Rule
 
 SECRET = "a secret of some length"
 

@@ -2,7 +2,7 @@
 
 After a change of the keys, write the reference anew and look at the diff:
 
-    ROAMCAST_REGENERATE=1 python -m pytest tests/daemon/test_config_docs.py
+    ROAMCAST_REGENERATE=1 python -m pytest tests/config/test_docs.py
 """
 
 import os
@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.daemon.certificates import Authority
+from tests.net.certificates import Authority
 
 from roamcast.config.schema import keys_of
 from roamcast.daemon.config import Config, load, reference
-from roamcast.daemon.users import changing_users, hash_password
+from roamcast.net.users import changing_users, hash_password
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "broker-configuration.md"
 MARK = "<!-- From here on written by "

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from roamcast.core.snapshot import freeze as whole_freeze
+from roamcast.broker.inputs import Asked, Frames, SiteInput, Started, Tree
+from roamcast.broker.machine import Site
+from roamcast.broker.seeking import IsHere
+from roamcast.broker.settings import SiteSettings
 from roamcast.daemon import engine as engine_module
-from roamcast.daemon import snapshots
 from roamcast.daemon.engine import Engine
-from roamcast.daemon.journal import Journal
 from roamcast.daemon.slow_time import SlowTime, seconds_until
-from roamcast.mqtt.traffic import Note
-from roamcast.site.inputs import Asked, Frames, SiteInput, Started, Tree
-from roamcast.site.seeking import IsHere
-from roamcast.site.settings import SiteSettings
-from roamcast.site.site import Site
+from roamcast.mqtt.server.traffic import Note
+from roamcast.protocol.snapshot import freeze as whole_freeze
+from roamcast.storage import snapshots
+from roamcast.storage.journal import Journal
 
 DEADLINE_S = 60.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast, wait_until
 
-from roamcast.core.records import FREQUENT_KINDS, Row
+from roamcast.config.sections import Events
 from roamcast.daemon.config import Config
 from roamcast.daemon.event_log import EventLog
-from roamcast.daemon.sections import Events
+from roamcast.protocol.records import FREQUENT_KINDS, Row
 from roamcast.records.parquet import log_files, read_log
 from roamcast.records.pseudonyms import pseudonyms
 

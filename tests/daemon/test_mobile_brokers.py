@@ -17,7 +17,7 @@ from tests.daemon.mobile_network import (
     wait_for_all,
     why_no_namespaces,
 )
-from tests.daemon.test_discovery import multicast_port
+from tests.net.test_discovery import multicast_port
 
 KINDS = ("namespaces", "relays")
 

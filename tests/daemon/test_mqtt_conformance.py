@@ -14,8 +14,8 @@ import pytest
 from tests.daemon.broker_process import BrokerProcess, broker_fixture, wait_until
 from tests.daemon.raw_client import Raw, payloads
 
-from roamcast.mqtt import packets
-from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.reasons import Reason
 
 broker = broker_fixture(
     """

@@ -11,10 +11,10 @@ import pytest
 from tests.daemon.broker_process import BrokerProcess, broker_fixture
 from tests.daemon.raw_client import Raw, payloads
 
-from roamcast.mqtt import packets
-from roamcast.mqtt.packets import Publish, PublishProperties, Will
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Publish, PublishProperties, Will
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 broker = broker_fixture(
     """

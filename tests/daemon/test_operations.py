@@ -23,8 +23,8 @@ from tests.daemon.brokers import (
     wait_until,
 )
 
-from roamcast.mqtt import packets
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.writing import write
 
 FULL = ("events.level=full", "events.file_s=0.3")
 

@@ -12,14 +12,14 @@ import pytest
 from tests.daemon.broker_process import DEADLINE_S, BrokerProcess, broker_fixture
 from tests.daemon.raw_client import Raw
 
-from roamcast.daemon.clients import Budget, ClientConnection
-from roamcast.daemon.open_files import OWN_FILES
-from roamcast.daemon.sections import Listener
-from roamcast.mqtt import packets
-from roamcast.mqtt.packets import Packet
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
-from roamcast.site.inputs import Frames
+from roamcast.broker.inputs import Frames
+from roamcast.config.sections import Listener
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+from roamcast.net.clients import Budget, ClientConnection
+from roamcast.net.open_files import OWN_FILES
 
 CONFIG = """
 id = "small"
@@ -167,7 +167,7 @@ def test_a_client_id_makes_no_lines_in_the_log_of_its_own(broker: BrokerProcess)
 
 
 def test_connections_leave_files_for_the_broker_itself() -> None:
-    code = "from roamcast.daemon.open_files import room_for; print(room_for(50), room_for(20_000))"
+    code = "from roamcast.net.open_files import room_for; print(room_for(50), room_for(20_000))"
     done = subprocess.run(
         ["/bin/sh", "-c", f"ulimit -n 200 && exec {sys.executable} -c '{code}'"],
         capture_output=True, text=True, check=True, timeout=DEADLINE_S,

@@ -17,7 +17,7 @@ from roamcast.lab.caporuscio_runs import Trip, batches, filters_of
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.report import drawn
 from roamcast.lab.sweep import Sweep
-from roamcast.mqtt.topics import matches
+from roamcast.mqtt.codec.topics import matches
 
 TRIP = Trip("mosquitto", "ping", 10, 2.0)
 

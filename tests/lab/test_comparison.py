@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from roamcast.core.messages import AttachRequest, Relayed, Settled
 from roamcast.lab import comparison
 from roamcast.lab.comparison import ComparisonJob, Sampler, Watch
 from roamcast.lab.report import drawn
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.mobility import PROTOCOLS
+from roamcast.protocol.messages import AttachRequest, Relayed, Settled
 from roamcast.simulator.run import run_checked
 from roamcast.simulator.scenario import Scenario
 from roamcast.simulator.story import parse_story

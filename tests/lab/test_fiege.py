@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 from matplotlib.figure import Figure
 
-from roamcast.core import records
-from roamcast.core.notification import Burst
 from roamcast.lab import fiege, fiege_figures
 from roamcast.lab.fiege import F1, F2, ONE_PRODUCER, SEVERAL_PRODUCERS, STRATEGIES, RoutingJob
 from roamcast.lab.report import drawn
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.mobility.relocation import Cache, Relocation
+from roamcast.protocol import records
+from roamcast.protocol.notification import Burst
 
 # --- F1, F2 ---
 

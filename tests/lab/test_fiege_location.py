@@ -9,7 +9,7 @@ from roamcast.lab import fiege_traffic as traffic
 from roamcast.lab.fiege_location import BlackoutJob, SeedsJob
 from roamcast.lab.fiege_traffic import TrafficJob
 from roamcast.lab.sweep import Row, Sweep
-from roamcast.location.ploc import Rule
+from roamcast.routing.location.ploc import Rule
 from roamcast.simulator import fuzz as drawing
 from roamcast.simulator.checkers import Result, Violation
 

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from roamcast.core.records import Row
 from roamcast.lab.figures import LOST, Trace, draw_departure_arrival, save, trace_of
+from roamcast.protocol.records import Row
 
 LOSSY = Trace("without", ((1.0, 1.1), (2.0, 2.1), (3.0, None), (4.0, None), (5.0, 5.1)), 2.5, 4.5)
 WHOLE = Trace("with", ((1.0, 1.1), (2.0, 2.1), (3.0, 4.7), (4.0, 4.8), (5.0, 5.1)), 2.5, 4.5)

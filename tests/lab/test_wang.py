@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 
-from roamcast.core import records
 from roamcast.lab import wang
 from roamcast.lab.curves import Curve, Point, curves_of
 from roamcast.lab.experiment import Outcome
@@ -17,6 +16,7 @@ from roamcast.lab.sweep import Row, Sweep
 from roamcast.lab.wang import COVERING, HOME, MHH, PLAIN, SUB_UNSUB
 from roamcast.mobility import PROTOCOLS
 from roamcast.mobility.multi_hop_handoff import Hold, MultiHopHandoff, Reference
+from roamcast.protocol import records
 from roamcast.simulator.network import Action
 from roamcast.simulator.story import parse_story
 from roamcast.simulator.topology import Topology

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.session import Session
 from roamcast.mobility import PROTOCOLS, MobilityProtocol
 from roamcast.mobility.sub_unsub import STREAM, Stay, SubUnsub, Transfer
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
 
 
 class Drops(SubUnsub):

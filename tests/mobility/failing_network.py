@@ -11,7 +11,11 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 
-from roamcast.core.effects import (
+from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.plain_client import Client
+from roamcast.mobility import Settings
+from roamcast.mobility.proactive import Proactive
+from roamcast.protocol.effects import (
     Attached,
     AttachTo,
     Configured,
@@ -27,12 +31,8 @@ from roamcast.core.effects import (
     SubscribeTo,
     UnsubscribeFrom,
 )
-from roamcast.core.messages import Deliver, Hello, Message, Relayed
-from roamcast.core.notification import encode_attributes
-from roamcast.mobility import Settings
-from roamcast.mobility.proactive import Proactive
-from roamcast.node.broker import Broker, BrokerSettings
-from roamcast.node.client import Client
+from roamcast.protocol.messages import Deliver, Hello, Message, Relayed
+from roamcast.protocol.notification import encode_attributes
 from roamcast.simulator.topology import from_edges
 
 LINK_S = 0.01

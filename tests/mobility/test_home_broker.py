@@ -10,12 +10,12 @@ from typing import ClassVar
 import pytest
 from tests.mobility.seeds import first_failing_seed
 
-from roamcast.core.messages import Message, Relayed
-from roamcast.core.notification import Burst
-from roamcast.core.routing import Owner
-from roamcast.core.session import Session
 from roamcast.mobility import MobilityProtocol
 from roamcast.mobility.home_broker import ForwardEvents, HomeBroker, HomeBrokerPublished, Register
+from roamcast.protocol.messages import Message, Relayed
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.story import parse_story, verdict
 

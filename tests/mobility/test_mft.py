@@ -7,13 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from roamcast.core.messages import Message
-from roamcast.core.notification import Burst
-from roamcast.core.records import Row
 from roamcast.lab.amozarrain import A4, A5, COMPLEX, MESSAGES_OF_A4, MESSAGES_OF_A5, SIMPLE, judge_migration
 from roamcast.lab.experiment import Claim
-from roamcast.mobility.mft import Bmig, Bquery, Bsub, Mft
-from roamcast.mobility.mobile import (
+from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub, Mft
+from roamcast.mobility.moving.mobile import (
     LOCAL,
     MOBILE_PROTOCOLS,
     Known,
@@ -25,6 +22,9 @@ from roamcast.mobility.mobile import (
     Sub,
     Uns,
 )
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.records import Row
 from roamcast.simulator.faults import FAULTS
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.story import parse_story, verdict

@@ -6,10 +6,16 @@ from collections import deque
 
 import pytest
 
-from roamcast.core.messages import Message
 from roamcast.filters.selector import parse
-from roamcast.mobility.mobile import MOBILE_PROTOCOLS, Mig, MobileProtocol, Outcome, find_mobile_protocol
-from roamcast.mobility.mobile_subscriber import MobileSubscriber
+from roamcast.mobility.moving.mobile import (
+    MOBILE_PROTOCOLS,
+    Mig,
+    MobileProtocol,
+    Outcome,
+    find_mobile_protocol,
+)
+from roamcast.mobility.moving.mobile_subscriber import MobileSubscriber
+from roamcast.protocol.messages import Message
 
 
 class Tree:

@@ -9,9 +9,7 @@ from typing import ClassVar
 import pytest
 from tests.mobility.broken import registered
 
-from roamcast.core.messages import AttachRequest, Message, Relayed
-from roamcast.core.notification import Burst
-from roamcast.core.session import Session
+from roamcast.broker.core import Broker
 from roamcast.mobility.multi_hop_handoff import (
     STREAM,
     DeliverTQ,
@@ -25,7 +23,9 @@ from roamcast.mobility.multi_hop_handoff import (
     SubMigrationAck,
     _take,
 )
-from roamcast.node.broker import Broker
+from roamcast.protocol.messages import AttachRequest, Message, Relayed
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.session import Session
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.network import Network
 from roamcast.simulator.story import parse_story, violations_of

@@ -10,15 +10,15 @@ from typing import ClassVar
 import pytest
 from tests.mobility.seeds import first_failing_seed
 
-from roamcast.core.messages import Message
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner
-from roamcast.core.session import Session
+from roamcast.broker.core import Broker, BrokerSettings
 from roamcast.errors import InputError
 from roamcast.mobility import MobilityProtocol
 from roamcast.mobility.phoenix import MIG, NXT, REP, Local, Luggage, Phoenix, Timestamp
-from roamcast.node.broker import Broker, BrokerSettings
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.story import parse_story, verdict
 

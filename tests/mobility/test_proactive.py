@@ -14,16 +14,16 @@ from dataclasses import replace
 import pytest
 from tests.mobility.broken import registered
 
-from roamcast.core.messages import Message, Relayed
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Token
-from roamcast.core.session import Session
 from roamcast.errors import InputError
 from roamcast.mobility import Settings
 from roamcast.mobility.proactive import Proactive, Stay, Store
 from roamcast.mobility.proactive_messages import CopyActivated, Subscriptions
 from roamcast.mobility.shared_buffer import SharedBuffer, shared_bytes
+from roamcast.protocol.messages import Message, Relayed
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Token
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.network import Network, NetworkSettings
 from roamcast.simulator.run import Run

@@ -16,7 +16,7 @@ from tests.mobility.broken import registered
 from tests.mobility.failing_network import LINK_S, FailingNetwork
 from tests.mobility.test_proactive import graph_text
 
-from roamcast.core.snapshot import freeze, thaw
+from roamcast.broker.plain_client import Client
 from roamcast.errors import InputError
 from roamcast.mobility import Host, Settings
 from roamcast.mobility.proactive import Proactive, Stay
@@ -30,7 +30,7 @@ from roamcast.mobility.proactive_messages import (
     StoredBefore,
 )
 from roamcast.mobility.proactive_state import Remote, uncovered
-from roamcast.node.client import Client
+from roamcast.protocol.snapshot import freeze, thaw
 from roamcast.simulator.fuzz import draw_story, with_heartbeats
 from roamcast.simulator.run import Run
 from roamcast.simulator.story import Story, kinds_of, parse_story, violations_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.mobility.broken import BROKEN, TransfersTooEarly, registered
 
+from roamcast.broker.core import Broker, BrokerSettings
 from roamcast.errors import InputError
 from roamcast.mobility import PROTOCOLS, check_combination, find_protocol
 from roamcast.mobility.base import MobilityProtocol, Settings
-from roamcast.node.broker import Broker, BrokerSettings
 from roamcast.simulator.fuzz import FuzzReport, draw_story, fuzz
 from roamcast.simulator.story import kinds_of, parse_story, violations_of
 

@@ -10,8 +10,7 @@ from typing import ClassVar
 import pytest
 from tests.mobility.seeds import first_failing_seed
 
-from roamcast.core.notification import Burst
-from roamcast.core.session import Session
+from roamcast.broker.core import Broker
 from roamcast.filters.selector import parse
 from roamcast.mobility import MobilityProtocol
 from roamcast.mobility.reactive import (
@@ -23,7 +22,8 @@ from roamcast.mobility.reactive import (
     RequestBuffered,
     in_publishing_order,
 )
-from roamcast.node.broker import Broker
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.session import Session
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.story import parse_story, verdict
 

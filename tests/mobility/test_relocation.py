@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from tests.mobility.broken import registered
 
-from roamcast.core.effects import AdvertiseThat, UnadvertiseThat
-from roamcast.core.messages import Message
-from roamcast.core.notification import Burst
-from roamcast.core.records import Row
-from roamcast.core.routing import Interface, Owner
-from roamcast.core.session import Session
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse
 from roamcast.mobility import Settings
 from roamcast.mobility.relocation import Cache, Relocation, Replay, Resubscribe
+from roamcast.protocol.effects import AdvertiseThat, UnadvertiseThat
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.records import Row
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Interface, Owner
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.network import Network
 from roamcast.simulator.run import Run

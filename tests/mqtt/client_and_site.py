@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from roamcast.mqtt.access import Identity
-from roamcast.mqtt.client import Accepted, ClientSession, ClientSettings, Event
-from roamcast.mqtt.client_outgoing import Acknowledged
-from roamcast.mqtt.client_requests import Granted
-from roamcast.mqtt.packets import Publish, Subscribe, SubscriptionEntry
-from roamcast.mqtt.reading import cut, parse_connect
-from roamcast.site.inputs import Connected, Frames, Gone, SiteInput, Started
-from roamcast.site.settings import SiteSettings
-from roamcast.site.site import Site
+from roamcast.broker.inputs import Connected, Frames, Gone, SiteInput, Started
+from roamcast.broker.machine import Site
+from roamcast.broker.settings import SiteSettings
+from roamcast.mqtt.client.client import Accepted, ClientSession, ClientSettings, Event
+from roamcast.mqtt.client.outgoing import Acknowledged
+from roamcast.mqtt.client.requests import Granted
+from roamcast.mqtt.codec.packets import Publish, Subscribe, SubscriptionEntry
+from roamcast.mqtt.codec.reading import cut, parse_connect
+from roamcast.mqtt.server.access import Identity
 
 
 class Machine:

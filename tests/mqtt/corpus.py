@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roamcast.mqtt.packets import (
+from roamcast.mqtt.codec.packets import (
     AcknowledgementProperties,
     Auth,
     Connack,
@@ -24,7 +24,7 @@ from roamcast.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.codec.reasons import Reason
 
 USER = (("kind", "tram"), ("kind", "bus"), ("ü", ""))
 ABOUT = AcknowledgementProperties("because", USER)

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from roamcast.mqtt import reasons
-from roamcast.mqtt.packets import (
+from roamcast.mqtt.codec import reasons
+from roamcast.mqtt.codec.packets import (
     AcknowledgementProperties,
     Auth,
     Connack,

@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse, parse_subscription
-from roamcast.mqtt import access as module
-from roamcast.mqtt.access import ALLOWED, DENIED, Access, AccessRules, ClientAccess, Default, Identity, Rule
+from roamcast.mqtt.server import access as module
+from roamcast.mqtt.server.access import (
+    ALLOWED,
+    DENIED,
+    Access,
+    AccessRules,
+    ClientAccess,
+    Default,
+    Identity,
+    Rule,
+)
 
 ALICE = Identity("phone", user="alice")
 CAR = Identity("car-7", certificate="car-7.example.org")

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roamcast.core.notification import decode_attributes, encode_attributes
 from roamcast.filters.filter import Value
-from roamcast.mqtt import attributes
-from roamcast.mqtt.attributes import ATTRIBUTES_MAX, content_attributes, is_json, typed
-from roamcast.mqtt.packets import PublishProperties, UserProperties
-from roamcast.mqtt.properties import PUBLISH, encode
+from roamcast.mqtt.codec.packets import PublishProperties, UserProperties
+from roamcast.mqtt.codec.properties import PUBLISH, encode
+from roamcast.mqtt.server import attributes
+from roamcast.mqtt.server.attributes import ATTRIBUTES_MAX, content_attributes, is_json, typed
+from roamcast.protocol.notification import decode_attributes, encode_attributes
 
 
 def block(*user: tuple[str, str], content_type: str | None = None) -> bytes:

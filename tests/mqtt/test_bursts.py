@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.mqtt.strategies import publishes
 
 from roamcast.errors import InputError
-from roamcast.mqtt import bursts
-from roamcast.mqtt.bursts import (
+from roamcast.mqtt.codec import bursts
+from roamcast.mqtt.codec.bursts import (
     FrameWriter,
     acknowledged,
     cut_bursts,
@@ -20,13 +20,13 @@ from roamcast.mqtt.bursts import (
     publish_frames,
     written_acknowledgements,
 )
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.packet_ids import consecutive, following
-from roamcast.mqtt.packets import Pingreq, Puback, Pubcomp, Publish, PublishProperties, Pubrec, Pubrel
-from roamcast.mqtt.properties import PUBLISH, encode, publish_properties
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.topics import decode_topic
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packet_ids import consecutive, following
+from roamcast.mqtt.codec.packets import Pingreq, Puback, Pubcomp, Publish, PublishProperties, Pubrec, Pubrel
+from roamcast.mqtt.codec.properties import PUBLISH, encode, publish_properties
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.topics import decode_topic
+from roamcast.mqtt.codec.writing import write
 
 ROOM = 1 << 20
 

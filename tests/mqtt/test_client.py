@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mqtt.client_and_site import Machine, World
 
-from roamcast.mqtt import packets
-from roamcast.mqtt.client import PING, Accepted, ClientSession, ClientSettings, Ended, Refused
-from roamcast.mqtt.client_outgoing import SESSION_LOST, Acknowledged
-from roamcast.mqtt.identities import NotificationIdentity, split_identity
-from roamcast.mqtt.packets import Connack, Disconnect, Packet, Publish, PublishProperties
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.client.client import PING, Accepted, ClientSession, ClientSettings, Ended, Refused
+from roamcast.mqtt.client.outgoing import SESSION_LOST, Acknowledged
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Connack, Disconnect, Packet, Publish, PublishProperties
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.identities import NotificationIdentity, split_identity
 
 # --- against the broker ---
 

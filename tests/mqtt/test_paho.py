@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roamcast.mqtt.packets import (
+from roamcast.mqtt.codec.packets import (
     AcknowledgementProperties,
     Connack,
     Connect,
@@ -28,9 +28,9 @@ from roamcast.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 paho = pytest.importorskip("paho.mqtt.client", reason="paho-mqtt is not installed")
 from paho.mqtt.enums import CallbackAPIVersion  # noqa: E402

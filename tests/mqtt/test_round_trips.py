@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.mqtt.corpus import CORPUS
 from tests.mqtt.strategies import packets
 
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.fields import write_variable
-from roamcast.mqtt.packets import Packet
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.fields import write_variable
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 SIDES = pytest.mark.parametrize("from_client", [True, False], ids=["client", "server"])
 VERSIONS = pytest.mark.parametrize("version", [4, 5])

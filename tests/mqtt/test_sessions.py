@@ -2,9 +2,9 @@
 
 import pytest
 
-from roamcast.core.notification import encode_attributes
 from roamcast.filters.filter import Attributes
-from roamcast.mqtt.sessions import MqttSession, Options, Subscription
+from roamcast.mqtt.server.sessions import MqttSession, Options, Subscription
+from roamcast.protocol.notification import encode_attributes
 
 HOT: Attributes = {"topic": "t", "x": 9}
 COLD: Attributes = {"topic": "t", "x": 1}

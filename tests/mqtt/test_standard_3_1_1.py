@@ -10,8 +10,8 @@ import pytest
 from tests.mqtt.wire import connect, frame, read, text
 
 from roamcast.errors import InputError
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.packets import (
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packets import (
     Auth,
     Connack,
     Connect,
@@ -32,8 +32,8 @@ from roamcast.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 MALFORMED, ERROR = Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR
 FILTER_INVALID = Reason.TOPIC_FILTER_INVALID

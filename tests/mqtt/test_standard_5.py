@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from tests.mqtt.wire import block, connect, frame, publish, read, subscribe, text
 
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.packets import (
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packets import (
     AcknowledgementProperties,
     Auth,
     Connack,
@@ -28,9 +28,9 @@ from roamcast.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from roamcast.mqtt.reading import cut, parse_connect
-from roamcast.mqtt.reasons import Reason, connack_3_1_1
-from roamcast.mqtt.writing import refusal, write
+from roamcast.mqtt.codec.reading import cut, parse_connect
+from roamcast.mqtt.codec.reasons import Reason, connack_3_1_1
+from roamcast.mqtt.codec.writing import refusal, write
 
 MALFORMED, ERROR = Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR
 NAME_INVALID, FILTER_INVALID = Reason.TOPIC_NAME_INVALID, Reason.TOPIC_FILTER_INVALID

@@ -8,9 +8,9 @@ import pytest
 
 from roamcast.errors import InputError
 from roamcast.filters.patterns import TopicPattern
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.topics import (
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.topics import (
     check_filter,
     check_subscription,
     check_topic,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roamcast.mqtt.packets import Packet
-from roamcast.mqtt.reading import cut, parse
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import cut, parse
 
 
 def text(value: str | bytes) -> bytes:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roamcast.core.records import Row
 from roamcast.errors import InputError
+from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter
 
 pyspark = pytest.importorskip("pyspark", reason="the pipeline's extra is not installed")

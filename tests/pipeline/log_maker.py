@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from roamcast.core.records import Row
+from roamcast.protocol.records import Row
 from roamcast.simulator.story import parse_story
 
 STORY = """

@@ -15,10 +15,10 @@ from tests.pipeline.log_maker import Tampered
 from roamcast.bench import audit_in_sql
 from roamcast.bench.synthetic_log import Planted, write_synthetic_log
 from roamcast.cli import build_app, run
-from roamcast.core.notification import encode_attributes
 from roamcast.mobility import PROTOCOLS
 from roamcast.pipeline.agreement import counts_by_run, disagreements
 from roamcast.pipeline.audit import audit, protocol_of
+from roamcast.protocol.notification import encode_attributes
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.fuzz_logs import Verdict, write_fuzzed
 

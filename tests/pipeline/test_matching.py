@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from tests.filters.naive_filters import Condition, conditions, notifications, text_of, value_of
 
-from roamcast.core.notification import encode_attributes
 from roamcast.filters.selector import parse
 from roamcast.pipeline import conditions as conditions_module
 from roamcast.pipeline.conditions import MISSING, Allowed, boxes_of, encode, java_quoted
 from roamcast.pipeline.matching import filter_table, matching_pairs, with_values
+from roamcast.protocol.notification import encode_attributes
 
 pytestmark = pytest.mark.xdist_group("spark")
 

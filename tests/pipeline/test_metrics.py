@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.conftest import WriteLog
 
-from roamcast.core.records import Row
 from roamcast.lab.demo import DemoSettings
 from roamcast.lab.measure import Window
 from roamcast.models.intervals import mean_interval
 from roamcast.pipeline.ingest import read_log
 from roamcast.pipeline.measures import f_neg, f_pos, handoff_delay, move_out_delay, table_size
 from roamcast.pipeline.metrics import metrics
+from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.run import Run
 

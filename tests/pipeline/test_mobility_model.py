@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.conftest import WriteLog
 
 from roamcast.cli import pipeline_models
-from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.models.next_broker import count_moves
@@ -21,6 +20,7 @@ from roamcast.pipeline.neighbours import edges, first_order, hit_rates, lru_of_b
 from roamcast.pipeline.residence import counted_stays, exponential_tests, hot_spots, presence_shares
 from roamcast.pipeline.sightings import VISITS_SCHEMA
 from roamcast.pipeline.visits import moves, read_visits, visits_of_log
+from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.movement import from_file
 from roamcast.simulator.scenario import Scenario

@@ -20,9 +20,9 @@ from tests.pipeline.conftest import WriteLog
 from tests.pipeline.waiting import wait_until
 
 from roamcast.cli.pipeline_stream import stream as command
-from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.pipeline.stream import Progress, StreamSettings, check_stream, start_stream
+from roamcast.protocol.records import Row
 from roamcast.simulator.story import parse_story
 
 pytestmark = pytest.mark.xdist_group("spark")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
-from roamcast.mqtt.topics import matches
+from roamcast.mqtt.codec.topics import matches
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
 
 

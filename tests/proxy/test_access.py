@@ -10,10 +10,10 @@ from random import Random
 
 import aiomqtt
 import pytest
-from tests.daemon.certificates import Authority
+from tests.net.certificates import Authority
 from tests.proxy.foreign import Network
 
-from roamcast.daemon.users import changing_users, hash_password
+from roamcast.net.users import changing_users, hash_password
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.client import Options, RoamingClient

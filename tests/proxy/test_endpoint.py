@@ -18,9 +18,9 @@ from tests.proxy.proxies import Proxies, proxies_of
 
 from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
 from roamcast.bench.processes import HOST, wait_until
-from roamcast.mqtt.packets import Connack, Connect, Packet, Pubcomp, Publish, Pubrec, Pubrel
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec.packets import Connack, Connect, Packet, Pubcomp, Publish, Pubrec, Pubrel
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.writing import write
 from roamcast.proxy.mqtt_session import NO_QOS_2
 
 WAIT_S = 20.0

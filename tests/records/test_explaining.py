@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roamcast.core.records import Row
+from roamcast.protocol.records import Row
 from roamcast.records.explaining import Identity, explain
 from roamcast.records.pseudonyms import pseudonyms
 

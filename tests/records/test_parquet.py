@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roamcast.core.records import COLUMNS, FREQUENT_KINDS, KINDS, SCHEMA_VERSION, Row
 from roamcast.errors import InputError
+from roamcast.protocol.records import COLUMNS, FREQUENT_KINDS, KINDS, SCHEMA_VERSION, Row
 from roamcast.records import LogWriter, parquet, read_log, schema
 from roamcast.records.parquet import VERSION_KEY
 

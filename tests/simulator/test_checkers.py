@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.mobility.broken import registered
 
-from roamcast.core.notification import encode_attributes
-from roamcast.core.records import Row
 from roamcast.filters.selector import parse
 from roamcast.mobility import Promise
 from roamcast.mobility.sub_unsub import SubUnsub
+from roamcast.protocol.notification import encode_attributes
+from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Checker, Edges, Identity, Result
 from roamcast.simulator.story import kinds_of, parse_story, violations_of
 

@@ -12,14 +12,14 @@ from tests.mobility.test_promises import explain
 from tests.simulator.test_outages import using
 from tests.simulator.test_story import rounded
 
-from roamcast.core.messages import Message, Publish, Request
-from roamcast.core.session import Session
+from roamcast.broker.core import Broker
+from roamcast.broker.requests import Requests
 from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mobility.base import Host, Settings
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff
 from roamcast.mobility.sub_unsub import SubUnsub
-from roamcast.node.broker import Broker
-from roamcast.node.requests import Requests
+from roamcast.protocol.messages import Message, Publish, Request
+from roamcast.protocol.session import Session
 from roamcast.simulator.faults import FAULTS, Crash, Cut, Fault, Heal, Restart, why_left_out
 from roamcast.simulator.fuzz import draw_story, fuzz, shrunk_failure
 from roamcast.simulator.outages import FaultyNetwork

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from roamcast.core.dependents import Dependents
-from roamcast.core.messages import Message
-from roamcast.core.routing import Router
-from roamcast.core.session import Session
-from roamcast.core.whereabouts import Whereabouts
+from roamcast.broker.places import Places
 from roamcast.filters.filter import Value
-from roamcast.location.ploc import Ploc, Rule
-from roamcast.node.places import Places
+from roamcast.protocol.messages import Message
+from roamcast.protocol.session import Session
+from roamcast.protocol.whereabouts import Whereabouts
+from roamcast.routing.dependents import Dependents
+from roamcast.routing.location.ploc import Ploc, Rule
+from roamcast.routing.router import Router
 from roamcast.simulator.fuzz import FuzzReport, fuzz
 from roamcast.simulator.location_fuzz import ANY, draw_location_story, protocols
 from roamcast.simulator.location_oracle import is_standing

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from roamcast.core.notification import encode_attributes
-from roamcast.core.records import FREQUENT_KINDS, KINDS, Row
 from roamcast.mobility import PROTOCOLS
+from roamcast.protocol.notification import encode_attributes
+from roamcast.protocol.records import FREQUENT_KINDS, KINDS, Row
 from roamcast.records import LogWriter
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.network import CONTROL_BYTES, NetworkSettings

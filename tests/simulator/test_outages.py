@@ -9,14 +9,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.node.structure import dump
+from tests.broker.structure import dump
 from tests.simulator.test_network import of_kind, tell
 
-from roamcast.core.effects import Attached, Deadline, Detached, Input, LinkChanged
-from roamcast.core.messages import Hello, Message
-from roamcast.core.records import Row
+from roamcast.broker.core import Broker
 from roamcast.mobility import PROTOCOLS
-from roamcast.node.broker import Broker
+from roamcast.protocol.effects import Attached, Deadline, Detached, Input, LinkChanged
+from roamcast.protocol.messages import Hello, Message
+from roamcast.protocol.records import Row
 from roamcast.simulator import run as running
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.network import Network

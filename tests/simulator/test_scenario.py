@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from roamcast.core.effects import AttachTo, LeaveFor, PublishThis
-from roamcast.core.records import Row
 from roamcast.errors import InputError
+from roamcast.protocol.effects import AttachTo, LeaveFor, PublishThis
+from roamcast.protocol.records import Row
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.scenario import Scenario

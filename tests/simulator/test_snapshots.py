@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from roamcast.core.records import Row
-from roamcast.core.snapshot import freeze, thaw
 from roamcast.mobility import PROTOCOLS
+from roamcast.protocol.records import Row
+from roamcast.protocol.snapshot import freeze, thaw
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.location_fuzz import ANY, draw_location_story
 from roamcast.simulator.network import Network

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roamcast.core.effects import (
+from roamcast.errors import InputError
+from roamcast.filters.selector import parse
+from roamcast.mobility import PROTOCOLS, Settings
+from roamcast.protocol.effects import (
     AdvertiseThat,
     AttachTo,
     LeaveFor,
@@ -17,10 +20,7 @@ from roamcast.core.effects import (
     UnadvertiseThat,
     UnsubscribeFrom,
 )
-from roamcast.core.notification import decode_attributes, encode_attributes
-from roamcast.errors import InputError
-from roamcast.filters.selector import parse
-from roamcast.mobility import PROTOCOLS, Settings
+from roamcast.protocol.notification import decode_attributes, encode_attributes
 from roamcast.simulator.faults import Crash, Cut, Heal, Restart
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.links import Delay

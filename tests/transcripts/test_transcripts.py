@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from roamcast.core.messages import Message, Relayed
-from roamcast.core.notification import Burst, decode_attributes
-from roamcast.core.records import Row
-from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
+from roamcast.protocol.messages import Message, Relayed
+from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.protocol.records import Row
+from roamcast.protocol.session import Session
 from roamcast.simulator.story import parse_story
 
 FOLDER = Path(__file__).parent

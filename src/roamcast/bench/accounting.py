@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from roamcast.bench.processes import BenchFailed
-from roamcast.mqtt.bursts import FrameWriter, acknowledged
-from roamcast.mqtt.packet_ids import ENCODED
+from roamcast.mqtt.codec.bursts import FrameWriter, acknowledged
+from roamcast.mqtt.codec.packet_ids import ENCODED
 
 READ_BYTES = 1 << 18
 _PUBACK = b"\x40\x02"

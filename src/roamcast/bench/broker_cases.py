@@ -14,8 +14,8 @@ import numpy as np
 from roamcast.bench.accounting import Cycle, EvenStream
 from roamcast.bench.mqtt_load import Connection, Figure, many_to_one, one_in_flight, one_to_many
 from roamcast.bench.processes import Process
-from roamcast.mqtt import packets
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.writing import write
 
 ROUND = 2_000
 """Different messages of one publisher; then they begin again."""

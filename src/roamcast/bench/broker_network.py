@@ -12,9 +12,9 @@ from pathlib import Path
 from roamcast.bench.mqtt_load import Connection
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
 from roamcast.bench.relays import Relay
-from roamcast.daemon.recovery import find_recoverable
-from roamcast.daemon.segments import RECORD_HEAD_BYTES, SegmentScan, pack_length, seal_record
-from roamcast.mqtt import packets
+from roamcast.mqtt.codec import packets
+from roamcast.storage.recovery import find_recoverable
+from roamcast.storage.segments import RECORD_HEAD_BYTES, SegmentScan, pack_length, seal_record
 
 JOIN_S = 60.0
 

@@ -20,9 +20,9 @@ from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_network import BrokerNetwork
 from roamcast.bench.mqtt_load import Connection
 from roamcast.bench.processes import BenchFailed
-from roamcast.daemon.journal import Journal, Sync
-from roamcast.mqtt import packets
-from roamcast.mqtt.bursts import publish_frames, written_acknowledgements
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.bursts import publish_frames, written_acknowledgements
+from roamcast.storage.journal import Journal, Sync
 
 QUEUED = (0, 100, 10_000)
 SYNCS = 3

@@ -14,7 +14,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-from roamcast.daemon.journal import Journal, Sync
+from roamcast.storage.journal import Journal, Sync
 
 ENTRY_SIZES = (100, 65_536)
 SNAPSHOT_BYTES = 16 << 20

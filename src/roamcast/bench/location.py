@@ -13,17 +13,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 
-from roamcast.core.effects import Attached, Configured, Input, Received, Submitted
-from roamcast.core.messages import Hello, Message, Move, Probe, Settled, Subscribe, Update
-from roamcast.core.notification import Burst, encode_attributes
-from roamcast.core.whereabouts import Place, Whereabouts
+from roamcast.broker.core import Broker, BrokerSettings
 from roamcast.filters.expression import Value
 from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
-from roamcast.location.movement_graph import MovementGraph, grid
-from roamcast.location.settings import LocationSettings
 from roamcast.mobility import find_protocol
-from roamcast.node.broker import Broker, BrokerSettings
+from roamcast.protocol.effects import Attached, Configured, Input, Received, Submitted
+from roamcast.protocol.messages import Hello, Message, Move, Probe, Settled, Subscribe, Update
+from roamcast.protocol.notification import Burst, encode_attributes
+from roamcast.protocol.whereabouts import Place, Whereabouts
+from roamcast.routing.location.movement_graph import MovementGraph, grid
+from roamcast.routing.location.settings import LocationSettings
 
 SIDE = 100
 FILTERS = (

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from roamcast.bench.accounting import READ_BYTES, Acknowledged, Cycle, Echo, EvenStream, MixedStream
 from roamcast.bench.processes import HOST, BenchFailed, Process
-from roamcast.mqtt import packets
-from roamcast.mqtt.packets import Packet
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.writing import write
 
 PATIENCE_S = 30.0
 """How long anything may take before the run is given up."""

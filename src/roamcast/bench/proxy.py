@@ -28,10 +28,10 @@ from typing import Any
 from roamcast.bench.broker import machine
 from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
-from roamcast.daemon.journal import Sync
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import Adapter, ForeignMessage
 from roamcast.proxy.client import Options, RoamingClient
+from roamcast.storage.journal import Sync
 
 KINDS = ("mosquitto", "nats", "activemq", "roamcast")
 SYNCS: tuple[Sync, ...] = ("process", "group")

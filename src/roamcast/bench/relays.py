@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from roamcast.link.relay import READ_BYTES, TcpRelay, write_to
+from roamcast.slow_link.relay import READ_BYTES, TcpRelay, write_to
 
 
 class Relay(TcpRelay):

@@ -21,9 +21,9 @@ from roamcast.bench.ledger import Ledger, Message
 from roamcast.bench.processes import HOST, Process
 from roamcast.bench.relays import Relay
 from roamcast.bench.roaming_session import EXPIRY_S, RoamingSession
-from roamcast.mqtt import packets
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 WELCOME_S = 6.0
 """How long a client waits for its CONNACK before it tries elsewhere."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 
 from roamcast.bench.ledger import Ledger, Message
-from roamcast.mqtt import packets
-from roamcast.mqtt.packets import Packet
-from roamcast.mqtt.reading import cut, parse
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
 
 PACKET_MAX = 1 << 20
 IN_FLIGHT_MAX = 8

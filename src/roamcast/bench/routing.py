@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from roamcast.core.aggregation import AGGREGATES
-from roamcast.core.messages import Settled, Update
-from roamcast.core.notification import Message
-from roamcast.core.routing import Router
 from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
+from roamcast.protocol.messages import Settled, Update
+from roamcast.protocol.notification import Message
+from roamcast.routing.aggregation import AGGREGATES
+from roamcast.routing.router import Router
 
 ATTRIBUTES = "abcde"
 VALUES = 1_000.0

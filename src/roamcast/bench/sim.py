@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from roamcast.core.records import Level, Row
+from roamcast.protocol.records import Level, Row
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.network import Action, NetworkSettings, Traffic
 from roamcast.simulator.run import Run, run_checked

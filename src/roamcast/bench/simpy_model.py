@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 import simpy
 
-from roamcast.core.effects import AttachTo, PublishThis, SubscribeTo
-from roamcast.core.notification import decode_attributes
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
+from roamcast.protocol.effects import AttachTo, PublishThis, SubscribeTo
+from roamcast.protocol.notification import decode_attributes
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.topology import Topology
 

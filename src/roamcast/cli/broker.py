@@ -159,7 +159,7 @@ def parse_peer_listener(text: str) -> dict[str, Any]:
 
 def discovering(text: str, is_listening: bool) -> dict[str, Any]:
     """The keys for a broker that looks for others; peers can connect there unless something else is said."""
-    from roamcast.daemon.addresses import is_loopback
+    from roamcast.config.addresses import is_loopback
 
     interface, colon, port = text.partition(":")
     keys: dict[str, Any] = {"discovery.enabled": "true", "discovery.interface": interface}
@@ -172,7 +172,7 @@ def discovering(text: str, is_listening: bool) -> dict[str, Any]:
 
 
 def parse_endpoint(option: str, text: str) -> tuple[str, int]:
-    from roamcast.daemon.addresses import split_endpoint
+    from roamcast.config.addresses import split_endpoint
 
     try:
         return split_endpoint(text)

@@ -26,8 +26,8 @@ from roamcast.errors import InputError
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
 
-    from roamcast.core.notification import Message
-    from roamcast.core.records import Row
+    from roamcast.protocol.notification import Message
+    from roamcast.protocol.records import Row
     from roamcast.simulator.fuzz import FuzzReport
     from roamcast.simulator.story import Story
 
@@ -481,9 +481,9 @@ def describe(value: Any) -> str:
     """A message as a person reads it: its name and whatever of it is not as usual."""
     import msgspec
 
-    from roamcast.core.messages import Relayed
-    from roamcast.core.notification import Burst, decode_attributes
     from roamcast.filters.filter import Filter
+    from roamcast.protocol.messages import Relayed
+    from roamcast.protocol.notification import Burst, decode_attributes
 
     if isinstance(value, Relayed):
         return f"{describe(value.message)} (from {value.source} to {value.destination})"

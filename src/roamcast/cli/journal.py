@@ -16,7 +16,7 @@ from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
-    from roamcast.daemon.inspection import FileReport, JournalReport
+    from roamcast.storage.inspection import FileReport, JournalReport
 
 EXIT_DAMAGED = 1
 
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Check every file: exit code 0 if all is whole (a torn last commit is no damage), 1 if not."""
-    from roamcast.daemon import inspection
+    from roamcast.storage import inspection
 
     with reading(folder):
         report = inspection.verify(folder)
@@ -96,8 +96,8 @@ def show(
     """Show entries: the inputs of one turn of the broker each, with the time of that turn."""
     from json import dumps
 
-    from roamcast.daemon.inspection import show_entries
-    from roamcast.site.inputs import decode_entry
+    from roamcast.broker.inputs import decode_entry
+    from roamcast.storage.inspection import show_entries
 
     with reading(folder):
         entries = show_entries(folder, first, decode_entry)

@@ -46,9 +46,9 @@ def link(
     Nothing is lost; a packet that breaks comes later, and so does everything behind it. All connections share
     the link. It runs until it is interrupted.
     """
-    from roamcast.daemon.addresses import join_endpoint, split_endpoint
-    from roamcast.link.channel import find_profile
-    from roamcast.link.relay import SlowLink
+    from roamcast.config.addresses import join_endpoint, split_endpoint
+    from roamcast.slow_link.channel import find_profile
+    from roamcast.slow_link.relay import SlowLink
 
     host, port = split_endpoint(listen)
     target_host, target = split_endpoint(to)

@@ -12,7 +12,7 @@ from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
-    from roamcast.location.movement_graph import MovementGraph
+    from roamcast.routing.location.movement_graph import MovementGraph
 
 STEPS_SHOWN = (1, 2, 3, 5, 10)
 STARTS_MAX = 1000
@@ -47,8 +47,8 @@ def graph(
     rings: Annotated[int, typer.Option(min=0, max=500, help="With h3: cells around each position.")] = 5,
 ) -> None:
     """Write a movement graph to standard output: one edge on each line."""
-    from roamcast.location.h3_cells import cells_around
-    from roamcast.location.movement_graph import format_movement_graph, generate_movement_graph
+    from roamcast.routing.location.h3_cells import cells_around
+    from roamcast.routing.location.movement_graph import format_movement_graph, generate_movement_graph
 
     if spec != "h3":
         if at:
@@ -74,7 +74,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Check a movement graph, and show how far one gets on it: what a broker lets through for one client."""
-    from roamcast.location.movement_graph import parse_movement_graph
+    from roamcast.routing.location.movement_graph import parse_movement_graph
 
     found = parse_movement_graph(read(file), str(file))
     lonely = [str(one) for one in found.locations if not found.neighbours(one)]

@@ -17,7 +17,7 @@ from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
-    from roamcast.core.records import Row
+    from roamcast.protocol.records import Row
     from roamcast.records.explaining import Identity
 
 ANSWER_S = 15.0
@@ -167,7 +167,7 @@ def explain(
     wanted = parse_notification(notification)
     names = (client, wanted.publisher)
     if key_file is not None:
-        from roamcast.daemon.private_files import read_secret
+        from roamcast.net.private_files import read_secret
 
         pseudonym = pseudonyms(read_secret(str(key_file), "--key-file"))
         names = (pseudonym(client), pseudonym(wanted.publisher))

@@ -15,7 +15,7 @@ from roamcast.cli.flags import Values
 from roamcast.cli.mosquitto import addresses_of, say, target_of
 from roamcast.client import Client, ClientError, ConnectError
 from roamcast.client.attachment import ATTACHED
-from roamcast.mqtt.reasons import connack_3_1_1
+from roamcast.mqtt.codec.reasons import connack_3_1_1
 
 EXIT_FAILED = 1
 """A broker or the network said no."""

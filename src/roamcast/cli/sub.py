@@ -105,7 +105,7 @@ def shown_as(values: Values) -> Format:
 
 class Printing:
     def __init__(self, client: Client, values: Values, show: Format) -> None:
-        from roamcast.mqtt.topics import check_filter
+        from roamcast.mqtt.codec.topics import check_filter
 
         self._client, self._values, self._show = client, values, show
         self._printed = 0
@@ -161,7 +161,7 @@ class Printing:
 
     def _wanted(self, waiting: list[Notification]) -> tuple[list[Notification], int]:
         """Those to print, and how many were looked at for them."""
-        from roamcast.mqtt.topics import matches
+        from roamcast.mqtt.codec.topics import matches
 
         values = self._values
         wanted: list[Notification] = []

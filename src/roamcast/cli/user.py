@@ -41,7 +41,7 @@ def add(
     ] = False,
 ) -> None:
     """Add a user. The file is made if it is not there; a running broker reads it again on SIGHUP."""
-    from roamcast.daemon.users import changing_users, check_name, hash_password
+    from roamcast.net.users import changing_users, check_name, hash_password
 
     def refuse_known(users: dict[str, str]) -> None:
         if name in users and not replace:
@@ -60,7 +60,7 @@ def add(
 
 def remove(name: Name, file: File = "roamcast-users") -> None:
     """Remove a user. A running broker reads the file again on SIGHUP."""
-    from roamcast.daemon.users import changing_users
+    from roamcast.net.users import changing_users
 
     with changing_users(file) as users:
         if name not in users:
@@ -74,7 +74,7 @@ def list_users(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the users by name."""
-    from roamcast.daemon.users import read_users
+    from roamcast.net.users import read_users
 
     users = read_users(file, "--file")
     if as_json:
@@ -86,8 +86,8 @@ def list_users(
 
 def check(name: Name, file: File = "roamcast-users", password_stdin: FromStdin = False) -> None:
     """Check a user's password: exit code 0 if it is right, 1 if it is not."""
-    from roamcast.daemon.passwords import is_password
-    from roamcast.daemon.users import read_users
+    from roamcast.net.passwords import is_password
+    from roamcast.net.users import read_users
 
     users = read_users(file, "--file")
     if name not in users:
@@ -104,7 +104,7 @@ def known_users(name: str, users: dict[str, str]) -> str:
 
 def read_password(from_stdin: bool, name: str, *, twice: bool = False) -> bytes:
     """The password: the first line of standard input, or what is typed, unseen."""
-    from roamcast.daemon.users import PASSWORD_BYTES_MAX
+    from roamcast.net.users import PASSWORD_BYTES_MAX
 
     if from_stdin:
         # One more than is valid, so that too long a one is refused and not cut.

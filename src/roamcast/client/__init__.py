@@ -10,9 +10,9 @@ from roamcast.client.errors import (
     SubscribeError,
 )
 from roamcast.client.notification import Notification
-from roamcast.mqtt.identities import NotificationIdentity
-from roamcast.mqtt.packets import Will
-from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.codec.packets import Will
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.server.identities import NotificationIdentity
 
 __all__ = [
     "Address",

@@ -15,11 +15,11 @@ from roamcast.client.addresses import Address, AddressBook
 from roamcast.client.errors import FINAL, ClientClosed, ClientError, ConnectError, in_words
 from roamcast.client.records import ClientLog
 from roamcast.client.wire import Wire, open_wire
-from roamcast.mqtt.client import Accepted, ClientSession, Ended, Event, Refused
-from roamcast.mqtt.client_outgoing import Acknowledged
-from roamcast.mqtt.client_requests import OF_ITS_OWN, Granted
-from roamcast.mqtt.packets import Connack
-from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.client.client import Accepted, ClientSession, Ended, Event, Refused
+from roamcast.mqtt.client.outgoing import Acknowledged
+from roamcast.mqtt.client.requests import OF_ITS_OWN, Granted
+from roamcast.mqtt.codec.packets import Connack
+from roamcast.mqtt.codec.reasons import Reason
 
 if TYPE_CHECKING:
     from roamcast.client.tracing import Trace

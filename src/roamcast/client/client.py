@@ -24,9 +24,9 @@ from roamcast.client.notification import Notification, notification_of
 from roamcast.client.records import ClientLog
 from roamcast.client.waiting import Answer, Batch, Room, raise_refusal
 from roamcast.errors import InputError
-from roamcast.mqtt.client import ClientSession, ClientSettings
-from roamcast.mqtt.moves import LOCATION, MOVE_TOPIC, write_move
-from roamcast.mqtt.packets import Unsubscribe, Version, Will
+from roamcast.mqtt.client.client import ClientSession, ClientSettings
+from roamcast.mqtt.codec.packets import Unsubscribe, Version, Will
+from roamcast.mqtt.server.moves import LOCATION, MOVE_TOPIC, write_move
 
 SESSION_EXPIRY_S = 3600
 """How long a broker keeps the session of a client that is away, unless told otherwise."""

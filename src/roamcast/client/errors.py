@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roamcast.mqtt.reasons import Reason
+from roamcast.mqtt.codec.reasons import Reason
 
 
 class ClientError(Exception):

@@ -6,11 +6,17 @@ import json
 from collections.abc import Iterable, Mapping
 
 from roamcast.errors import InputError
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.fields import VARIABLE_MAX
-from roamcast.mqtt.packets import Publish, PublishProperties, Subscribe, SubscriptionEntry, UserProperties
-from roamcast.mqtt.topics import check_subscription, check_topic, split_shared, subscription_filter
-from roamcast.mqtt.user_properties import IDENTITY, WHERE
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.fields import VARIABLE_MAX
+from roamcast.mqtt.codec.packets import (
+    Publish,
+    PublishProperties,
+    Subscribe,
+    SubscriptionEntry,
+    UserProperties,
+)
+from roamcast.mqtt.codec.topics import check_subscription, check_topic, split_shared, subscription_filter
+from roamcast.mqtt.codec.user_properties import IDENTITY, WHERE
 
 Payload = bytes | bytearray | memoryview | str
 Properties = Mapping[str, str | int | float | bool] | Iterable[tuple[str, str | int | float | bool]]

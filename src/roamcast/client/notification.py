@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from roamcast.mqtt.identities import NotificationIdentity, split_identity
-from roamcast.mqtt.packets import Publish, PublishProperties, UserProperties
-from roamcast.mqtt.properties import PUBLISH, encode
+from roamcast.mqtt.codec.packets import Publish, PublishProperties, UserProperties
+from roamcast.mqtt.codec.properties import PUBLISH, encode
+from roamcast.mqtt.server.identities import NotificationIdentity, split_identity
 
 if TYPE_CHECKING:
     from roamcast.filters.filter import Attributes
@@ -58,7 +58,7 @@ class Notification(msgspec.Struct, frozen=True):
     def attributes(self) -> Attributes:
         """What content filters see: user properties, the fields of a JSON payload, and the topic."""
         # Not before it is asked for: this loads all that filters need.
-        from roamcast.mqtt.attributes import contents_of
+        from roamcast.mqtt.server.attributes import contents_of
 
         seen = PublishProperties(content_type=self.content_type, user_properties=self.user_properties)
         (attributes,) = contents_of(self.topic, encode(seen, PUBLISH), (self.payload,))

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from roamcast.client.notification import Notification
-from roamcast.core.records import Row
+from roamcast.protocol.records import Row
 
 
 class ClientLog:

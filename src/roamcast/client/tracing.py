@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from roamcast.mqtt import packets
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.fields import VARIABLE_MAX
-from roamcast.mqtt.reading import cut, parse
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.fields import VARIABLE_MAX
+from roamcast.mqtt.codec.reading import cut, parse
 
 FRAME_MAX = VARIABLE_MAX + 5
 

@@ -7,8 +7,8 @@ from collections import deque
 
 from roamcast.client.attachment import Attachment
 from roamcast.client.errors import ClientError, PublishError, SubscribeError, in_words
-from roamcast.mqtt.client_outgoing import Acknowledged
-from roamcast.mqtt.client_requests import Granted
+from roamcast.mqtt.client.outgoing import Acknowledged
+from roamcast.mqtt.client.requests import Granted
 
 
 class Room:

@@ -14,10 +14,7 @@ import msgspec
 
 from roamcast.config.reading import Reader
 from roamcast.config.schema import keys_of
-from roamcast.config.writing import default_file, reference_table
-from roamcast.daemon.config_checks import check
-from roamcast.daemon.private_files import check_private, read_secret
-from roamcast.daemon.sections import (
+from roamcast.config.sections import (
     Access,
     Config,
     Discovery,
@@ -34,8 +31,11 @@ from roamcast.daemon.sections import (
     Quotas,
     State,
 )
+from roamcast.config.writing import default_file, reference_table
+from roamcast.daemon.config_checks import check
 from roamcast.errors import InputError, did_you_mean
-from roamcast.mqtt.access import Rule
+from roamcast.mqtt.server.access import Rule
+from roamcast.net.private_files import check_private, read_secret
 
 PREFIX = "ROAMCAST"
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from roamcast.daemon.addresses import is_loopback, join_endpoint, split_endpoint
-from roamcast.daemon.private_files import check_readable
-from roamcast.daemon.sections import Config, Link, Listener, Location
-from roamcast.daemon.tls import link_contexts, listener_context
-from roamcast.daemon.users import read_users
+from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
+from roamcast.config.sections import Config, Link, Listener, Location
 from roamcast.errors import InputError, did_you_mean
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
-from roamcast.mobility.mobile import MobileProtocol
-from roamcast.mqtt.access import Access as CompiledRules
+from roamcast.mobility.moving.mobile import MobileProtocol
+from roamcast.mqtt.server.access import Access as CompiledRules
+from roamcast.net.private_files import check_readable
+from roamcast.net.tls import link_contexts, listener_context
+from roamcast.net.users import read_users
 
 Warn = Callable[[str], None]
 

@@ -14,15 +14,8 @@ from contextvars import copy_context
 from time import monotonic
 from typing import Protocol
 
-from roamcast.core.records import Row
-from roamcast.core.snapshot import freeze
-from roamcast.daemon.journal import Journal, JournalFailed
-from roamcast.daemon.pressure import Pressure
-from roamcast.daemon.slow_time import SlowTime, seconds_until
-from roamcast.mqtt.traffic import Note
-from roamcast.node.link import KEPT_BYTES_MAX
-from roamcast.site.contract import AnySite
-from roamcast.site.inputs import (
+from roamcast.broker.contract import AnySite
+from roamcast.broker.inputs import (
     Announced,
     Connected,
     Frames,
@@ -34,7 +27,14 @@ from roamcast.site.inputs import (
     Tree,
     encode_entry,
 )
-from roamcast.site.seeking import IsHere
+from roamcast.broker.links.end import KEPT_BYTES_MAX
+from roamcast.broker.seeking import IsHere
+from roamcast.daemon.pressure import Pressure
+from roamcast.daemon.slow_time import SlowTime, seconds_until
+from roamcast.mqtt.server.traffic import Note
+from roamcast.protocol.records import Row
+from roamcast.protocol.snapshot import freeze
+from roamcast.storage.journal import Journal, JournalFailed
 
 log = logging.getLogger("roamcast")
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from roamcast.core.records import Row
-from roamcast.daemon.sections import Config, Events
+from roamcast.config.sections import Config, Events
 from roamcast.errors import InputError
+from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter, highest_sequences, log_files
 from roamcast.records.pseudonyms import pseudonyms
 

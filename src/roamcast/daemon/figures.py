@@ -9,9 +9,9 @@ import msgspec
 
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.event_log import EventLog
-from roamcast.daemon.peers import LinkStatus
 from roamcast.daemon.trees import Trees
-from roamcast.mqtt.marks import QOS
+from roamcast.mqtt.server.marks import QOS
+from roamcast.net.peers import LinkStatus
 
 
 class Queues(msgspec.Struct):

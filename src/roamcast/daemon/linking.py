@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from roamcast.core.codec import message_types
-from roamcast.daemon.discovery import LocalDiscovery
-from roamcast.daemon.peers import Peers
-from roamcast.daemon.sections import Config
-from roamcast.daemon.tls import link_contexts
-from roamcast.node.links import Offer
-from roamcast.site.contract import AnySite
-from roamcast.site.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, SiteInput
+from roamcast.broker.contract import AnySite
+from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, SiteInput
+from roamcast.broker.links.links import Offer
+from roamcast.config.sections import Config
+from roamcast.net.discovery import LocalDiscovery
+from roamcast.net.peers import Peers
+from roamcast.net.tls import link_contexts
+from roamcast.protocol.codec import message_types
 
 INCARNATION_BITS = 62
 

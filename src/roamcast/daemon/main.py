@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable
 import uvloop
 
 from roamcast import __version__
-from roamcast.core.snapshot import thaw
-from roamcast.daemon import logs
+from roamcast.broker.contract import AnySite
+from roamcast.broker.inputs import Started, decode_entry
+from roamcast.broker.making import make_site
+from roamcast.config.sections import Config
 from roamcast.daemon.event_log import EventLog
-from roamcast.daemon.journal import Journal
-from roamcast.daemon.sections import Config
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.errors import InputError
-from roamcast.site.contract import AnySite
-from roamcast.site.inputs import Started, decode_entry
-from roamcast.site.making import make_site
+from roamcast.net import logs
+from roamcast.protocol.snapshot import thaw
+from roamcast.storage.journal import Journal
 
 log = logging.getLogger("roamcast")
 

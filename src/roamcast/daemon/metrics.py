@@ -20,9 +20,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from roamcast import __version__
+from roamcast.broker.figures import HANDOFF_BOUNDS_S
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import Answer
-from roamcast.node.figures import HANDOFF_BOUNDS_S
 
 SYS = "$SYS/broker"
 

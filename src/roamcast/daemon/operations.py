@@ -11,6 +11,9 @@ from typing import Any, Protocol
 import msgspec
 
 from roamcast import __version__
+from roamcast.broker.inputs import Announced, Asked, Drained, Forgotten
+from roamcast.broker.seeking import IsHere
+from roamcast.config.sections import Config
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.event_log import EventLog
@@ -18,11 +21,8 @@ from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import HttpServer
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.metrics import Metrics, announcements, health, tree_of
-from roamcast.daemon.sections import Config
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
-from roamcast.site.inputs import Announced, Asked, Drained, Forgotten
-from roamcast.site.seeking import IsHere
 
 log = logging.getLogger("roamcast")
 

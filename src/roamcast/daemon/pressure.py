@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from roamcast.site.contract import AnySite
-from roamcast.site.inputs import Frames, SiteInput
+from roamcast.broker.contract import AnySite
+from roamcast.broker.inputs import Frames, SiteInput
 
 log = logging.getLogger("roamcast")
 

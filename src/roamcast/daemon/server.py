@@ -14,31 +14,31 @@ from functools import partial
 
 import msgspec
 
-from roamcast.daemon.addresses import is_loopback
-from roamcast.daemon.admission import Admission
-from roamcast.daemon.clients import Budget, ClientConnection, Refused
-from roamcast.daemon.complaints import Complaints
+from roamcast.broker.contract import AnySite
+from roamcast.broker.inputs import Full, Gone, Ruled, Started, Tree, Tuned
+from roamcast.broker.seeking import IsHere
+from roamcast.config.addresses import is_loopback
+from roamcast.config.sections import Config, Listener
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.event_log import EventLog
-from roamcast.daemon.journal import Journal
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.logs import fields, set_level
-from roamcast.daemon.open_files import room_for
 from roamcast.daemon.operations import Operations
-from roamcast.daemon.sections import Config, Listener
 from roamcast.daemon.settings import site_settings
-from roamcast.daemon.tls import ServerContext, listener_context
 from roamcast.daemon.trees import Trees
-from roamcast.daemon.websocket import WebSocketConnection
 from roamcast.errors import InputError
-from roamcast.mqtt.access import Identity
-from roamcast.mqtt.packets import Connack, Connect, Disconnect
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.traffic import Note
-from roamcast.mqtt.writing import write
-from roamcast.site.contract import AnySite
-from roamcast.site.inputs import Full, Gone, Ruled, Started, Tree, Tuned
-from roamcast.site.seeking import IsHere
+from roamcast.mqtt.codec.packets import Connack, Connect, Disconnect
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.traffic import Note
+from roamcast.net.admission import Admission
+from roamcast.net.clients import Budget, ClientConnection, Refused
+from roamcast.net.complaints import Complaints
+from roamcast.net.logs import fields, set_level
+from roamcast.net.open_files import room_for
+from roamcast.net.tls import ServerContext, listener_context
+from roamcast.net.websocket import WebSocketConnection
+from roamcast.storage.journal import Journal
 
 log = logging.getLogger("roamcast")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from roamcast.core.queues import QueueLimits
-from roamcast.daemon.sections import Config, State
-from roamcast.location.movement_graph import parse_movement_graph
+from roamcast.broker.core import BrokerSettings
+from roamcast.broker.settings import SiteSettings, StateSettings
+from roamcast.config.sections import Config, State
 from roamcast.mobility.base import Settings
-from roamcast.mqtt.endpoint import EndpointSettings
-from roamcast.node.broker import BrokerSettings
-from roamcast.site.settings import SiteSettings, StateSettings
+from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.protocol.queues import QueueLimits
+from roamcast.routing.location.movement_graph import parse_movement_graph
 
 
 def site_settings(config: Config) -> SiteSettings:

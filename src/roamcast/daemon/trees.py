@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from roamcast.daemon.logs import fields
-from roamcast.site.inputs import Tree
+from roamcast.broker.inputs import Tree
+from roamcast.net.logs import fields
 
 log = logging.getLogger("roamcast.tree")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from roamcast.core.messages import Message
-from roamcast.core.notification import Burst
 from roamcast.filters.filter import Filter
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.sweep import Row, Sweep
-from roamcast.mobility.mft import Bmig, Bquery, Bsub, Stamp
-from roamcast.mobility.mobile import Rep
-from roamcast.mobility.recursive_migration import BmigOfLocals, Btab, Fmig
+from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub, Stamp
+from roamcast.mobility.moving.mobile import Rep
+from roamcast.mobility.moving.recursive_migration import BmigOfLocals, Btab, Fmig
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
 from roamcast.simulator.checkers import Result
 from roamcast.simulator.mobile_network import MobileNetwork
 from roamcast.simulator.mobile_run import run_mobile_network

@@ -33,8 +33,8 @@ from roamcast.lab.amozarrain_radio import (
 )
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.sweep import Row, Sweep
-from roamcast.mobility.mft import MftPublished
-from roamcast.overlay.election import ElectionSettings
+from roamcast.mobility.moving.election import ElectionSettings
+from roamcast.mobility.moving.mft import MftPublished
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.mft_links import LinkSettings
 from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters

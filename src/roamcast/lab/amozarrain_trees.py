@@ -16,8 +16,6 @@ from statistics import fmean
 
 import numpy as np
 
-from roamcast.core.effects import AttachTo, Input, PublishThis, SubscribeTo
-from roamcast.core.notification import encode_attributes
 from roamcast.lab import amozarrain_trees_figures as pictures
 from roamcast.lab.amozarrain_radio import (
     DURATION_QUICK_S,
@@ -30,7 +28,9 @@ from roamcast.lab.amozarrain_radio import (
 )
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.sweep import Row, Sweep
-from roamcast.overlay.election import TreeRule, settings_of
+from roamcast.mobility.moving.election import TreeRule, settings_of
+from roamcast.protocol.effects import AttachTo, Input, PublishThis, SubscribeTo
+from roamcast.protocol.notification import encode_attributes
 from roamcast.simulator.faults import Cut, Heal
 from roamcast.simulator.links import Delay
 from roamcast.simulator.mobile_network import MobileNetwork

@@ -28,9 +28,9 @@ from roamcast.lab.caporuscio_runs import AT_ONCE, Trip, batches, measure
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.sweep import Failure, Row, Sweep
-from roamcast.link.channel import HEADER_BYTES, PROFILES
 from roamcast.models.intervals import mean_interval
 from roamcast.proxy.client import SyncOption
+from roamcast.slow_link.channel import HEADER_BYTES, PROFILES
 
 C1 = Claim("C1", "order", "without the service, everything published while away is lost (fig. 8, 9a)")
 C2 = Claim(

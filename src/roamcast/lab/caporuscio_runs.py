@@ -20,12 +20,12 @@ from tempfile import mkdtemp
 from roamcast.bench.foreign_brokers import ForeignNetwork
 from roamcast.bench.processes import HOST, free_port
 from roamcast.lab.sweep import Row
-from roamcast.link.channel import Direction, Profile, find_profile
-from roamcast.link.relay import SlowLink
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage
 from roamcast.proxy.client import MoveFailed, Options, RoamingClient, SyncOption
 from roamcast.proxy.config import Broker, Buffers, Config, Listener, Neighbour, Peers, Ping
 from roamcast.proxy.driver import ProxyServer
+from roamcast.slow_link.channel import Direction, Profile, find_profile
+from roamcast.slow_link.relay import SlowLink
 
 COPIES = {"activemq", "mosquitto"}
 """Systems that deliver a message once for each subscription that it matches; the others once."""

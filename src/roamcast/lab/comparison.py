@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from roamcast.core import records
-from roamcast.core.messages import Message, Relayed, cause_of
+from roamcast.broker.core import Broker
 from roamcast.lab import comparison_figures as pictures
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.measure import Window
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.mobility import PROTOCOLS, Promise, find_protocol
-from roamcast.node.broker import Broker
+from roamcast.protocol import records
+from roamcast.protocol.messages import Message, Relayed, cause_of
 from roamcast.simulator.network import Action, Network, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.scenario import Scenario

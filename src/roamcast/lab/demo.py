@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from roamcast.core.effects import AttachTo, LeaveFor, PublishThis, SubscribeTo
-from roamcast.core.notification import encode_attributes
-from roamcast.core.records import Row
 from roamcast.lab.summary import summarise, write_json
 from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.protocol.effects import AttachTo, LeaveFor, PublishThis, SubscribeTo
+from roamcast.protocol.notification import encode_attributes
+from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 
-from roamcast.core import records
-from roamcast.core.messages import Message, Settled, Update
-from roamcast.core.routing import Interface
 from roamcast.filters.selector import parse
 from roamcast.lab import fiege_figures as pictures
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.mobility import Settings
 from roamcast.mobility.relocation import Relocation, Replay, Resubscribe
+from roamcast.protocol import records
+from roamcast.protocol.messages import Message, Settled, Update
+from roamcast.routing.router import Interface
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.network import Network, NetworkSettings
 from roamcast.simulator.run import Run, run_checked

@@ -14,11 +14,11 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from roamcast.core.effects import MoveTo
 from roamcast.lab import fiege_location_figures as pictures
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.sweep import Row, Sweep
-from roamcast.location.ploc import Rule
+from roamcast.protocol.effects import MoveTo
+from roamcast.routing.location.ploc import Rule
 from roamcast.simulator.fuzz import fuzz
 from roamcast.simulator.location_checks import Identity
 from roamcast.simulator.location_fuzz import ANY

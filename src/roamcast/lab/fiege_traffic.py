@@ -19,20 +19,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from roamcast.core import records
-from roamcast.core.effects import AttachTo, MoveTo, PublishThis, SubscribeTo
-from roamcast.core.matching import Route
-from roamcast.core.messages import Message, Update
-from roamcast.core.notification import Burst, encode_attributes
-from roamcast.core.routing import Router
 from roamcast.errors import InputError
 from roamcast.filters.expression import Value
 from roamcast.filters.own import Possible, Values
 from roamcast.lab import fiege_location_figures as pictures
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
 from roamcast.lab.sweep import Row, Sweep
-from roamcast.location.ploc import Rule
-from roamcast.location.settings import LocationSettings
+from roamcast.protocol import records
+from roamcast.protocol.effects import AttachTo, MoveTo, PublishThis, SubscribeTo
+from roamcast.protocol.messages import Message, Update
+from roamcast.protocol.notification import Burst, encode_attributes
+from roamcast.routing.location.ploc import Rule
+from roamcast.routing.location.settings import LocationSettings
+from roamcast.routing.matching import Route
+from roamcast.routing.router import Router
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, Network, NetworkSettings
 from roamcast.simulator.run import run_checked

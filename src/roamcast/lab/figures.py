@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from roamcast.core.records import Row
+from roamcast.protocol.records import Row
 
 INK = "#22303c"
 QUIET = "#8a97a3"

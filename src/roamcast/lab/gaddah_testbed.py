@@ -34,16 +34,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from statistics import fmean
 
-from roamcast.core import records
-from roamcast.core.effects import AttachTo, Input, LeaveFor, PublishThis, Received, SubscribeTo
-from roamcast.core.messages import Message, Relayed
-from roamcast.core.notification import decode_attributes, encode_attributes
 from roamcast.lab.summary import percentile
 from roamcast.lab.sweep import Row
 from roamcast.mobility.base import Settings
 from roamcast.mobility.proactive import Proactive
 from roamcast.mobility.reactive import ForwardBuffered
 from roamcast.mobility.shared_buffer import SharedBuffer
+from roamcast.protocol import records
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor, PublishThis, Received, SubscribeTo
+from roamcast.protocol.messages import Message, Relayed
+from roamcast.protocol.notification import decode_attributes, encode_attributes
 from roamcast.simulator.links import Delay
 from roamcast.simulator.movement import Visit, plan
 from roamcast.simulator.network import Action, Network, NetworkSettings

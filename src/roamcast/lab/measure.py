@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from roamcast.core import records
-from roamcast.core.messages import Message, cause_of
 from roamcast.lab.summary import percentile, summarise
 from roamcast.lab.sweep import Row
+from roamcast.protocol import records
+from roamcast.protocol.messages import Message, cause_of
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.scenario import Scenario

@@ -21,9 +21,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roamcast.core import records
-from roamcast.core.effects import AttachTo, LeaveFor, PublishThis, SubscribeTo
-from roamcast.core.notification import encode_attributes
 from roamcast.lab import wang_figures as pictures
 from roamcast.lab.curves import Curve, as_rows, curves_of, plane, power
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
@@ -31,6 +28,9 @@ from roamcast.lab.measure import ScenarioJob, measure
 from roamcast.lab.sweep import Row, Sweep
 from roamcast.mobility import PROTOCOLS
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff, Reference
+from roamcast.protocol import records
+from roamcast.protocol.effects import AttachTo, LeaveFor, PublishThis, SubscribeTo
+from roamcast.protocol.notification import encode_attributes
 from roamcast.simulator.network import Action, Network, NetworkSettings
 from roamcast.simulator.run import run_checked
 from roamcast.simulator.scenario import Scenario

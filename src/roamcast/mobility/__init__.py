@@ -3,13 +3,11 @@
 from roamcast.mobility import (
     durable,
     home_broker,
-    mft,
     multi_hop_handoff,
     none,
     phoenix,
     proactive,
     reactive,
-    recursive_migration,
     relocation,
     sub_unsub,
 )
@@ -23,7 +21,8 @@ from roamcast.mobility.base import (
     find_protocol,
     register,
 )
-from roamcast.mobility.mobile import MOBILE_PROTOCOLS, find_mobile_protocol
+from roamcast.mobility.moving import mft, recursive_migration
+from roamcast.mobility.moving.mobile import MOBILE_PROTOCOLS, find_mobile_protocol
 
 __all__ = [
     "MOBILE_PROTOCOLS",

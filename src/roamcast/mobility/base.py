@@ -19,15 +19,15 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
-from roamcast.core.messages import Cause, Message, Update
-from roamcast.core.notification import Burst
-from roamcast.core.queues import Buffer, DeliveryQueue
-from roamcast.core.routing import STRATEGIES, Owner, Token
-from roamcast.core.session import Session
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mobility.mobile import MOBILE_PROTOCOLS
+from roamcast.mobility.moving.mobile import MOBILE_PROTOCOLS
+from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import Buffer, DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import STRATEGIES, Owner, Token
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Token
-from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Token
 
 ELSEWHERE = frozenset({"another_broker"})
 

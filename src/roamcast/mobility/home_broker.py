@@ -34,14 +34,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner, Token
-from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
+from roamcast.protocol.messages import Cause, Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner, Token
 
 IN_TRANSIT = "in transit"
 """Why a foreign broker drops: the client is not there, and the notification is no longer at home."""

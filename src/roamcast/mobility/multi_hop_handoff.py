@@ -27,13 +27,13 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from roamcast.core.messages import Cause, Message, Update
-from roamcast.core.notification import Burst, count_of
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner
-from roamcast.core.session import Session
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.notification import Burst, count_of
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner
 
 STREAM = "session"
 """One numbering for all brokers."""

@@ -57,11 +57,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from roamcast.core.messages import Message
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner, Token
-from roamcast.core.session import Session
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
@@ -82,6 +77,11 @@ from roamcast.mobility.proactive_messages import (
 )
 from roamcast.mobility.proactive_state import Copy, Reader, Remote, Stay, Store, uncovered
 from roamcast.mobility.shared_buffer import SharedBuffer, shared_bytes
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner, Token
 
 __all__ = ["Proactive", "ProactivePublished", "Stay", "Store"]
 

@@ -49,9 +49,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from roamcast.core.messages import Message
-from roamcast.core.routing import Token
-from roamcast.core.session import Session
 from roamcast.errors import InputError
 from roamcast.mobility.base import Settings
 from roamcast.mobility.proactive_messages import (
@@ -68,6 +65,9 @@ from roamcast.mobility.proactive_messages import (
     StoredBefore,
 )
 from roamcast.mobility.proactive_state import Remote, Stay, Store, uncovered
+from roamcast.protocol.messages import Message
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Token
 
 if TYPE_CHECKING:
     from roamcast.mobility.proactive import Proactive

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import msgspec
 
-from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
+from roamcast.protocol.messages import Cause, Message
+from roamcast.protocol.notification import Burst
 
 Subscriptions = dict[str, float]
 """A client's context: filter text to the time of issue."""

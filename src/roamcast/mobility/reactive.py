@@ -35,13 +35,13 @@ from typing import ClassVar
 
 import msgspec
 
-from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner
-from roamcast.core.session import Session
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.protocol.messages import Cause, Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner
 
 STREAM = "session"
 """One numbering for all brokers: it goes on where the forwarded queue ended."""

@@ -43,13 +43,13 @@ from typing import ClassVar
 
 import msgspec
 
-from roamcast.core.messages import Cause, Message, Update
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner
-from roamcast.core.session import Session
 from roamcast.errors import InputError
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner
 
 STREAM = "session"
 """One numbering for all brokers: the sequence numbers of the paper."""

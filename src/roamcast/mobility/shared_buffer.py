@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from roamcast.core.notification import Burst
-from roamcast.core.queues import Buffer, DeliveryQueue
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import Buffer, DeliveryQueue
 
 
 class SharedBuffer(Buffer):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from roamcast.core.notification import Burst
-from roamcast.core.queues import QueueLimits
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import QueueLimits
 
 Place = tuple[str, int, int, int]
 """The identity of a burst's first notification, and how many they are."""

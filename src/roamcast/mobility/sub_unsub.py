@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from roamcast.core.messages import Cause, Message
-from roamcast.core.notification import Burst
-from roamcast.core.queues import DeliveryQueue
-from roamcast.core.routing import Owner, Token
-from roamcast.core.session import Session
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.protocol.messages import Cause, Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Owner, Token
 
 STREAM = "session"
 """One numbering for all brokers: it goes on where the transferred queue ended."""

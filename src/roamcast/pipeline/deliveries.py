@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
-from roamcast.core.records import NUMBER_BITS
 from roamcast.pipeline.subscriptions import MUST
+from roamcast.protocol.records import NUMBER_BITS
 
 CLIENT_BITS = 32
 

@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
-from roamcast.core.records import COLUMNS
 from roamcast.pipeline.log_files import find_log_files, has_files
 from roamcast.pipeline.matching import problem_of_filter, with_values
 from roamcast.pipeline.output import replace_part, replace_parts, unfinished
 from roamcast.pipeline.rows import NODE, ROW, problem
 from roamcast.pipeline.schema import spark_schema
+from roamcast.protocol.records import COLUMNS
 
 RECORDS, QUARANTINE = "records", "quarantine"
 OF_RUN = "of_run"

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
-from roamcast.core.records import FREQUENT_KINDS, KINDS, NEEDED, NOTIFICATIONS_MAX, NUMBER_BITS
 from roamcast.pipeline.schema import ROW_COLUMNS
+from roamcast.protocol.records import FREQUENT_KINDS, KINDS, NEEDED, NOTIFICATIONS_MAX, NUMBER_BITS
 
 BLOCK_BITS = 6
 """64 rows of a node are looked at together: one bit for each fits a number."""

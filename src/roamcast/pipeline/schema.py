@@ -1,4 +1,4 @@
-"""The record schema as Spark and Parquet see it. What a row is, is said in core/records.py alone."""
+"""The record schema as Spark and Parquet see it. What a row is, is said in protocol/records.py alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from roamcast.core.records import COLUMNS, SCHEMA_VERSION
+from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION
 
 VERSION_KEY = b"roamcast.schema_version"
 """Under which a file says which version of the schema it follows."""

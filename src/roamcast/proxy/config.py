@@ -13,13 +13,13 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta, field
 
+from roamcast.config.addresses import is_loopback
 from roamcast.config.reading import Reader
 from roamcast.config.schema import PathText, SecretText, Section, keys_of
+from roamcast.config.sections import Bytes, Count, Endpoint, Host, Log, Name, Port, Seconds
 from roamcast.config.writing import default_file, reference_table
-from roamcast.daemon.addresses import is_loopback
-from roamcast.daemon.private_files import check_private, check_readable, read_secret
-from roamcast.daemon.sections import Bytes, Count, Endpoint, Host, Log, Name, Port, Seconds
 from roamcast.errors import InputError, did_you_mean
+from roamcast.net.private_files import check_private, check_readable, read_secret
 from roamcast.proxy.adapter import known_kinds
 from roamcast.proxy.steps import Settings
 

@@ -14,13 +14,12 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from roamcast.daemon.addresses import join_endpoint
-from roamcast.daemon.journal import JournalFailed
-from roamcast.daemon.passwords import Outcome, Verifier
-from roamcast.daemon.sections import Access
-from roamcast.daemon.tls import load_authorities, load_own
-from roamcast.daemon.users import read_users
+from roamcast.config.addresses import join_endpoint
+from roamcast.config.sections import Access
 from roamcast.errors import InputError
+from roamcast.net.passwords import Outcome, Verifier
+from roamcast.net.tls import load_authorities, load_own
+from roamcast.net.users import read_users
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_adapter
 from roamcast.proxy.config import Config
@@ -28,6 +27,7 @@ from roamcast.proxy.messages import Challenge, Hello, Proof, Refused, Welcome
 from roamcast.proxy.service import Service
 from roamcast.proxy.store import Store
 from roamcast.proxy.wire import HANDSHAKE_TIMEOUT_S, Pipe, ProxyError, connect_proxy
+from roamcast.storage.journal import JournalFailed
 
 log = logging.getLogger("roamcast.proxy")
 

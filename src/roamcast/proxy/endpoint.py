@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 
 from roamcast.client import Client, ClientError, connect
-from roamcast.daemon.addresses import join_endpoint
+from roamcast.config.addresses import join_endpoint
 from roamcast.errors import InputError
-from roamcast.mqtt.errors import PacketError
-from roamcast.mqtt.packets import Connack, Connect, Publish, Will
-from roamcast.mqtt.reading import CONNECT, cut, parse, parse_connect
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.writing import refusal, write
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packets import Connack, Connect, Publish, Will
+from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
 from roamcast.proxy.base import parse_url, without_identity
 from roamcast.proxy.driver import ProxyServer, server_context

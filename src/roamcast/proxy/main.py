@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 import uvloop
 
-from roamcast.daemon import logs
-from roamcast.daemon.journal import JournalFailed
 from roamcast.errors import InputError
+from roamcast.net import logs
 from roamcast.proxy.config import Config
 from roamcast.proxy.driver import ProxyServer
 from roamcast.proxy.endpoint import MqttEndpoint
+from roamcast.storage.journal import JournalFailed
 
 log = logging.getLogger("roamcast.proxy")
 

@@ -12,9 +12,9 @@ from math import ceil
 import msgspec
 
 from roamcast.client import Notification
-from roamcast.mqtt.packets import PublishProperties, SubscriptionEntry, UserProperties
-from roamcast.mqtt.properties import PUBLISH, encode, publish_properties
-from roamcast.mqtt.topics import matches, split_shared
+from roamcast.mqtt.codec.packets import PublishProperties, SubscriptionEntry, UserProperties
+from roamcast.mqtt.codec.properties import PUBLISH, encode, publish_properties
+from roamcast.mqtt.codec.topics import matches, split_shared
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
 
 

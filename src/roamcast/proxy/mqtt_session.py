@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from roamcast.client import ClientError, PublishError
 from roamcast.errors import InputError
-from roamcast.mqtt.errors import PacketError, protocol_error
-from roamcast.mqtt.packet_ids import following
-from roamcast.mqtt.packets import (
+from roamcast.mqtt.codec.errors import PacketError, protocol_error
+from roamcast.mqtt.codec.packet_ids import following
+from roamcast.mqtt.codec.packets import (
     AcknowledgementProperties,
     Connack,
     Connect,
@@ -32,9 +32,9 @@ from roamcast.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from roamcast.mqtt.reasons import Reason
-from roamcast.mqtt.topics import split_shared
-from roamcast.mqtt.writing import write
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.topics import split_shared
+from roamcast.mqtt.codec.writing import write
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.mqtt_notes import (

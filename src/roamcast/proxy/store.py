@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from roamcast import __version__
-from roamcast.daemon.journal import Journal, Sync
 from roamcast.proxy.buffers import Buffers, Entry, decode_entry, encode_entry
+from roamcast.storage.journal import Journal, Sync
 
 log = logging.getLogger("roamcast.proxy")
 

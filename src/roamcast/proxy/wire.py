@@ -8,7 +8,7 @@ import socket
 import ssl
 from contextlib import suppress
 
-from roamcast.daemon.addresses import split_endpoint
+from roamcast.config.addresses import split_endpoint
 from roamcast.errors import InputError
 from roamcast.proxy import messages
 from roamcast.proxy.messages import (

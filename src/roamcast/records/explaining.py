@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from roamcast.core.records import Row
+from roamcast.protocol.records import Row
 
 FULL_KINDS = frozenset({"forwarded", "queued", "sent", "acknowledged"})
 

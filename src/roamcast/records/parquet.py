@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roamcast.core.records import COLUMNS, SCHEMA_VERSION, Row
 from roamcast.errors import InputError
+from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION, Row
 
 ROWS_PER_BATCH = 4_000
 """Rows are turned into columns while they are still in the processor's cache."""

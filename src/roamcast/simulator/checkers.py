@@ -19,12 +19,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from roamcast.core.notification import decode_attributes
-from roamcast.core.records import Row
 from roamcast.filters.filter import Filter
 from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mobility import Promise
+from roamcast.protocol.notification import decode_attributes
+from roamcast.protocol.records import Row
 
 MUST, MAY, HAD = 1, 2, 3
 Identity = tuple[str, int, int]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from roamcast.core.effects import Input
 from roamcast.mobility.base import ASSUMPTIONS, MobilityProtocol
+from roamcast.protocol.effects import Input
 
 # --- what happens -----------------------------------------------------------------------------------
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from roamcast.core.effects import (
+from roamcast.filters.filter import Value
+from roamcast.filters.selector import parse
+from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
+from roamcast.protocol.effects import (
     AdvertiseThat,
     AttachTo,
     Input,
@@ -24,10 +27,7 @@ from roamcast.core.effects import (
     SubscribeTo,
     UnsubscribeFrom,
 )
-from roamcast.core.notification import encode_attributes
-from roamcast.filters.filter import Value
-from roamcast.filters.selector import parse
-from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
+from roamcast.protocol.notification import encode_attributes
 from roamcast.simulator.faults import Crash, Cut, Heal, Restart
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_fuzz import draw_location_story

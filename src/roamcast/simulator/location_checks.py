@@ -21,15 +21,15 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from roamcast.core.notification import decode_attributes
-from roamcast.core.records import Row
-from roamcast.core.whereabouts import Pace
 from roamcast.filters.filter import Attributes, Filter, Value
 from roamcast.filters.own import NOTHING, Possible, Values, instance
 from roamcast.filters.selector import parse
-from roamcast.location import pace
-from roamcast.location.movement_graph import MovementGraph
-from roamcast.location.settings import LocationSettings
+from roamcast.protocol.notification import decode_attributes
+from roamcast.protocol.records import Row
+from roamcast.protocol.whereabouts import Pace
+from roamcast.routing.location import pace
+from roamcast.routing.location.movement_graph import MovementGraph
+from roamcast.routing.location.settings import LocationSettings
 
 ROUNDING_S = 1e-6
 """What adding up delays may be wrong by."""

@@ -13,7 +13,10 @@ import random
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from roamcast.core.effects import (
+from roamcast.filters.expression import Value
+from roamcast.filters.selector import parse
+from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.protocol.effects import (
     AdvertiseThat,
     AttachTo,
     Input,
@@ -23,13 +26,10 @@ from roamcast.core.effects import (
     SubscribeTo,
     UnsubscribeFrom,
 )
-from roamcast.core.notification import encode_attributes
-from roamcast.filters.expression import Value
-from roamcast.filters.selector import parse
-from roamcast.location.movement_graph import MovementGraph, grid
-from roamcast.location.settings import LocationSettings
-from roamcast.location.variables import NumberSteps
-from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.protocol.notification import encode_attributes
+from roamcast.routing.location.movement_graph import MovementGraph, grid
+from roamcast.routing.location.settings import LocationSettings
+from roamcast.routing.location.variables import NumberSteps
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import delivers_once
 from roamcast.simulator.network import Action, NetworkSettings

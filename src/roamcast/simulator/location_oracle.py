@@ -19,11 +19,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from roamcast.core.effects import AttachTo, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
 from roamcast.filters.expression import And, Expression, Or, Own, Value
 from roamcast.filters.filter import Attributes, Filter
-from roamcast.location.variables import NumberSteps
 from roamcast.mobility import Promise, find_protocol
+from roamcast.protocol.effects import AttachTo, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
+from roamcast.routing.location.variables import NumberSteps
 from roamcast.simulator.location_checks import Epoch, Identity, LocationChecker, Published
 
 if TYPE_CHECKING:

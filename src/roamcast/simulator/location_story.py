@@ -19,13 +19,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from roamcast.core.effects import MoveTo
-from roamcast.core.notification import encode_attributes
 from roamcast.errors import InputError
-from roamcast.location.movement_graph import MovementGraph
-from roamcast.location.ploc import Rule
-from roamcast.location.settings import LocationSettings
-from roamcast.location.variables import NumberSteps, Variable
+from roamcast.protocol.effects import MoveTo
+from roamcast.protocol.notification import encode_attributes
+from roamcast.routing.location.movement_graph import MovementGraph
+from roamcast.routing.location.ploc import Rule
+from roamcast.routing.location.settings import LocationSettings
+from roamcast.routing.location.variables import NumberSteps, Variable
 
 LINES = ("graph", "number", "stay", "first_stay", "steps")
 _EDGE = re.compile(r"([^\s>-]+)([->])([^\s>-]+)")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from roamcast.core.effects import AttachTo
+from roamcast.protocol.effects import AttachTo
 from roamcast.simulator.faults import Crash, Cut, Heal, Relink, Restart
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings

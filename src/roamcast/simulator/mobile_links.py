@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from roamcast.core.messages import Message
+from roamcast.protocol.messages import Message
 from roamcast.simulator.links import Link
 
 

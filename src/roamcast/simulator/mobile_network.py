@@ -18,7 +18,20 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from roamcast.core.effects import (
+from roamcast.broker.moving.broker import MobileBroker
+from roamcast.broker.moving.client import MobileClient
+from roamcast.mobility import find_mobile_protocol
+from roamcast.mobility.moving.election import (
+    Broadcast,
+    ChildLost,
+    Election,
+    ElectionEffect,
+    ElectionSettings,
+    Heartbeat,
+    ParentChanged,
+    settings_of,
+)
+from roamcast.protocol.effects import (
     AttachTo,
     Detached,
     Input,
@@ -30,21 +43,8 @@ from roamcast.core.effects import (
     SendFailed,
     Submitted,
 )
-from roamcast.core.messages import Message, cause_of
-from roamcast.core.records import Row
-from roamcast.mobility import find_mobile_protocol
-from roamcast.node.mobile_broker import MobileBroker
-from roamcast.node.mobile_client import MobileClient
-from roamcast.overlay.election import (
-    Broadcast,
-    ChildLost,
-    Election,
-    ElectionEffect,
-    ElectionSettings,
-    Heartbeat,
-    ParentChanged,
-    settings_of,
-)
+from roamcast.protocol.messages import Message, cause_of
+from roamcast.protocol.records import Row
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
 from roamcast.simulator.links import Link, LossyLink
 from roamcast.simulator.mobile_links import Direction, TreeLink

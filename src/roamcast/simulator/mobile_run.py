@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from roamcast.core.effects import Input, Migrated, SendFailed, Submitted
-from roamcast.core.messages import Message
-from roamcast.core.notification import Burst, decode_attributes
-from roamcast.core.records import Row
 from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes, Filter
 from roamcast.mobility import find_mobile_protocol
-from roamcast.mobility.mobile import LOCAL, Identity, Known, Rep, identities
+from roamcast.mobility.moving.mobile import LOCAL, Identity, Known, Rep, identities
+from roamcast.protocol.effects import Input, Migrated, SendFailed, Submitted
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result
 from roamcast.simulator.faults import Cut, Heal, Relink
 from roamcast.simulator.links import longest_s

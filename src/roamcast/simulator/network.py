@@ -17,7 +17,11 @@ from typing import Any
 
 import msgspec
 
-from roamcast.core.effects import (
+from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.plain_client import Client
+from roamcast.mobility import Settings, find_protocol
+from roamcast.mobility.moving.election import TreeRule
+from roamcast.protocol.effects import (
     Attached,
     AttachTo,
     Configured,
@@ -28,14 +32,10 @@ from roamcast.core.effects import (
     Received,
     Submitted,
 )
-from roamcast.core.messages import Deliver, Hello, Leave, Message, cause_of
-from roamcast.core.notification import Burst
-from roamcast.core.records import Level, Row
-from roamcast.location.settings import LocationSettings
-from roamcast.mobility import Settings, find_protocol
-from roamcast.node.broker import Broker, BrokerSettings
-from roamcast.node.client import Client
-from roamcast.overlay.election import TreeRule
+from roamcast.protocol.messages import Deliver, Hello, Leave, Message, cause_of
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.records import Level, Row
+from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.topology import Topology
 

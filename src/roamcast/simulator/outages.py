@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify
 from itertools import islice
 
-from roamcast.core.effects import Detached, Input, LeaveFor, LinkChanged, PublishThis, Received
-from roamcast.core.messages import Message
-from roamcast.core.records import Row
-from roamcast.node.broker import Broker
+from roamcast.broker.core import Broker
+from roamcast.protocol.effects import Detached, Input, LeaveFor, LinkChanged, PublishThis, Received
+from roamcast.protocol.messages import Message
+from roamcast.protocol.records import Row
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart
 from roamcast.simulator.links import Link
 from roamcast.simulator.network import CONTROL_BYTES, Action, Connection, Network, NetworkSettings

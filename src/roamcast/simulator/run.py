@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from roamcast.core.notification import Message
-from roamcast.core.records import Row
 from roamcast.mobility import check_combination, find_protocol
+from roamcast.protocol.notification import Message
+from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Checker, Edges, Identity, Result
 from roamcast.simulator.links import longest_s
 from roamcast.simulator.location_checks import LocationChecker

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roamcast.core.effects import AdvertiseThat, AttachTo, LeaveFor, PublishThis, SubscribeTo
-from roamcast.core.notification import encode_attributes
-from roamcast.core.records import Row
 from roamcast.errors import InputError
+from roamcast.protocol.effects import AdvertiseThat, AttachTo, LeaveFor, PublishThis, SubscribeTo
+from roamcast.protocol.notification import encode_attributes
+from roamcast.protocol.records import Row
 from roamcast.simulator.movement import Visit, from_file, part_of, plan
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked

@@ -40,7 +40,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roamcast.core.effects import (
+from roamcast.errors import InputError
+from roamcast.filters.selector import parse as parse_filter
+from roamcast.mobility import MOBILE_PROTOCOLS
+from roamcast.protocol.effects import (
     AdvertiseThat,
     AttachTo,
     Input,
@@ -51,11 +54,8 @@ from roamcast.core.effects import (
     UnadvertiseThat,
     UnsubscribeFrom,
 )
-from roamcast.core.notification import Message, decode_attributes, encode_attributes
-from roamcast.core.records import Row
-from roamcast.errors import InputError
-from roamcast.filters.selector import parse as parse_filter
-from roamcast.mobility import MOBILE_PROTOCOLS
+from roamcast.protocol.notification import Message, decode_attributes, encode_attributes
+from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result, Violation
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
 from roamcast.simulator.links import Delay

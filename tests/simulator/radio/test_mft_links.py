@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from roamcast.core.messages import Burst
-from roamcast.mobility.mobile import Mig, Rep
+from roamcast.mobility.moving.mobile import Mig, Rep
+from roamcast.protocol.messages import Burst
 from roamcast.simulator.radio.mft_links import (
     GROUP_MAX,
     Group,

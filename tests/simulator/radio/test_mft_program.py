@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roamcast.overlay.election import ElectionSettings
+from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.simulator.radio.ledger import Ledger
 from roamcast.simulator.radio.mft_links import Group, Wire
 from roamcast.simulator.radio.mft_program import MftBroker, MftClient

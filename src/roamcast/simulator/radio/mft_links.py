@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from roamcast.core.messages import Burst, Message
-from roamcast.mobility.mft import Bmig, Bquery, Bsub
-from roamcast.mobility.mobile import Filters, Mig, Rep, Sub, Uns
-from roamcast.overlay.election import Heartbeat
+from roamcast.mobility.moving.election import Heartbeat
+from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub
+from roamcast.mobility.moving.mobile import Filters, Mig, Rep, Sub, Uns
+from roamcast.protocol.messages import Burst, Message
 from roamcast.simulator.radio.network import Station
 
 GROUP_MAX = 8

@@ -15,14 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from roamcast.core.messages import Burst, Message
-from roamcast.core.notification import decode_attributes, encode_attributes
 from roamcast.filters.expression import Attributes
 from roamcast.filters.selector import parse
-from roamcast.mobility.mft import Bmig, Mft
-from roamcast.mobility.mobile import LOCAL, Mig, Outcome, Rep
-from roamcast.mobility.mobile_subscriber import MobileSubscriber
-from roamcast.overlay.election import (
+from roamcast.mobility.moving.election import (
     Broadcast,
     ChildLost,
     Election,
@@ -31,6 +26,11 @@ from roamcast.overlay.election import (
     Heartbeat,
     ParentChanged,
 )
+from roamcast.mobility.moving.mft import Bmig, Mft
+from roamcast.mobility.moving.mobile import LOCAL, Mig, Outcome, Rep
+from roamcast.mobility.moving.mobile_subscriber import MobileSubscriber
+from roamcast.protocol.messages import Burst, Message
+from roamcast.protocol.notification import decode_attributes, encode_attributes
 from roamcast.simulator.radio.ledger import Ledger
 from roamcast.simulator.radio.mft_links import (
     HEARTBEAT_BYTES,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from roamcast.errors import InputError
-from roamcast.mobility.mft import Mft
-from roamcast.overlay.election import ElectionSettings
+from roamcast.mobility.moving.election import ElectionSettings
+from roamcast.mobility.moving.mft import Mft
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.aodv_program import AodvProgram, AodvPublisher
 from roamcast.simulator.radio.ledger import Ledger

@@ -1,0 +1,92 @@
+"""What a driver may ask of a site, whichever family of protocols it runs (see `making.make_site`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from roamcast.broker.figures import Figures
+from roamcast.broker.inputs import SiteEffects, SiteInput, Tree
+from roamcast.broker.links.end import LinkEnd
+from roamcast.broker.links.links import Offer
+from roamcast.broker.settings import SiteSettings
+from roamcast.mqtt.server.endpoint import Endpoint
+from roamcast.protocol.notification import Burst
+
+
+class AnyLinks(Protocol):
+    """The ends of the connections to peers, and what their handshakes agree on."""
+
+    @property
+    def ends(self) -> Mapping[str, LinkEnd]: ...
+    def offer(self, peer: str) -> Offer: ...
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no connection with this peer, as one line; "" if there may be one."""
+
+    def begins_anew(self, peer: str, offer: Offer) -> bool:
+        """Whether `LinkUp` needs an incarnation."""
+
+
+class AnySite(Protocol):
+    """One broker with all that belongs to it: inputs in, effects out."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def settings(self) -> SiteSettings: ...
+    @property
+    def starts(self) -> int:
+        """How often a process has begun to drive this site."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def links(self) -> AnyLinks: ...
+    @property
+    def figures(self) -> Figures: ...
+    @property
+    def links_may_cycle(self) -> bool:
+        """Whether connections between brokers may form cycles: the site finds its own tree in them."""
+
+    @property
+    def promise(self) -> str:
+        """What clients can rely on and what not, as a line."""
+
+    @property
+    def tree(self) -> Tree | None:
+        """Of brokers that move: what the election has made."""
+
+    @property
+    def strategy(self) -> str:
+        """The routing strategy, on which all brokers of a network must agree."""
+
+    def step(self, now: float, inputs: Iterable[SiteInput]) -> SiteEffects: ...
+    def deadline(self) -> float | None: ...
+    def journalled(self, over: Collection[str] = ()) -> None:
+        """Everything that this site has received is in the journal: its peers may be told."""
+
+    # --- for those who look on, and for operators ---
+
+    @property
+    def queued_bytes(self) -> int: ...
+    @property
+    def session_count(self) -> int:
+        """Sessions held here."""
+
+    @property
+    def retained_count(self) -> int: ...
+    @property
+    def retained_refused(self) -> int:
+        """Messages that found no room."""
+
+    def stored(self) -> Iterable[Burst]:
+        """What waits for clients here, sent and not acknowledged ones included."""
+
+    def sessions_left(self) -> int:
+        """While draining: sessions that are not safely elsewhere."""
+
+    def check_forgetting(self, broker: str) -> None:
+        """InputError if `Forgotten` makes no sense for this broker."""
+
+    def check_draining(self, destination: str) -> None:
+        """InputError if `Drained` could not hand the sessions to this broker."""

@@ -1,0 +1,631 @@
+"""The broker: a state machine that drivers feed with inputs and whose effects they perform.
+
+It routes notifications, keeps the sessions it holds and the connections it has,
+and calls its mobility protocol where protocols differ. Everything it remembers
+is data (timers and continuations too), so that it can be written down.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from roamcast.broker.endings import Endings
+from roamcast.broker.figures import Figures
+from roamcast.broker.front import Front
+from roamcast.broker.issues import IssueTimes
+from roamcast.broker.locate import Locator
+from roamcast.broker.places import Announced, Places
+from roamcast.broker.requests import Requests
+from roamcast.broker.returns import Returns
+from roamcast.broker.reunion import Reunion
+from roamcast.broker.sessions import Attachment, SessionsHost
+from roamcast.broker.subscribing import Collecting, Ended, SubscribingHost
+from roamcast.broker.ways import Ways
+from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
+from roamcast.protocol.effects import (
+    Attached,
+    Configured,
+    Deadline,
+    Detached,
+    Effects,
+    Input,
+    Joined,
+    LinkChanged,
+    Merged,
+    Pressed,
+    Received,
+    SendFailed,
+    SessionOver,
+    Submitted,
+    Told,
+)
+from roamcast.protocol.messages import (
+    About,
+    Acknowledge,
+    AttachRequest,
+    Deliver,
+    Drain,
+    Fleeting,
+    Leave,
+    Message,
+    Probe,
+    Publish,
+    Relayed,
+    Request,
+    Settled,
+    Update,
+    cause_of,
+)
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
+from roamcast.protocol.records import Level, Row
+from roamcast.protocol.session import Session
+from roamcast.routing.location.ploc import Ploc
+from roamcast.routing.location.settings import LocationSettings
+from roamcast.routing.router import Owner, Router, Token
+
+new_row = tuple.__new__
+"""Makes a Row of all its fields, in a third of the time that the class takes itself."""
+
+
+class BrokerSettings(msgspec.Struct, frozen=True):
+    """What can be set for a broker."""
+
+    routing: str = ""
+    """Routing strategy; "" is the protocol's own choice."""
+    advertisements: bool = False
+    window: int = 256
+    """Notifications sent to a client and not yet acknowledged, at most."""
+    buffer_bytes: int | None = None
+    """Room for everything stored for clients; past it the oldest is overwritten."""
+    queue: QueueLimits | None = None
+    """Room for what is stored for one client."""
+    records: Level = "full"
+    records_attributes: bool = True
+    """Whether rows say what was published; without that one row stands for a burst of several kinds."""
+    clock_error_s: float | None = 0.0
+    """How far the brokers' clocks may differ. What was published before a subscription
+    was issued is not owed to it, and is left out by comparing clocks; None: never."""
+    held_requests_max: int = 10_000
+    """Requests of a client whose session is still on its way; more are refused."""
+    protocol: Settings = Settings()
+    location: LocationSettings = LocationSettings()
+
+
+class Broker(SubscribingHost, SessionsHost):
+    """One broker. `step` is the only way in, its result the only way out."""
+
+    __unsaved__ = ("_out", "figures")
+
+    def __init__(
+        self,
+        id: str,
+        protocol: type[MobilityProtocol],
+        settings: BrokerSettings | None = None,
+        front: Front | None = None,
+    ) -> None:
+        self.settings = settings or BrokerSettings()
+        routing = self.settings.routing or protocol.strategies[0]
+        check_combination(protocol, routing, self.settings.advertisements)
+        self.id = id
+        self.now = 0.0
+        self.buffer = Buffer(self.settings.buffer_bytes, self.settings.queue)
+        self.front = front
+        self.collect: Callable[[Owner, str, Burst], None] | None = None
+        """Takes what is routed to owners that are no client: their first element is empty."""
+        self.collects: Callable[[tuple[str, str]], None] | None = None
+        """Hears when a subscription of theirs has settled."""
+        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
+        self.router = Router(
+            routing,
+            self._send_peer,
+            self.settled,
+            self.settings.advertisements,
+            front.outside if front is not None else None,
+            Ploc(self.settings.location.variables, self.settings.location.rule),
+        )
+        self._ways = Ways(self.router, front)
+        self.sessions: dict[str, Session] = {}
+        self.next_incarnation = 0
+        self.sessions_begun = 0
+        self._own = Session(f"$broker/{id}")
+        """For what the broker publishes itself."""
+        self.attachments: dict[str, Attachment] = {}
+        self.locator = Locator(self)
+        self.protocol = protocol(self, self.settings.protocol)
+        self._next_hops: Mapping[str, str] = {}
+        self.configure(self.settings)
+        self._sequence = 0
+        self._timers: list[tuple[float, int, Token]] = []
+        self._timers_set = 0
+        self.loopback: list[Message] = []
+        """What this broker sent to itself."""
+        self._departing: dict[str, AttachRequest] = {}
+        """Who asked for a session that cannot leave before it has settled."""
+        self._in_handoff: dict[str, str] = {}
+        """Clients whose handoff has not finished, and the broker they came from."""
+        self.requests = Requests(self)
+        self.endings = Endings(self)
+        self.reunion = Reunion(self)
+        self.returns = Returns(self)
+        self.places = Places(self)
+        self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        self._restore()
+
+    def _restore(self) -> None:
+        self._out = Effects()
+        self.figures = Figures()
+        own: dict[type[Message], Callable[[str, Any], None]] = {
+            Burst: self._on_burst,
+            Fleeting: self._on_fleeting,
+            Drain: self.endings.on_drain,
+            **self.reunion.handlers,
+            Update: self._on_update,
+            Settled: self.router.on_settled,
+            About: self._on_about,
+            Probe: self.places.on_probe,
+            Relayed: self._on_relayed,
+            **self.locator.handlers,
+        }
+        self._handlers |= own
+
+    def configure(self, settings: BrokerSettings) -> None:
+        """Other settings from now on; routing and the protocol's own stay as they were."""
+        self.settings = settings
+        self._records_all = settings.records == "full"
+        self._records_any = settings.records != "none"
+
+    # --- the contract ---
+
+    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
+        """Take what happened, in order; say what is to be done."""
+        self.now = now
+        self._out = out = Effects()
+        for item in inputs:
+            # The three that come by the million first.
+            if type(item) is Received:
+                message = item.message
+                if type(message) is Burst:
+                    self._on_burst(item.peer, message)
+                else:
+                    self._on_message(item.peer, message)
+            elif type(item) is Submitted:
+                self._on_submitted(item)
+            else:
+                self._on_input(item)
+            while self.loopback:
+                self._on_message(self.id, self.loopback.pop(0))
+        return out
+
+    def deadline(self) -> float | None:
+        """When `step` wants to be called with a `Deadline`, or None."""
+        return self._timers[0][0] if self._timers else None
+
+    def connections(self) -> list[tuple[str, int]]:
+        """Clients and the connections they have here. After a restart a driver says that they are gone."""
+        held = [*self.attachments.items(), *self.endings.waiting.items()]
+        return [(client, one.connection) for client, one in held if one is not None and one.connection]
+
+    def unfinished(self) -> list[str]:
+        """What is still under way here; nothing, when the network has come to rest."""
+        under_way: dict[str, object] = {
+            "sessions asked for": self.locator.pending,
+            "requests waiting for a session": self.locator.queued,
+            "sessions on their way": self.locator.moved_to,
+            "questions on their way": self.locator.gathering,
+            "questions to everyone": self.locator.rivals,
+            **self.requests.unfinished(),
+            "sessions that end": self.endings.waiting,
+            **self.reunion.unfinished(),
+            "moves not settled": self.places.waiting,
+            "sessions waiting to depart": self._departing,
+            "handoffs": self._in_handoff,
+            "timers": self._timers,
+            "barriers": self.router.unfinished(),
+        }
+        return [f"{name} at {self.id}: {what}" for name, what in under_way.items() if what]
+
+    # --- inputs ---
+
+    def _on_input(self, item: Input) -> None:
+        match item:
+            case Attached():
+                self._on_attached(item)
+            case Detached(client, connection):
+                attachment = self.attachments.get(client)
+                waiting = self.endings.waiting.get(client)
+                if waiting is not None and waiting.connection == connection:
+                    self.endings.waiting[client] = None
+                elif attachment is not None and attachment.connection == connection:
+                    self._detach(client, "silent")
+            case Told(message):
+                self._on_message(self.id, message)
+            case Pressed(bytes_max):
+                self._on_pressed(bytes_max)
+            case Merged(source, target):
+                self._on_merged(source, target)
+            case SessionOver(client):
+                is_idle = client not in self.attachments and client not in self._departing
+                if client in self.sessions and is_idle:
+                    self._end(self.sessions[client])
+            case Deadline():
+                self._on_deadline()
+            case Configured(peers, next_hops):
+                self._configure(peers, next_hops)
+            case Joined(brokers):
+                self.reunion.begin(brokers)
+            case LinkChanged(peer, up):
+                self.record("link_up" if up else "link_down", peer=peer)
+            case SendFailed(peer, messages):
+                self.returns.send_failed(peer, messages)
+
+    def _configure(self, peers: Sequence[str], next_hops: Mapping[str, str]) -> None:
+        lost = [broker for broker in self._next_hops if broker not in next_hops]
+        gone = [peer for peer in self.router.peers if peer not in peers]
+        self.returns.overlay_changed(self._next_hops, next_hops, gone)
+        self._next_hops = dict(next_hops)
+        for peer in gone:
+            self.router.remove_peer(peer)
+        for peer in peers:
+            if not self.router.has_peer(peer):
+                self.router.add_peer(peer)
+                self.places.measure(peer)
+        if lost:
+            for client in [one for one, request in self._departing.items() if request.broker in lost]:
+                del self._departing[client]
+            self.locator.lost(gone, lost)
+            self.reunion.lost(lost)
+            self.protocol.on_lost(gone, lost)
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(sender, message)
+        else:
+            self.protocol.on_message(sender, message)
+
+    def _on_relayed(self, peer: str, message: Relayed) -> None:
+        if message.destination == self.id:
+            self._on_message(message.source, message.message)
+        else:
+            self._relay(message)
+
+    def _relay(self, message: Relayed) -> None:
+        hop = self.next_hop(message.destination)
+        if hop != self.id:
+            self._send_peer(hop, message)
+        else:
+            self.returns.came_back(message.destination, message)
+
+    def _on_update(self, peer: str, message: Update) -> None:
+        if message.whereabouts:
+            self.places.measure(peer)
+        self.router.on_update(peer, message)
+
+    def _on_about(self, sender: str, message: About) -> None:
+        self.router.hear_of(message.whereabouts)
+        self._on_message(sender, message.message)
+        self.router.heard(message.whereabouts)
+
+    def _on_deadline(self) -> None:
+        while self._timers and self._timers[0][0] <= self.now:
+            _, _, token = heapq.heappop(self._timers)
+            self.protocol.on_deadline(token)
+
+    def _on_pressed(self, bytes_max: int) -> None:
+        """Take from the longest queues what is too much; what was sent already stays."""
+        queues = [(queue.size_bytes, client, queue) for client, queue in self.protocol.stored()]
+        excess = sum(size for size, _, _ in queues) - bytes_max
+        for _, client, queue in sorted(queues, key=lambda one: -one[0]):
+            while excess > 0 and queue.waiting:
+                burst = queue.drop_waiting()
+                excess -= burst.size
+                self.dropped(client, burst, "overflow")
+
+    # --- notifications ---
+
+    def _on_burst(self, source: str, burst: Burst) -> None:
+        if not burst.varied:
+            # Nearly always all of it goes one way.
+            route = self.router.route(burst.attributes)
+            if not route[2]:
+                self._pass_on(source, burst, route[0], route[1])
+                return
+        for part, peers, owners in self._ways.of(burst):
+            self._pass_on(source, part, peers, owners)
+
+    def _pass_on(
+        self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
+    ) -> None:
+        sends = self._out.sends
+        for peer in peers:
+            if peer != source:
+                sends.append((peer, burst))
+                if self._records_all:
+                    self._record_forwarded(peer, burst)
+        issues, protocol = self._issues, self.protocol
+        for owner in owners:
+            if not owner[0] and self.collect is not None:
+                self.collect(owner, source, burst)
+                continue
+            if burst.published_at < issues.latest and issues.is_too_early(owner, burst):
+                continue
+            protocol.on_notification(owner, source, burst)
+
+    def pass_back(self, peer: str, burst: Burst) -> None:
+        """The peer did not take it. For sessions that came back before it, it would have been there."""
+        taken_back = self.protocol.taken_back
+        for part, _, owners in self._ways.of(burst) if taken_back else ():
+            self._pass_on(peer, part, (), tuple(owner for owner in owners if owner in taken_back))
+
+    def _on_fleeting(self, source: str, burst: Burst) -> None:
+        """What promises nothing goes to the peers and to those who are attached, past every queue."""
+        if not burst.varied:
+            route = self.router.route(burst.attributes)
+            if not route[2]:
+                self._spread(source, burst, route[0], route[1])
+                return
+        for part, peers, owners in self._ways.gathered(burst):
+            self._spread(source, part, peers, owners)
+
+    def _spread(
+        self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
+    ) -> None:
+        out = self._out
+        if peers and source != self.id:  # What a broker tells itself is for those who are attached here.
+            out.sends += [(peer, burst) for peer in peers if peer != source]
+        if not owners:
+            return
+        deliver = Deliver("", 0, burst)
+        clients = {owner[0]: None for owner in owners} if len(owners) > 1 else owners[0][:1]
+        for client in clients:
+            attachment = self.attachments.get(client)
+            if attachment is not None and attachment.queue is not None and attachment.connection:
+                out.to_clients.append((client, attachment.connection, deliver))
+        if "" in clients and self.collect is not None:
+            for owner in owners:
+                if not owner[0]:
+                    self.collect(owner, source, burst)
+
+    def publish(
+        self,
+        session: Session,
+        attributes: bytes,
+        bodies: tuple[bytes, ...],
+        marks: bytes = b"",
+        varied: tuple[bytes, ...] = (),
+    ) -> None:
+        """Give the notifications their identity and send them on their way."""
+        first = session.published + 1
+        session.published += len(bodies)
+        client, incarnation, count = session.client, session.incarnation, len(bodies)
+        burst = Burst(client, incarnation, first, attributes, self.now, bodies, count, marks, varied)
+        if self._records_any:
+            self._record_published(burst)
+        self._on_burst("", burst)
+
+    def _record_published(self, burst: Burst) -> None:
+        id, now, has_attributes = self.id, self.now, self.settings.records_attributes
+        for part in burst.uniform() if burst.varied and has_attributes else (burst,):
+            self._sequence += 1
+            publisher = part.publisher
+            self._out.records.append(
+                new_row(
+                    Row,
+                    (
+                        self._sequence, now, id, "published", publisher, id, None, publisher,
+                        part.incarnation, part.number, part.count, None, None, None, part.size,
+                        None, part.attributes if has_attributes else None, None, now,
+                    ),
+                )
+            )  # fmt: skip
+
+    # --- what clients say ---
+
+    def _on_submitted(self, item: Submitted) -> None:
+        attachment = self.attachments.get(item.client)
+        message = item.message
+        if attachment is None or attachment.connection != item.connection:
+            waiting = self.endings.waiting.get(item.client)
+            if waiting is not None and waiting.connection == item.connection and isinstance(message, Request):
+                self.requests.hold(item.client, message)
+            return
+        if type(message) is Publish:
+            if message.request:
+                session = self.sessions.get(item.client)
+                if session is not None:
+                    self.requests.publish(session, message)
+                else:
+                    self.requests.hold(item.client, message)
+                return
+            attributes, bodies, marks = message.attributes, message.bodies, message.marks
+            count, varied = len(bodies), message.varied
+            self._on_fleeting(
+                "", Fleeting(item.client, 0, 0, attributes, self.now, bodies, count, marks, varied)
+            )
+        elif type(message) is Acknowledge:
+            self._on_acknowledge(item.client, attachment, message)
+        elif type(message) is Leave:
+            self._on_leave(item.client, message)
+        elif isinstance(message, Request):
+            self.requests.on_request(item.client, message)
+
+    def _on_acknowledge(self, client: str, attachment: Attachment, message: Acknowledge) -> None:
+        queue = attachment.queue
+        if queue is None or queue.stream != message.stream:
+            return
+        count = queue.acknowledge(message.sequence)
+        if count and self._records_all:
+            self._sequence += 1
+            self._out.records.append(
+                Row(
+                    self._sequence, self.now, self.id, "acknowledged", client, self.id, None, None, None,
+                    message.sequence, count,
+                )
+            )  # fmt: skip
+        if queue.waiting:
+            self.pump(client)
+        self.protocol.on_acknowledged(client)
+
+    def _on_leave(self, client: str, message: Leave) -> None:
+        """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
+        self._detach(client, "proclaimed")
+        session = self.sessions.get(client)
+        if message.destination in self._next_hops and session is not None:
+            received, owner = message.received, session.owner
+            self.session_requested(AttachRequest(client, message.destination, 0, -1, received, owner=owner))
+
+    # --- for those who share this broker's messages and routes ---
+
+    @property
+    def members(self) -> list[str]:
+        """Every broker that can be reached, and this one."""
+        return sorted([self.id, *self._next_hops])
+
+    def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
+        """Messages of this type are not the core's: they go to this handler."""
+        self._handlers[kind] = handler
+
+    def salvage(self, kind: type[Message], handler: Callable[[Any], None]) -> None:
+        """Messages of this type that cannot reach their destination go to this handler."""
+        self.salvagers[kind] = handler
+
+    def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """Publish in the broker's own name."""
+        if not self._own.published:
+            self._own.incarnation = self.new_incarnation()
+        self.publish(self._own, attributes, (body,), marks)
+
+    def enqueue(self, client: str, burst: Burst) -> None:
+        """One more notification for a client whose session is here, in order with all others."""
+        session = self.sessions.get(client)
+        owner = self.protocol.owner_of(session) if session is not None else None
+        if owner is not None:
+            self.protocol.on_notification(owner, "", burst)
+
+    # --- settling ---
+
+    def settled(self, token: Token) -> None:
+        if isinstance(token, Ended):
+            self._issues.forget(token.owner, token.filter)
+            token = token.token
+        if isinstance(token, OwnToken):
+            self.protocol.on_settled(token.token)
+        elif isinstance(token, Announced):
+            self.places.on_settled(token)
+        elif isinstance(token, Collecting) and self.collects is not None:
+            self.collects(token.key)
+        else:
+            self.requests.on_settled(token)
+
+    # --- what the protocol and the locator use (see mobility.base.Host) ---
+
+    def send(self, broker: str, message: Message) -> None:
+        if type(message) not in self._handlers:
+            message = self.places.about(message)
+        if broker == self.id:
+            self.loopback.append(message)
+        elif self.router.has_peer(broker):
+            self._send_peer(broker, message)
+        else:
+            self._relay(Relayed(self.id, broker, message))
+
+    def _send_peer(self, peer: str, message: Message) -> None:
+        self._out.sends.append((peer, message))
+        if self._records_all:
+            inner = message.message if isinstance(message, Relayed) else message
+            self.record(
+                "control", peer=peer, message=type(inner).__name__, cause=cause_of(inner), hops=message.weight
+            )
+
+    def next_hop(self, broker: str) -> str:
+        if broker == self.id:
+            return broker
+        return self._next_hops.get(broker) or self.returns.hop_towards(broker)
+
+    def is_attached(self, client: str) -> bool:
+        return client in self.attachments and client in self.sessions
+
+    def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is not None:
+            attachment.queue = queue
+            self.pump(client)
+
+    def pump(self, client: str) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is None or attachment.queue is None:
+            return
+        queue, connection = attachment.queue, attachment.connection
+        if not connection:
+            self.endings.drain(client)
+            return
+        for sequence, burst in queue.take(attachment.window):
+            self._out.to_clients.append((client, connection, Deliver(queue.stream, sequence, burst)))
+            if self._records_all:
+                self._record_sent(client, burst)
+
+    def pass_to(self, client: str, queue: DeliveryQueue, burst: Burst) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is not None and attachment.queue is queue and attachment.connection:
+            # Nearly always it can be sent at once.
+            sequence = queue.pass_through(burst, attachment.window)
+            if sequence:
+                deliver = Deliver(queue.stream, sequence, burst)
+                self._out.to_clients.append((client, attachment.connection, deliver))
+                if self._records_all:
+                    self._record_sent(client, burst)
+                return
+        self.protocol.keep(queue, client, burst)
+        self.pump(client)
+
+    def set_timer(self, at: float, token: Token) -> None:
+        self._timers_set += 1
+        heapq.heappush(self._timers, (at, self._timers_set, token))
+
+    def dropped(self, client: str, burst: Burst, reason: str) -> None:
+        self.figures.drop(reason, burst)
+        self.record(
+            "dropped", client=client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count, reason=reason,
+        )  # fmt: skip
+
+    # --- to clients, and to the log ---
+
+    def tell(self, client: str, message: Message) -> None:
+        attachment = self.attachments.get(client)
+        if attachment is not None:
+            self._out.to_clients.append((client, attachment.connection, message))
+
+    # Rows of which there is one for every hop or delivery are made by position where they arise,
+    # because keywords would cost as much as the rest of the step.
+
+    def record(self, kind: str, **fields: Any) -> None:
+        if not self._records_any:
+            return
+        self._sequence += 1
+        self._out.records.append(Row(self._sequence, self.now, self.id, kind, **fields))
+
+    def _record_sent(self, client: str, burst: Burst) -> None:
+        self._sequence += 1
+        self._out.records.append(
+            Row(
+                self._sequence, self.now, self.id, "sent", client, self.id, None, burst.publisher,
+                burst.incarnation, burst.number, burst.count,
+            )
+        )  # fmt: skip
+
+    def _record_forwarded(self, peer: str, burst: Burst) -> None:
+        self._sequence += 1
+        self._out.records.append(
+            Row(
+                self._sequence, self.now, self.id, "forwarded", None, None, peer, burst.publisher,
+                burst.incarnation, burst.number, burst.count, "Burst", "publish", burst.count, burst.size,
+            )
+        )  # fmt: skip
+

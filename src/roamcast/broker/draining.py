@@ -1,0 +1,50 @@
+"""Handing every session to another broker, as if each client had said that it goes there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from roamcast.protocol.messages import AttachRequest, Cause
+from roamcast.protocol.notification import Message
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import Broker
+
+
+class HandAway(Message, frozen=True):
+    """Nobody is connected here any more: what is held goes to this broker."""
+
+    destination: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Emptied(Message, frozen=True):
+    """A broker hands its sessions away: what was left there for clients that are away must be fetched too."""
+
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Draining:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        broker.serve(HandAway, self.on_hand_away)
+        broker.serve(Emptied, self.on_emptied)
+
+    def on_hand_away(self, sender: str, message: HandAway) -> None:
+        broker = self._broker
+        if not broker.is_reachable(message.destination):
+            return
+        for client, session in list(broker.sessions.items()):
+            if client not in broker.endings.waiting and client not in broker.attachments:
+                request = AttachRequest(client, message.destination, 0, -1, {}, owner=session.owner)
+                broker.session_requested(request)
+        self._tell(broker.id, Emptied())
+
+    def on_emptied(self, sender: str, message: Emptied) -> None:
+        self._broker.protocol.on_drain()
+        self._tell(sender, message)
+
+    def _tell(self, sender: str, message: Emptied) -> None:
+        for peer in self._broker.peers:
+            if peer != sender:
+                self._broker.send(peer, message)

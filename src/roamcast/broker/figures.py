@@ -1,0 +1,39 @@
+"""What a broker counts for those who watch it. Nothing depends on it, and no snapshot holds it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from roamcast.protocol.notification import Burst
+
+HANDOFF_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Up to where the classes of handoff times reach; the last class has no end."""
+
+
+class Figures:
+    """Since the process began."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.handoffs: dict[str, int] = {}
+        """By result."""
+        self.handoff_classes = [0] * (len(HANDOFF_BOUNDS_S) + 1)
+        """How many took so long, from the attach until all that was owed had come."""
+        self.handoff_total_s = 0.0
+        self.dropped: dict[tuple[str, bytes], int] = {}
+        """Notifications given up, by reason and first byte of their marks."""
+
+    def handoff(self, result: str, seconds: float | None = None) -> None:
+        """A handoff to this broker is over; without a time if the session came ahead of its client."""
+        self.handoffs[result] = self.handoffs.get(result, 0) + 1
+        if seconds is not None:
+            self.handoff_classes[bisect_left(HANDOFF_BOUNDS_S, seconds)] += 1
+            self.handoff_total_s += seconds
+
+    def drop(self, reason: str, burst: Burst) -> None:
+        self.leave_out(reason, burst.count, burst.marks[:1])
+
+    def leave_out(self, reason: str, count: int, marks: bytes = b"\x01") -> None:
+        self.dropped[reason, marks] = self.dropped.get((reason, marks), 0) + count

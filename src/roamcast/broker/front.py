@@ -1,0 +1,32 @@
+"""What a broker asks of its access side, where that keeps more for a client than the core knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from roamcast.filters.filter import Attributes
+from roamcast.protocol.notification import Burst
+
+
+class Front(Protocol):
+    """The access side. Its part of a session travels as the session's capsule, which nobody else reads."""
+
+    @property
+    def outside(self) -> frozenset[str]:
+        """The attributes that are not in the bodies of bursts."""
+
+    def contents(self, burst: Burst) -> Sequence[Attributes]:
+        """The attributes of each notification, those in its body too."""
+
+    def pack(self, client: str) -> bytes:
+        """The session departs: its capsule. Nothing of the client is kept here."""
+
+    def arrived(self, client: str, capsule: bytes) -> None:
+        """A session is here now; with an empty capsule it is a new one."""
+
+    def left_over(self, client: str, burst: Burst) -> None:
+        """The session is ending, and its client did not get this."""
+
+    def ended(self, client: str) -> None:
+        """The session is over."""

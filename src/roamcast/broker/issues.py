@@ -1,0 +1,47 @@
+"""When the subscriptions of local owners were issued.
+
+What was published before a subscription was issued is not owed to it, though it
+may arrive afterwards, on its way to others. Only the times can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from roamcast.filters.filter import Filter
+from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.routing.router import Owner
+
+
+class IssueTimes:
+    def __init__(self, clock_error_s: float | None, local: Callable[[Filter], Filter]) -> None:
+        """`local` gives what a filter on a client's own state matches at present."""
+        self.latest = float("-inf")
+        """Nothing here was ever issued later: what was published after that needs no closer look."""
+        self._clock_error_s = clock_error_s
+        self._local = local
+        self._issued_at: dict[Owner, dict[Filter, float]] = {}
+
+    def note(self, owner: Owner, filter: Filter, issued_at: float) -> None:
+        if self._clock_error_s is not None:
+            issued = self._issued_at.setdefault(owner, {})
+            issued[filter] = issued_at - self._clock_error_s
+            self.latest = max(self.latest, issued[filter])
+
+    def forget(self, owner: Owner, filter: Filter) -> None:
+        issued = self._issued_at.get(owner, {})
+        issued.pop(filter, None)
+        if not issued:
+            self._issued_at.pop(owner, None)
+
+    def is_too_early(self, owner: Owner, burst: Burst) -> bool:
+        """Whether it was published before any subscription of the owner that matches it was issued."""
+        issued = self._issued_at.get(owner)
+        if issued is None or burst.varied or burst.published_at >= max(issued.values()):
+            return False  # One with varied attributes comes from clients whose clocks are not compared.
+        attributes = decode_attributes(burst.attributes)
+        return not any(
+            issued_at <= burst.published_at
+            and (self._local(filter) if filter.own else filter).matches(attributes)
+            for filter, issued_at in issued.items()
+        )

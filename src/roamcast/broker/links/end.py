@@ -1,0 +1,483 @@
+"""One end of a link between two brokers: nothing is lost, repeated or reordered, whoever crashes.
+
+Messages are numbered from 1, encoded once, and kept until the peer says that it
+has journalled them. The link itself survives its connections: after a cut both
+ends say how far they have received, and each goes on behind that. Messages that
+promise nothing take a second lane without numbers, and are not kept.
+
+On the wire there are frames (`broker/links/frames.py`). Messages that are sent in one
+turn share a frame, and a message that is too large for one is cut into parts.
+Only whole messages have numbers, so the numbers do not depend on how anything
+was cut: a replay of the journal sends the same messages under the same numbers.
+
+What is journalled. An end is part of a broker's durable state. Its state follows
+from what the broker sends (a consequence of journalled inputs) and from the
+numbered frames that `receive` names in `Arrivals.durable`. Acknowledgements,
+fleeting messages, `up`, `down`, `take` and `acknowledge` need not be journalled:
+without them an end only keeps messages for longer, until the peer says again
+what it has. Hence nothing that is journalled may be decided by the figures
+(`kept_bytes`, `is_over_limit`); they are for drivers, who can stop reading from
+whoever causes the load.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from roamcast.broker.links import frames as wire
+from roamcast.errors import InputError
+from roamcast.protocol.codec import LENGTH_BYTES, Codec, batch_head
+from roamcast.protocol.notification import Message
+
+MESSAGE_BYTES_MAX = 1024 * 1024 * 1024
+KEPT_BYTES_MAX = 256 * 1024 * 1024
+FLEETING_BYTES_MAX = 4 * 1024 * 1024
+TAKE_BYTES = 1024 * 1024
+
+ACKNOWLEDGE_EVERY = 64
+ACKNOWLEDGE_EVERY_BYTES = 64 * 1024
+"""An end that sends nothing itself acknowledges after so many messages, or bytes."""
+
+_BATCH_HEAD_BYTES = len(batch_head(0))
+
+
+class LinkError(Exception):
+    """The two ends do not fit together; its text is one line for the log."""
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True):
+    """What an end says when a connection is made: who it is, and how far it has received.
+
+    An end that does not exist yet says `Resume()`.
+    """
+
+    incarnation: int = 0
+    peer_incarnation: int = 0
+    """Of the end that it has received from; 0: it has received nothing."""
+    received: int = 0
+
+
+class Arrivals(NamedTuple):
+    """What came out of frames."""
+
+    numbered: list[Message]
+    """In order, each exactly once."""
+    fleeting: list[Message]
+    durable: bytes
+    """The frames that `numbered` came out of, to be journalled; on replay, `receive` gets them."""
+
+
+class Kept(NamedTuple):
+    """What goes into one frame, or a message that is too large for one."""
+
+    first: int
+    last: int
+    is_large: bool
+    data: bytes
+
+
+class LinkEnd:
+    """This broker's end of the link to one peer.
+
+    `incarnation` tells this end from every earlier one towards the same peer, also
+    from those that a lost disk has forgotten: the driver draws it (63 random bits)
+    and it is journalled. A peer that has received from another incarnation, or
+    sends as one, is not resumed with.
+    """
+
+    __unsaved__ = ("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts")
+    """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
+
+    def __init__(
+        self,
+        peer: str,
+        incarnation: int,
+        codec: Codec,
+        kept_bytes_max: int = KEPT_BYTES_MAX,
+        fleeting_bytes_max: int = FLEETING_BYTES_MAX,
+        acknowledge_every: int = ACKNOWLEDGE_EVERY,
+    ) -> None:
+        self.peer = peer
+        self.incarnation = incarnation
+        self.peer_incarnation = 0
+        """Of the peer's end; 0 until something numbered came from it."""
+        self.sent = 0
+        """Number of the last message sent."""
+        self.settled = 0
+        """The peer has journalled everything up to this number."""
+        self.received = 0
+        """Number of the last message received."""
+        self.kept_bytes = 0
+        self.dropped_fleeting = 0
+        """Notifications of the fleeting lane that were given up at this end."""
+        self.is_up = False
+        self._codec = codec
+        self._kept_bytes_max = kept_bytes_max
+        self._fleeting_bytes_max = fleeting_bytes_max
+        self._acknowledge_every = acknowledge_every
+        self._written: deque[Kept] = deque()
+        self._unwritten: deque[Kept] = deque()
+        self._offset = 0
+        """How much of the first of those not written has been: it may be a large message."""
+        self._open: list[bytes] = []
+        """Messages for the next frame."""
+        self._open_bytes = 0
+        self._acknowledged = 0
+        """We have journalled everything up to this number."""
+        self._told = 0
+        """The peer has been told that we have journalled up to this number."""
+        self._untold_bytes = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        self._fleeting: list[bytes] = []
+        self._fleeting_bytes = 0
+        self._parts: list[bytes] = []
+        """Frames of a large message that is not complete yet."""
+        self._fleeting_parts: list[bytes] = []
+
+    # --- figures ---
+
+    @property
+    def kept_count(self) -> int:
+        """Messages that the peer has not acknowledged."""
+        return self.sent - self.settled
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether more is kept than should be. Nothing is refused: drivers slow down whoever causes it."""
+        return self.kept_bytes > self._kept_bytes_max
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` has something to give."""
+        return self.is_up and bool(self._open or self._unwritten or self._fleeting or self._must_tell)
+
+    # --- sending ---
+
+    def send(self, message: Message) -> None:
+        self.send_encoded(self._codec.encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """As `send`, for a message that was encoded once for several links."""
+        size = len(data)
+        if size > wire.PART_BYTES:
+            self._send_large(data)
+            return
+        self.sent += 1
+        self.kept_bytes += size
+        self._open.append(data)
+        self._open_bytes += size
+        if self._open_bytes >= wire.BATCH_BYTES:
+            self._close_frame()
+
+    def _send_large(self, data: bytes) -> None:
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise InputError(f"a message of {len(data)} bytes: at most {MESSAGE_BYTES_MAX} can be sent")
+        self._close_frame()
+        self.sent += 1
+        self.kept_bytes += len(data)
+        self._unwritten.append(Kept(self.sent, self.sent, True, data))
+
+    def _close_frame(self) -> None:
+        """What has been sent since the last frame becomes one."""
+        count = len(self._open)
+        if count:
+            data = b"".join((batch_head(count), *self._open))
+            self._unwritten.append(Kept(self.sent - count + 1, self.sent, False, data))
+            self._open = []
+            self._open_bytes = 0
+
+    def send_fleeting(self, message: Message) -> None:
+        """Goes out with the next `take`, or never: when the link is down, or the peer too slow."""
+        self.send_fleeting_encoded(self._codec.encode(message), message.weight)
+
+    def send_fleeting_encoded(self, data: bytes, weight: int) -> None:
+        size = self._fleeting_bytes + len(data)
+        if not self.is_up or (self._fleeting and size > self._fleeting_bytes_max):
+            self.dropped_fleeting += weight
+            return
+        self._fleeting.append(data)
+        self._fleeting_bytes = size
+
+    def take(self, bytes_max: int = TAKE_BYTES) -> bytes:
+        """What to write to the connection now, about so many bytes of it; nothing while down.
+
+        To be called when the connection takes more, and not before: what has not been
+        taken can still be dropped, if it is fleeting.
+        """
+        if not self.is_up:
+            return b""
+        if self._open:
+            self._close_frame()
+        out: list[bytes] = []
+        room = bytes_max
+        while self._unwritten and room > 0:
+            frame = self._next_frame()
+            out.append(frame)
+            room -= len(frame)
+        if not out and self._must_tell:
+            out.append(wire.acknowledgement(self._acknowledged))
+        if out:
+            self._told = self._acknowledged
+            self._untold_bytes = 0
+        if self._fleeting:
+            self._take_fleeting(out)
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _next_frame(self) -> bytes:
+        kept = self._unwritten[0]
+        if not kept.is_large:
+            self._written.append(self._unwritten.popleft())
+            return wire.batch(self.incarnation, self._acknowledged, kept.first, kept.data)
+        start, self._offset = self._offset, self._offset + wire.PART_BYTES
+        is_last = self._offset >= len(kept.data)
+        if is_last:
+            self._written.append(self._unwritten.popleft())
+            self._offset = 0
+        piece = kept.data[start : start + wire.PART_BYTES]
+        return wire.part(self.incarnation, self._acknowledged, kept.first, is_last, piece)
+
+    def _take_fleeting(self, out: list[bytes]) -> None:
+        batch: list[bytes] = []
+        size = 0
+        for data in self._fleeting:
+            if batch and (size >= wire.BATCH_BYTES or len(data) > wire.PART_BYTES):
+                out.append(wire.fleeting(b"".join((batch_head(len(batch)), *batch))))
+                batch, size = [], 0
+            if len(data) > wire.PART_BYTES:
+                out.extend(wire.fleeting_parts(data))
+            else:
+                batch.append(data)
+                size += len(data)
+        if batch:
+            out.append(wire.fleeting(b"".join((batch_head(len(batch)), *batch))))
+        self._fleeting = []
+        self._fleeting_bytes = 0
+
+    # --- the connection comes and goes ---
+
+    def resume(self) -> Resume:
+        """What to tell the peer when a connection is made."""
+        return Resume(self.incarnation, self.peer_incarnation, self.received)
+
+    def up(self, peer: Resume) -> None:
+        """The peer is connected: what it has not received is written again."""
+        self.down()
+        objection = self.objection(peer)
+        if objection:
+            raise LinkError(objection)
+        kept = [*self._written, *self._unwritten]
+        self._written = deque(one for one in kept if one.last <= peer.received)
+        self._unwritten = deque(one for one in kept if one.last > peer.received)
+        self.is_up = True
+        # The peer may have been told before, but not heard it.
+        self._told = 0
+
+    def objection(self, peer: Resume) -> str:
+        """Why the two ends cannot go on where they were, or "": a gap must never pass in silence."""
+        if self.peer_incarnation and peer.incarnation != self.peer_incarnation:
+            return (
+                f"{self.peer} has begun this link anew (it lost its journal, or gave the link up): what it "
+                f"held is gone; forget {self.peer} here, then it can join again"
+            )
+        if peer.received and peer.peer_incarnation != self.incarnation:
+            return (
+                f"{self.peer} goes on with an earlier link (the journal here was lost, or the link was "
+                f"given up here): this broker must be forgotten there, then it can join again"
+            )
+        if not self.settled <= peer.received <= self.sent:
+            return (
+                f"{self.peer} says that it has {peer.received} messages: here {self.sent} were sent, and it "
+                f"has confirmed {self.settled}; one of the two journals is older than it was"
+            )
+        return ""
+
+    def down(self) -> None:
+        """The connection is gone; what was sent is kept."""
+        self.is_up = False
+        self._offset = 0
+        self._parts = []
+        self._fleeting_parts = []
+        self._fleeting = []
+        self._fleeting_bytes = 0
+
+    def give_up(self) -> list[Message]:
+        """The link is over: the messages that the peer has not acknowledged (for `SendFailed`)."""
+        self._close_frame()
+        messages: list[Message] = []
+        for kept in (*self._written, *self._unwritten):
+            if kept.is_large:
+                messages.append(self._codec.decode(kept.data))
+            else:
+                known = max(0, self.settled + 1 - kept.first)
+                messages += self._codec.decode_batch(kept.data)[known:]
+        self._written.clear()
+        self._unwritten.clear()
+        self.settled, self.kept_bytes = self.sent, 0
+        self.down()
+        return messages
+
+    # --- acknowledging ---
+
+    def acknowledge(self, number: int | None = None) -> None:
+        """Everything received (up to `number`) has been journalled: the peer may be told.
+
+        It is told with the next frame that goes out, or once there is enough to tell;
+        `heartbeat` tells the rest.
+        """
+        self._acknowledged = self.received if number is None else max(number, self._acknowledged)
+
+    @property
+    def _must_tell(self) -> bool:
+        untold = self._acknowledged - self._told
+        is_much = self._untold_bytes >= ACKNOWLEDGE_EVERY_BYTES
+        return untold >= self._acknowledge_every or (untold > 0 and is_much)
+
+    def heartbeat(self) -> bytes:
+        """A sign of life, which also says what has been journalled here."""
+        self._told = self._acknowledged
+        self._untold_bytes = 0
+        return wire.acknowledgement(self._acknowledged)
+
+    def _settle(self, number: int) -> None:
+        """The peer has journalled everything up to this number."""
+        if number > self.sent:
+            raise LinkError(f"{self.peer} acknowledges message {number}, but only {self.sent} were sent")
+        if number <= self.settled:
+            return
+        self.settled = number
+        if number > self.sent - len(self._open):
+            self._close_frame()
+        while self._written and self._written[0].last <= number:
+            self.kept_bytes -= _size(self._written.popleft())
+        # After a replay, what the peer has may not have been written yet.
+        while self._unwritten and self._unwritten[0].last <= number:
+            self.kept_bytes -= _size(self._unwritten.popleft())
+
+    # --- receiving ---
+
+    def receive(self, frames: bytes) -> Arrivals:
+        """Takes whole frames. What has been received before is skipped, a gap is an error.
+
+        An error leaves everything as it was before these frames.
+        """
+        reading = _Reading(self, frames)
+        reading.read()
+        self._settle(reading.acknowledged)
+        self.received = reading.received
+        self.peer_incarnation = reading.incarnation
+        self._parts, self._fleeting_parts = reading.parts, reading.fleeting_parts
+        self._untold_bytes += len(frames)
+        durable = reading.durable
+        return Arrivals(
+            reading.numbered, reading.fleeting, durable[0] if len(durable) == 1 else b"".join(durable)
+        )
+
+
+def _size(kept: Kept) -> int:
+    return len(kept.data) - (0 if kept.is_large else _BATCH_HEAD_BYTES)
+
+
+class _Reading:
+    """What reading frames would change of an end; the end changes only when all of them are good."""
+
+    __slots__ = (
+        "acknowledged", "durable", "end", "fleeting", "fleeting_parts", "frames", "incarnation", "numbered",
+        "parts", "received",
+    )  # fmt: skip
+
+    def __init__(self, end: LinkEnd, frames: bytes) -> None:
+        self.end = end
+        self.frames = frames
+        self.received = end.received
+        self.incarnation = end.peer_incarnation
+        self.acknowledged = 0
+        self.parts = end._parts
+        self.fleeting_parts = end._fleeting_parts
+        self.numbered: list[Message] = []
+        self.fleeting: list[Message] = []
+        self.durable: list[bytes] = []
+
+    def read(self) -> None:
+        frames = self.frames
+        at = 0
+        try:
+            while at < len(frames):
+                length, kind = wire.HEAD.unpack_from(frames, at)
+                body, at = at + wire.HEAD.size, at + LENGTH_BYTES + length
+                if not body <= at <= len(frames):
+                    raise LinkError(f"{self.end.peer} sent a frame of {length} bytes that is not whole")
+                if kind == wire.BATCH:
+                    self._read_batch(body, at)
+                else:
+                    self._read_frame(kind, body, at)
+        except (struct.error, InputError) as error:
+            raise LinkError(f"{self.end.peer} sent what cannot be read: {error}") from None
+
+    def _read_frame(self, kind: int, start: int, stop: int) -> None:
+        codec = self.end._codec
+        if kind == wire.ACKNOWLEDGED:
+            self._note(*wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start))
+        elif kind == wire.FLEETING:
+            self.fleeting += codec.decode_batch(memoryview(self.frames)[start:stop])
+        elif kind == wire.PART:
+            self._read_part(start, stop)
+        elif kind == wire.FLEETING_PART:
+            self.fleeting_parts = [*self.fleeting_parts, self.frames[start + 1 : stop]]
+            self._limit(self.fleeting_parts)
+            if self.frames[start]:
+                self.fleeting.append(codec.decode(b"".join(self.fleeting_parts)))
+                self.fleeting_parts = []
+        else:
+            raise LinkError(f"{self.end.peer} sent a frame of the unknown kind {kind}")
+
+    def _read_batch(self, start: int, stop: int) -> None:
+        fields = wire.BATCH_FIELDS
+        incarnation, acknowledged, first = fields.unpack_from(self.frames, start)
+        if acknowledged > self.acknowledged:
+            self.acknowledged = acknowledged
+        self._expect(incarnation, first)
+        messages = self.end._codec.decode_batch(memoryview(self.frames)[start + fields.size : stop])
+        known = self.received + 1 - first
+        if len(messages) > known:
+            self.numbered += messages[known:] if known else messages
+            self.received = first + len(messages) - 1
+            self.parts = []
+            start -= wire.HEAD.size
+            is_everything = start == 0 and stop == len(self.frames)
+            self.durable.append(self.frames if is_everything else self.frames[start:stop])
+
+    def _read_part(self, start: int, stop: int) -> None:
+        fields = wire.PART_FIELDS
+        incarnation, acknowledged, number, is_last = fields.unpack_from(self.frames, start)
+        self._note(acknowledged)
+        self._expect(incarnation, number)
+        if number <= self.received:
+            return
+        self.parts = [*self.parts, self.frames[start - wire.HEAD.size : stop]]
+        self._limit(self.parts)
+        if is_last:
+            skip = wire.HEAD.size + fields.size
+            self.numbered.append(self.end._codec.decode(b"".join(part[skip:] for part in self.parts)))
+            self.received = number
+            self.durable += self.parts
+            self.parts = []
+
+    def _expect(self, incarnation: int, number: int) -> None:
+        if incarnation != (self.incarnation or incarnation):
+            raise LinkError(f"{self.end.peer} sends as another end than before: its journal was replaced")
+        if number > self.received + 1:
+            raise LinkError(f"{self.end.peer} sent message {number} after {self.received}: some are missing")
+        self.incarnation = incarnation
+
+    def _note(self, acknowledged: int) -> None:
+        self.acknowledged = max(self.acknowledged, acknowledged)
+
+    def _limit(self, parts: list[bytes]) -> None:
+        if sum(map(len, parts)) > MESSAGE_BYTES_MAX + len(parts) * 64:
+            raise LinkError(f"{self.end.peer} sent a message of more than {MESSAGE_BYTES_MAX} bytes")

@@ -1,0 +1,116 @@
+"""What a link looks like on the wire: frames, each a four-byte length, a kind, and what the kind asks for.
+
+Numbers, acknowledgements and incarnations are eight bytes each, big-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from roamcast.errors import InputError
+from roamcast.protocol.codec import LENGTH_BYTES
+
+BATCH = 1
+"""Incarnation, acknowledged, number of the first message; the messages as a batch of the codec."""
+PART = 2
+"""Incarnation, acknowledged, number of the message, whether this is its last part; some of its bytes."""
+ACKNOWLEDGED = 3
+"""Acknowledged. Also the sign of life of an end that has nothing else to say."""
+FLEETING = 4
+"""Messages without numbers, as a batch of the codec."""
+FLEETING_PART = 5
+"""Whether this is the last part of a message without number; some of its bytes."""
+
+PART_BYTES = 512 * 1024
+"""A larger message is cut into parts of this size."""
+BATCH_BYTES = 64 * 1024
+"""A frame with so many bytes of messages takes no further one."""
+FRAME_BYTES_MAX = BATCH_BYTES + PART_BYTES + 64
+"""No frame of a link is longer."""
+
+HEAD = struct.Struct(">IB")
+_BATCH = struct.Struct(">IBQQQ")
+_PART = struct.Struct(">IBQQQ?")
+_FLEETING_PART = struct.Struct(">IB?")
+_ACKNOWLEDGED = struct.Struct(">IBQ")
+
+BATCH_FIELDS = struct.Struct(">QQQ")
+ACKNOWLEDGED_FIELDS = struct.Struct(">Q")
+PART_FIELDS = struct.Struct(">QQQ?")
+
+
+def batch(incarnation: int, acknowledged: int, first: int, data: bytes) -> bytes:
+    length = _BATCH.size - LENGTH_BYTES + len(data)
+    return _BATCH.pack(length, BATCH, incarnation, acknowledged, first) + data
+
+
+def part(incarnation: int, acknowledged: int, number: int, is_last: bool, data: bytes) -> bytes:
+    length = _PART.size - LENGTH_BYTES + len(data)
+    return _PART.pack(length, PART, incarnation, acknowledged, number, is_last) + data
+
+
+def acknowledgement(number: int) -> bytes:
+    return _ACKNOWLEDGED.pack(_ACKNOWLEDGED.size - LENGTH_BYTES, ACKNOWLEDGED, number)
+
+
+def fleeting(data: bytes) -> bytes:
+    return HEAD.pack(HEAD.size - LENGTH_BYTES + len(data), FLEETING) + data
+
+
+def fleeting_parts(data: bytes) -> Iterator[bytes]:
+    for start in range(0, len(data), PART_BYTES):
+        piece = data[start : start + PART_BYTES]
+        length = _FLEETING_PART.size - LENGTH_BYTES + len(piece)
+        yield _FLEETING_PART.pack(length, FLEETING_PART, start + PART_BYTES >= len(data)) + piece
+
+
+class FrameCutter:
+    """Cuts a stream into whole frames, and waits for no frame that is longer than the limit.
+
+    The limit can be changed on the way: small until the peer has shown who it is.
+    """
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._bytes = b""
+
+    def feed(self, data: bytes) -> None:
+        self._bytes = self._bytes + data if self._bytes else data
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._bytes)
+
+    def take_bytes(self, size: int) -> bytes:
+        """So many bytes that are not in a frame, or nothing while there are fewer."""
+        if len(self._bytes) < size:
+            return b""
+        taken, self._bytes = self._bytes[:size], self._bytes[size:]
+        return taken
+
+    def take_one(self) -> bytes:
+        """The next frame without its length, or nothing while it is not complete."""
+        end = self._end_of_frame(0)
+        frame = self._bytes[LENGTH_BYTES:end]
+        self._bytes = self._bytes[end:]
+        return frame
+
+    def take_all(self) -> bytes:
+        """Every frame that is complete, one behind the other as they came."""
+        end = 0
+        while (after := self._end_of_frame(end)) != end:
+            end = after
+        whole, self._bytes = self._bytes[:end], self._bytes[end:]
+        return whole
+
+    def _end_of_frame(self, start: int) -> int:
+        """Where the frame ends that starts there; `start` itself if it is not complete."""
+        body = start + LENGTH_BYTES
+        if len(self._bytes) < body:
+            return start
+        length = int.from_bytes(self._bytes[start:body], "big")
+        if not 0 < length <= self.frame_bytes_max:
+            raise InputError(f"a frame of {length} bytes: 1 to {self.frame_bytes_max} are allowed")
+        end = body + length
+        return end if end <= len(self._bytes) else start

@@ -1,0 +1,195 @@
+"""All links of one broker: their ends, who is behind them, and what their handshakes agree on.
+
+This is what a driver talks to. It turns frames into inputs of the broker, and
+what the broker sends into frames; messages about the overlay itself stay here.
+
+What is journalled: the calls of `connected`, `disconnected`, `refused`, `drop` and
+`forget` with their arguments, and of `receive` the frames that it names as
+durable. Nothing else; `send` follows from the broker's own inputs. After a
+replay, `down` says that no connection is left of those that were replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from roamcast.broker.links.end import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, Resume
+from roamcast.broker.links.reach import Outcome, Reach
+from roamcast.protocol.codec import Codec
+from roamcast.protocol.effects import Configured, Input, Joined, LinkChanged, Received, SendFailed
+from roamcast.protocol.notification import Fleeting, Message
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What both ends tell each other, once they know who they are."""
+
+    resume: Resume = Resume()
+    brokers: tuple[str, ...] = ()
+    """Whom the receiver reaches, or would reach, through the sender."""
+
+
+class LinkTurn(msgspec.Struct):
+    """What came of one call."""
+
+    inputs: list[Input] = []
+    """For the broker, in this order and before anything else."""
+    fleeting: list[Input] = []
+    """For the broker too, but past the journal."""
+    durable: bytes = b""
+    """Of the frames that were received, those to be journalled."""
+    closes: list[tuple[str, str]] = []
+    """Connections to be closed, because their links were given up: (peer, why)."""
+
+
+class Links:
+    """The ends of all links of one broker, by peer."""
+
+    def __init__(
+        self,
+        id: str,
+        codec: Codec,
+        kept_bytes_max: int = KEPT_BYTES_MAX,
+        fleeting_bytes_max: int = FLEETING_BYTES_MAX,
+    ) -> None:
+        self.id = id
+        self.reach = Reach(id)
+        self.ends: dict[str, LinkEnd] = {}
+        self._codec = codec
+        self._limits = (kept_bytes_max, fleeting_bytes_max)
+
+    # --- the handshake: nothing of this changes anything ---
+
+    def offer(self, peer: str) -> Offer:
+        end = self.ends.get(peer)
+        return Offer(Resume() if end is None else end.resume(), self.reach.offer(peer))
+
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no link with this peer, as one line; "" if there may be one."""
+        if peer in self.reach.peers:
+            return self.ends[peer].objection(offer.resume)
+        if self.begins_anew(peer, offer):
+            return self.reach.objection(peer, offer.brokers)
+        return ""
+
+    def begins_anew(self, peer: str, offer: Offer) -> bool:
+        """Whether the link is new, or has never carried anything and does not fit that of the peer."""
+        end = self.ends.get(peer)
+        return end is None or (peer not in self.reach.peers and bool(end.objection(offer.resume)))
+
+    # --- connections ---
+
+    def connected(self, peer: str, offer: Offer, incarnation: int = 0) -> LinkTurn:
+        """Neither end refuses. An `incarnation` begins the link anew (see `begins_anew`, `LinkEnd`)."""
+        turn = LinkTurn([LinkChanged(peer, True)])
+        if incarnation:
+            self._perform(turn, self.reach.abandon(peer, "begun anew"))
+            turn.closes.clear()
+            end = self.ends[peer] = LinkEnd(peer, incarnation, self._codec, *self._limits)
+            end.up(Resume())
+        else:
+            self.ends[peer].up(offer.resume)
+        self._perform(turn, self.reach.join(peer, offer.brokers))
+        return turn
+
+    def disconnected(self, peer: str) -> LinkTurn:
+        end = self.ends.get(peer)
+        if end is None or not end.is_up:
+            return LinkTurn()
+        end.down()
+        return LinkTurn([LinkChanged(peer, False)])
+
+    def down(self) -> None:
+        """No connection is there any more."""
+        for end in self.ends.values():
+            end.down()
+
+    def refused(self, peer: str, why: str) -> LinkTurn:
+        """One of the ends refused the link; if it was about to join, it is given up."""
+        return self._performed(self.reach.abandon(peer, why))
+
+    def drop(self, peer: str, why: str) -> LinkTurn:
+        """Give a link up for good."""
+        return self._performed(self.reach.drop(peer, why))
+
+    def forget(self, broker: str) -> LinkTurn:
+        """A broker is gone for good, and everyone is to know it."""
+        return self._performed(self.reach.forget(broker))
+
+    # --- frames ---
+
+    def receive(self, peer: str, frames: bytes) -> LinkTurn:
+        """Whole frames came over the connection to the peer, or out of the journal."""
+        if peer not in self.ends:
+            return LinkTurn()  # The link was given up, and its connection is about to be closed.
+        arrivals = self.ends[peer].receive(frames)
+        turn = LinkTurn(durable=arrivals.durable)
+        for message in arrivals.numbered:
+            if peer not in self.ends:
+                break  # The link was given up because of what came before.
+            if type(message) in self.reach.messages:
+                self._perform(turn, self.reach.receive(peer, message))
+            else:
+                turn.inputs.append(Received(peer, message))
+        if arrivals.fleeting:
+            turn.fleeting = [Received(peer, message) for message in arrivals.fleeting]
+        return turn
+
+    def send(self, sends: Iterable[tuple[str, Message]]) -> None:
+        """What the broker sends to its peers. A message for several of them is encoded once."""
+        encoded: bytes = b""
+        last: Message | None = None
+        for peer, message in sends:
+            end = self.ends.get(peer)
+            if end is None:
+                continue  # The link was given up in this very turn.
+            if message is not last:
+                encoded, last = self._codec.encode(message), message
+            if type(message) is Fleeting:
+                end.send_fleeting_encoded(encoded, message.count)
+            else:
+                end.send_encoded(encoded)
+
+    def waiting(self) -> list[str]:
+        """The peers for whom there is something to `take`."""
+        return [peer for peer, end in self.ends.items() if end.has_more]
+
+    def take(self, peer: str, bytes_max: int = TAKE_BYTES) -> bytes:
+        """What to write to the connection now; see `LinkEnd.take`."""
+        end = self.ends.get(peer)
+        return b"" if end is None else end.take(bytes_max)
+
+    def acknowledge(self) -> None:
+        """Everything received so far has been journalled."""
+        for end in self.ends.values():
+            end.acknowledge()
+
+    def heartbeat(self, peer: str) -> bytes:
+        """A frame as sign of life, which also says what has been journalled here."""
+        end = self.ends.get(peer)
+        return b"" if end is None else end.heartbeat()
+
+    # --- what follows from changes of the overlay ---
+
+    def _performed(self, outcome: Outcome) -> LinkTurn:
+        turn = LinkTurn()
+        self._perform(turn, outcome)
+        return turn
+
+    def _perform(self, turn: LinkTurn, outcome: Outcome) -> None:
+        for peer, message in outcome.sends:
+            self.ends[peer].send(message)
+        failed: list[Input] = []
+        for peer, why in outcome.closes:
+            messages = self.ends.pop(peer).give_up()
+            lost = [message for message in messages if type(message) not in self.reach.messages]
+            if lost:
+                failed.append(SendFailed(peer, lost))
+            turn.closes.append((peer, why))
+        # What did not arrive comes first: while the routes still stand, nothing is missed.
+        turn.inputs += failed
+        if outcome.is_changed:
+            turn.inputs.append(Configured(self.reach.peers, self.reach.next_hops))
+        if outcome.joined:
+            turn.inputs.append(Joined(outcome.joined))

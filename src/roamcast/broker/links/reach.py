@@ -1,0 +1,448 @@
+"""Which brokers there are, behind which peer each of them is, and how a new link joins two trees.
+
+Every broker knows all others and the peer towards each. Peers tell each other
+whom they bring within reach, over the link itself, so that nobody ever hears of
+a broker by a message that overtook the news of it. A link that is down changes
+nothing: those behind it are still members, and what is theirs is still there. A
+link that is given up cuts them off; they stay known until they join again or
+somebody says that they are to be forgotten.
+
+The overlay must never have a cycle, not even for a moment: a notification would
+go round for ever. When two ends shake hands they compare whom they reach; if
+they have anyone in common, the link is refused. Two new links, made at once in
+different places, could still close a cycle that neither end can see. Hence a
+tree joins others one at a time. Its broker with the lowest id is its
+coordinator. Of two trees that a new link would join, the one with the higher
+coordinator asks it for permission, and the coordinator gives the next permission
+only after the link has joined or failed. So at any moment every tree is about to
+join at most one other tree, which has a lower coordinator, and joining never
+makes a coordinator higher: following such links never leads back. Of two links
+that race, the one whose permission comes second finds the other end within
+reach, and is closed.
+
+A new link waits while its coordinator cannot be reached. If the coordinator is
+gone for good and forgotten, the next one hears from every member of its tree
+which link it was about to join by, before it gives any permission itself.
+
+The sessions of two trees that join stay where they are. Router.add_peer tells
+each side what the other wants, and settles as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from roamcast.protocol.messages import Cause
+from roamcast.protocol.notification import Message
+
+
+class Join(Message, frozen=True):
+    """The link begins: the sender brings these brokers, itself among them. Answered by the same."""
+
+    brokers: tuple[str, ...]
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class BeginJoin(Message, frozen=True):
+    """The sender's tree has a lower coordinator by now, so the receiver has to ask for permission."""
+
+    coordinator: str
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Reaches(Message, frozen=True):
+    """What has changed behind the sender: brokers that were removed stay known, forgotten ones do not."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class AskToJoin(Message, frozen=True):
+    """To the coordinator: may `broker` join its tree to another by the link to `peer`?"""
+
+    destination: str
+    broker: str
+    peer: str
+    attempt: int
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class MayJoin(Message, frozen=True):
+    destination: str
+    peer: str
+    attempt: int
+    coordinator: str
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class JoinEnded(Message, frozen=True):
+    """To the coordinator: the link has joined, or will not under this attempt."""
+
+    destination: str
+    broker: str
+    peer: str
+    attempt: int
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class JoinsBegun(Message, frozen=True):
+    """To a new coordinator: the links by which the sender has begun to join (peer, attempt)."""
+
+    destination: str
+    broker: str
+    begun: tuple[tuple[str, int], ...]
+    cause: ClassVar[Cause] = "subscribe"
+
+
+Addressed = AskToJoin | MayJoin | JoinEnded | JoinsBegun
+"""What travels along the overlay to its destination."""
+
+Phase = Literal["waits", "asks", "begun"]
+"""Of a new link: the peer will begin; permission was asked for; our `Join` was sent."""
+
+Question = tuple[str, str, int]
+"""Who asks to join, by the link to whom, and which attempt of it that is."""
+
+
+class Joining(msgspec.Struct):
+    """A link that does not carry anything yet."""
+
+    phase: Phase
+    coordinator: str
+    """Of the tree behind the peer, as it last said; it can only have become lower."""
+    attempt: int = 0
+    asked: str = ""
+    """The coordinator that was asked."""
+
+
+class Outcome(msgspec.Struct):
+    """What is to be done, in this order."""
+
+    sends: list[tuple[str, Message]] = []
+    """Over the numbered lane of the links."""
+    is_changed: bool = False
+    """Whether `peers` or `next_hops` have changed: then the broker must be told (`Configured`)."""
+    joined: list[str] = []
+    """Brokers that can be reached and could not before."""
+    closes: list[tuple[str, str]] = []
+    """Links to be given up: (peer, why)."""
+
+
+class Reach:
+    """What one broker knows of the overlay. Every call that changes something says what follows from it."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self._behind: dict[str, dict[str, None]] = {}
+        """Peer to the brokers behind it, itself among them."""
+        self._cut_off: dict[str, None] = {}
+        self._joining: dict[str, Joining] = {}
+        self._attempts = 0
+        self._questions: list[Question] = []
+        """While this broker coordinates: who asks to join. The first one may."""
+        self._unheard: dict[str, None] = {}
+        """Before it gives permission: who has not said yet what the last coordinator permitted."""
+        self._out = Outcome()
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
+            Join: self._on_join,
+            BeginJoin: self._on_begin_join,
+            Reaches: self._on_reaches,
+            AskToJoin: self._on_ask,
+            MayJoin: self._on_may_join,
+            JoinEnded: self._on_ended,
+            JoinsBegun: self._on_begun,
+        }
+        self.messages = tuple(self._handlers)
+        """The types of message that `receive` is for."""
+
+    # --- what is known ---
+
+    @property
+    def peers(self) -> list[str]:
+        """Those whose links carry messages."""
+        return list(self._behind)
+
+    @property
+    def next_hops(self) -> dict[str, str]:
+        """The peer towards every other broker that can be reached, for `Configured`."""
+        return {broker: peer for peer, brokers in self._behind.items() for broker in brokers}
+
+    @property
+    def cut_off(self) -> list[str]:
+        """Members that no link leads to, until they join again or are forgotten."""
+        return list(self._cut_off)
+
+    @property
+    def members(self) -> list[str]:
+        """Every broker that there is, as far as is known here."""
+        return sorted([self.id, *self.next_hops, *self._cut_off])
+
+    @property
+    def coordinator(self) -> str:
+        return min([self.id, *self.next_hops])
+
+    def unfinished(self) -> list[str]:
+        """Links that have not joined yet, and what they wait for."""
+        waits_for = {"waits": "{peer} to begin", "asks": "the permission of {asked}", "begun": "the answer"}
+        return [
+            f"the link to {peer} waits for " + waits_for[one.phase].format(peer=peer, asked=one.asked)
+            for peer, one in self._joining.items()
+        ]
+
+    # --- the handshake ---
+
+    def offer(self, peer: str) -> tuple[str, ...]:
+        """Whom the peer reaches, or would reach, through here: to be told in the handshake."""
+        others = [broker for broker, hop in self.next_hops.items() if hop != peer]
+        return tuple(sorted([self.id, *others]))
+
+    def objection(self, peer: str, offered: Collection[str]) -> str:
+        """Why a link that one of the two ends does not know yet must not be made; "" if it may be."""
+        hops = self.next_hops
+        what = f"the link between {self.id} and {peer} would close a cycle"
+        for broker in (peer, *offered):
+            if hops.get(broker, peer) != peer:
+                return f"{what}: {self.id} reaches {broker} through {hops[broker]} already"
+        return f"{what}: {peer} reaches {self.id} already" if self.id in offered else ""
+
+    def join(self, peer: str, offered: Collection[str]) -> Outcome:
+        """The ends have shaken hands and neither objected. Changes nothing of a link that has joined."""
+        self._out = Outcome()
+        joining = self._joining.get(peer)
+        if peer not in self._behind and (joining is None or joining.phase != "begun"):
+            if joining is None:
+                joining = self._joining[peer] = Joining("waits", "")
+            joining.coordinator = min(offered, default=peer)
+            self._review()
+        return self._out
+
+    def abandon(self, peer: str, why: str) -> Outcome:
+        """A link that has not joined is given up: one of the ends objects."""
+        self._out = Outcome()
+        self._abandon(peer, why)
+        return self._out
+
+    def _abandon(self, peer: str, why: str) -> None:
+        joining = self._joining.pop(peer, None)
+        if joining is not None:
+            self._end(peer, joining)
+            self._out.closes.append((peer, why))
+
+    # --- changes of what can be reached ---
+
+    def drop(self, peer: str, why: str) -> Outcome:
+        """The link is given up for good; who was behind it is cut off."""
+        self._out = Outcome()
+        self._abandon(peer, why)
+        self._give_up(peer, why)
+        return self._out
+
+    def _give_up(self, peer: str, why: str) -> None:
+        if peer in self._behind:
+            self._out.closes.append((peer, why))
+            self._change({**self._behind, peer: {}})
+
+    def forget(self, broker: str) -> Outcome:
+        """This broker is gone for good, and everyone is to know it."""
+        self._out = Outcome()
+        if broker != self.id:
+            self._forget(None, (broker,))
+        return self._out
+
+    def receive(self, peer: str, message: Message) -> Outcome:
+        """A message of one of the types in `messages` came over the link to the peer."""
+        self._out = Outcome()
+        if isinstance(message, Addressed) and message.destination != self.id:
+            self._send(message)
+        else:
+            self._handlers[type(message)](peer, message)
+        return self._out
+
+    def _on_reaches(self, peer: str, message: Reaches) -> None:
+        if peer not in self._behind:
+            return
+        objection = self.objection(peer, message.added)
+        if objection:  # No way is known that leads here; but a cycle is worse than a link too few.
+            self._give_up(peer, objection)
+            return
+        behind = {**self._behind[peer], **dict.fromkeys(message.added)}
+        for broker in message.removed:
+            behind.pop(broker, None)
+        self._change({**self._behind, peer: behind})
+        if message.forgotten:
+            self._forget(peer, message.forgotten)
+
+    def _forget(self, source: str | None, forgotten: tuple[str, ...]) -> None:
+        """Also passes it on, because others may be about to join who is unknown here."""
+        for broker in forgotten:
+            self._abandon(broker, f"{broker} was forgotten")
+            if broker in self._behind:
+                self._out.closes.append((broker, f"{broker} was forgotten"))
+        others = [peer for peer in self._listening() if peer != source and peer not in forgotten]
+        self._out.sends += [(peer, Reaches(forgotten=forgotten)) for peer in others]
+        self._change(
+            {
+                peer: {} if peer in forgotten else {one: None for one in brokers if one not in forgotten}
+                for peer, brokers in self._behind.items()
+            }
+        )
+        for broker in forgotten:
+            self._cut_off.pop(broker, None)
+
+    def _listening(self) -> list[str]:
+        """Those who have been told whom this broker reaches."""
+        return [*self._behind, *(peer for peer, one in self._joining.items() if one.phase == "begun")]
+
+    def _change(self, behind: dict[str, dict[str, None]]) -> None:
+        """From now on these are behind the peers; each peer hears what is new to it."""
+        coordinator, before = self.coordinator, self.next_hops
+        told = {peer: self.offer(peer) for peer in self._listening()}
+        self._behind = {peer: brokers for peer, brokers in behind.items() if brokers}
+        after = self.next_hops
+        if after == before:
+            return
+        self._out.is_changed = True
+        self._out.joined += [broker for broker in after if broker not in before]
+        for broker in after:
+            self._cut_off.pop(broker, None)
+        lost = [broker for broker in before if broker not in after]
+        self._cut_off.update(dict.fromkeys(lost))
+        for joining in self._joining.values():
+            if lost and joining.phase == "asks":
+                joining.phase = "waits"  # The question may be lost too: `_review` asks again.
+        for peer in self._listening():
+            was, now = dict.fromkeys(told.get(peer, ())), dict.fromkeys(self.offer(peer))
+            added = tuple(broker for broker in now if broker not in was)
+            removed = tuple(broker for broker in was if broker not in now)
+            if peer in told and (added or removed):
+                self._out.sends.append((peer, Reaches(added, removed)))
+        self._coordinate(coordinator)
+        self._review()
+
+    # --- a new link ---
+
+    def _review(self) -> None:
+        """What a change means for links that have not begun to join."""
+        for peer, joining in list(self._joining.items()):
+            if joining.phase == "begun":
+                continue
+            objection = self.objection(peer, (peer,))
+            if objection:
+                self._abandon(peer, objection)
+            elif self.coordinator > joining.coordinator:
+                if joining.phase == "waits":
+                    self._ask(peer, joining)
+            elif joining.phase == "asks":
+                self._end(peer, joining)
+                joining.phase = "waits"
+                self._out.sends.append((peer, BeginJoin(self.coordinator)))
+
+    def _ask(self, peer: str, joining: Joining) -> None:
+        self._attempts += 1
+        joining.phase, joining.asked, joining.attempt = "asks", self.coordinator, self._attempts
+        self._send(AskToJoin(joining.asked, self.id, peer, joining.attempt))
+
+    def _on_begin_join(self, peer: str, message: BeginJoin) -> None:
+        joining = self._joining.get(peer)
+        if joining is None or joining.phase == "begun":
+            return
+        joining.coordinator = message.coordinator
+        if joining.phase == "waits" and self.coordinator < joining.coordinator:
+            # Both trees have changed, and now it is the peer's turn after all.
+            self._out.sends.append((peer, BeginJoin(self.coordinator)))
+        self._review()
+
+    def _on_may_join(self, peer: str, message: MayJoin) -> None:
+        joining = self._joining.get(message.peer)
+        if joining is None or joining.attempt != message.attempt or joining.phase == "waits":
+            # The question was withdrawn, but its withdrawal has not found it yet.
+            self._send(JoinEnded(message.coordinator, self.id, message.peer, message.attempt))
+        elif joining.phase == "asks":
+            joining.phase, joining.asked = "begun", message.coordinator
+            self._out.sends.append((message.peer, Join(self.offer(message.peer))))
+
+    def _on_join(self, peer: str, message: Join) -> None:
+        joining = self._joining.get(peer)
+        if joining is None:
+            return
+        objection = self.objection(peer, message.brokers)
+        if objection:
+            self._abandon(peer, objection)
+            return
+        if joining.phase != "begun":
+            self._out.sends.append((peer, Join(self.offer(peer))))
+        del self._joining[peer]
+        self._change({**self._behind, peer: dict.fromkeys(message.brokers)})
+        self._end(peer, joining)
+
+    def _end(self, peer: str, joining: Joining) -> None:
+        """The coordinator need not wait for this link any longer."""
+        if joining.phase != "waits":
+            self._send(JoinEnded(joining.asked, self.id, peer, joining.attempt))
+
+    # --- at the coordinator ---
+
+    def _send(self, message: Addressed) -> None:
+        """Along the overlay. A destination that cannot be reached any more has nothing to say either."""
+        hop = self.next_hops.get(message.destination)
+        if message.destination == self.id:
+            self._handlers[type(message)](self.id, message)
+        elif hop is not None:
+            self._out.sends.append((hop, message))
+
+    def _on_ask(self, peer: str, message: AskToJoin) -> None:
+        if self.coordinator != self.id:
+            self._send(msgspec.structs.replace(message, destination=self.coordinator))
+            return
+        self._questions.append((message.broker, message.peer, message.attempt))
+        if len(self._questions) == 1:
+            self._permit()
+
+    def _on_ended(self, peer: str, message: JoinEnded) -> None:
+        question = (message.broker, message.peer, message.attempt)
+        is_first = question in self._questions[:1]
+        self._questions = [one for one in self._questions if one != question]
+        if is_first:
+            self._permit()
+
+    def _permit(self) -> None:
+        """The first one may; if another broker coordinates by now, that one decides."""
+        if self.coordinator != self.id:
+            questions, self._questions = self._questions, []
+            for broker, peer, attempt in questions:
+                self._send(AskToJoin(self.coordinator, broker, peer, attempt))
+        elif self._questions and not self._unheard:
+            broker, peer, attempt = self._questions[0]
+            self._send(MayJoin(broker, peer, attempt, self.id))
+
+    def _coordinate(self, before: str) -> None:
+        """Those who ask and are gone need no permission; and the coordinator itself may have been lost."""
+        reachable = self.next_hops
+        first = self._questions[:1]
+        self._questions = [one for one in self._questions if one[0] in (self.id, *reachable)]
+        was_waiting = bool(self._unheard)
+        self._unheard = {broker: None for broker in self._unheard if broker in reachable}
+        if self.coordinator > before:
+            if self.coordinator == self.id:
+                self._unheard = dict.fromkeys(reachable)
+            begun = tuple((peer, one.attempt) for peer, one in self._joining.items() if one.phase == "begun")
+            for peer, _ in begun:
+                self._joining[peer].asked = self.coordinator
+            self._send(JoinsBegun(self.coordinator, self.id, begun))
+        elif self._questions[:1] != first or (was_waiting and not self._unheard):
+            self._permit()
+
+    def _on_begun(self, peer: str, message: JoinsBegun) -> None:
+        """Only who has begun may go on; the others ask this broker again."""
+        if self.coordinator != self.id:
+            self._send(msgspec.structs.replace(message, destination=self.coordinator))
+            return
+        begun = [(message.broker, peer, attempt) for peer, attempt in message.begun]
+        self._questions = [*begun, *(one for one in self._questions if one not in begun)]
+        self._unheard.pop(message.broker, None)
+        self._permit()

@@ -1,0 +1,319 @@
+"""A site: one broker with its MQTT endpoint, its links, and what only a network of brokers has in common.
+
+It is a state machine like the broker within: inputs in, effects out, no clock and
+no chance. The daemon journals the inputs it names as durable, and then lets the
+effects out; after a crash the journal is fed to a site again and everything is as
+it was. In every turn what came over links comes before what came from clients, so
+that a session is never taken away between a client's request and its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from roamcast.broker.announcing import Announcements, RecallAnnounced
+from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.draining import Draining, HandAway
+from roamcast.broker.figures import Figures
+from roamcast.broker.inputs import (
+    Announced,
+    Asked,
+    Connected,
+    Drained,
+    Forgotten,
+    Frames,
+    Full,
+    Gone,
+    LinkDown,
+    LinkFrames,
+    LinkRefused,
+    LinkUp,
+    Ruled,
+    SiteEffects,
+    SiteInput,
+    Slow,
+    Started,
+    Tick,
+    Tree,
+    Tuned,
+)
+from roamcast.broker.links.end import LinkError
+from roamcast.broker.links.links import Links, LinkTurn, Offer
+from roamcast.broker.machine_base import BaseSite
+from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
+from roamcast.broker.seeking import Seeking, WhereIs
+from roamcast.broker.settings import SiteSettings
+from roamcast.broker.shared import SharedSubscriptions
+from roamcast.broker.shared_messages import GivesBack, MembersChanged, Takes
+from roamcast.broker.wills import Wills
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter, Value
+from roamcast.mobility import find_protocol
+from roamcast.mqtt.server.endpoint import Endpoint
+from roamcast.mqtt.server.sessions import Subscription
+from roamcast.protocol.codec import Codec
+from roamcast.protocol.effects import Configured, Deadline, Pressed, Told
+from roamcast.protocol.notification import Burst
+
+
+class Site(BaseSite):
+    links: Links
+    seeking: Seeking
+    links_may_cycle = False
+
+    __unsaved__ = ("_out",)
+
+    def __init__(self, settings: SiteSettings) -> None:
+        self.settings = settings
+        self.id = settings.id
+        self.starts = 0
+        """How often a process has begun to drive this site."""
+        self.endpoint = Endpoint(self)
+        self.broker = Broker(
+            settings.id, find_protocol(settings.protocol), _broker_settings(settings), front=self.endpoint
+        )
+        self.links = Links(settings.id, Codec())
+        self.retained = RetainedMessages(self.broker)
+        self.wills = Wills(self.broker)
+        self.shared = SharedSubscriptions(
+            self.broker, self.endpoint.group_settled, self.endpoint.join_all_groups
+        )
+        self.announcements = Announcements(self.broker)
+        self.seeking = Seeking(self.broker, self.endpoint)
+        self.draining = Draining(self.broker)
+        self._told: dict[str, None] = {}
+        """Peers that know what is retained here."""
+        self._now = 0.0
+        self._restore()
+
+    def _restore(self) -> None:
+        self._out = SiteEffects()
+
+    # --- the contract ---
+
+    def step(self, now: float, inputs: Iterable[SiteInput]) -> SiteEffects:
+        self._now = self.endpoint.now = now
+        self._out = out = SiteEffects()
+        endpoint = self.endpoint
+        of_clients = []
+        for item in inputs:
+            if type(item) is Frames or type(item) is Gone or type(item) is Connected:
+                of_clients.append(item)
+            else:
+                self._on_input(item)
+        if endpoint.inputs:
+            self._run()
+        self._read(of_clients)
+        if endpoint.inputs:
+            self._run()
+        self._collect()
+        return out
+
+    def deadline(self) -> float | None:
+        of_broker, of_clients = self.broker.deadline(), self.endpoint.timers.next()
+        if of_broker is None or of_clients is None:
+            return of_clients if of_broker is None else of_broker
+        return min(of_broker, of_clients)
+
+    # --- for those who look on (see contract.AnySite) ---
+
+    @property
+    def queued_bytes(self) -> int:
+        """What is stored for clients here."""
+        return sum(queue.size_bytes for _, queue in self.broker.protocol.stored())
+
+    @property
+    def figures(self) -> Figures:
+        return self.broker.figures
+
+    @property
+    def promise(self) -> str:
+        protocol = self.broker.protocol
+        lost = "; a session on its way to a broker that is forgotten is lost"
+        return protocol.summary + ("" if protocol.takes_back else lost)
+
+    @property
+    def tree(self) -> Tree | None:
+        return None  # Its links are made for good.
+
+    @property
+    def strategy(self) -> str:
+        return self.broker.router.strategy
+
+    @property
+    def session_count(self) -> int:
+        return len(self.broker.sessions)
+
+    @property
+    def retained_count(self) -> int:
+        return len(self.retained)
+
+    @property
+    def retained_refused(self) -> int:
+        return self.retained.refused
+
+    def stored(self) -> Iterable[Burst]:
+        return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
+
+    def sessions_left(self) -> int:
+        """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
+        broker = self.broker
+        stored = [client for client, queue in broker.protocol.stored() if queue]
+        held = dict.fromkeys([*broker.sessions, *broker.locator.moved_to, *stored])
+        if not held and any(end.kept_bytes for end in self.links.ends.values() if end.is_up):
+            return 1
+        return len(held)
+
+    def check_forgetting(self, broker: str) -> None:
+        known = self.links.reach.next_hops
+        if broker not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise InputError(f"there is no broker {broker} in the network; known are: {names}")
+
+    def check_draining(self, destination: str) -> None:
+        if destination not in self.links.reach.next_hops:
+            up = ", ".join(peer for peer, end in self.links.ends.items() if end.is_up)
+            raise InputError(f"broker {destination} cannot be reached; links are up to: {up}")
+
+    # --- inputs that do not come from clients ---
+
+    def _on_input(self, item: SiteInput) -> None:
+        match item:
+            case LinkFrames(peer, data):
+                self._on_link_frames(peer, data)
+                return
+            case Slow(connection, is_slow):
+                self.endpoint.set_slow(connection, is_slow)
+                return
+            case Announced(topic, payload):
+                burst = self.announcements.announce(topic, payload, self._now)
+                self.endpoint.inputs.append(Told(burst))
+                return
+        self._out.durable.append(item)
+        match item:
+            case LinkUp(peer, offer, incarnation):
+                self._on_link_up(peer, offer, incarnation)
+            case LinkDown(peer):
+                self._follow(self.links.disconnected(peer))
+            case LinkRefused(peer, why):
+                self._follow(self.links.refused(peer, why))
+            case Forgotten(broker):
+                self._follow(self.links.forget(broker))
+            case Full(bytes_max):
+                self.endpoint.inputs.append(Pressed(bytes_max))
+            case Asked(client, number):
+                self.endpoint.inputs.append(Told(WhereIs(client, self.id, number)))
+            case Drained(destination, reference):
+                self.endpoint.send_away(reference)
+                self.endpoint.inputs.append(Told(HandAway(destination)))
+            case Tuned(settings):
+                self._configure(settings)
+            case Tick():
+                self.endpoint.on_deadline()
+                self.endpoint.inputs.append(Deadline())
+            case Ruled(rules):
+                self.endpoint.set_access(rules)
+            case Started(settings):
+                self._on_started(settings)
+
+    def _on_started(self, settings: SiteSettings) -> None:
+        self._check_start(settings)
+        self.starts += 1
+        self.endpoint.serve_again()
+        self._configure(settings)
+        for id in list(self.endpoint.connections):
+            self.endpoint.closed(id)
+        for peer in list(self.links.ends):
+            self._follow(self.links.disconnected(peer))
+        self.endpoint.traffic.reset()
+        self.broker.figures.reset()
+
+    def _configure(self, settings: SiteSettings) -> None:
+        self.settings = settings
+        self.endpoint.configure(settings.endpoint)
+        self.broker.configure(_broker_settings(settings))
+        self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
+
+    # --- links ---
+
+    def _on_link_up(self, peer: str, offer: Offer, incarnation: int) -> None:
+        try:
+            self._follow(self.links.connected(peer, offer, incarnation))
+        except LinkError as error:
+            self._out.link_closes.append((peer, str(error)))
+
+    def _on_link_frames(self, peer: str, data: bytes) -> None:
+        try:
+            turn = self.links.receive(peer, data)
+        except LinkError as error:
+            self._follow(self.links.disconnected(peer))
+            self._out.link_closes.append((peer, str(error)))
+            return
+        if turn.durable:
+            self._out.durable.append(LinkFrames(peer, turn.durable))
+        self._follow(turn)
+
+    def _follow(self, turn: LinkTurn) -> None:
+        """Hand to the broker what came over links, or follows for it from a change of the overlay."""
+        inputs = self.endpoint.inputs
+        for item in turn.inputs:
+            inputs.append(item)
+            if isinstance(item, Configured):
+                new = [peer for peer in item.peers if peer not in self._told]
+                self._told = dict.fromkeys(item.peers)
+                inputs += [Told(TellRetained(peer)) for peer in new]
+                inputs.append(Told(MembersChanged()))
+        inputs += turn.fleeting
+        self._out.link_closes += turn.closes
+
+    # --- running the broker ---
+
+    def _run(self) -> None:
+        endpoint, broker = self.endpoint, self.broker
+        while endpoint.inputs:
+            inputs, endpoint.inputs = endpoint.inputs, []
+            effects = broker.step(self._now, inputs)
+            if effects.sends:
+                self.links.send(effects.sends)
+            if effects.records:
+                self._out.records += effects.records
+            if effects.to_clients or effects.closes:
+                endpoint.perform(effects)
+
+    # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
+
+    def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
+        self.endpoint.inputs.append(Told(KeepThis(topic, marks, body, client)))
+
+    def recall(self, client: str, subscription: Subscription) -> None:
+        filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
+        self.endpoint.inputs.append(Told(Recall(client, filter, qos, identifier, subscription.no_local)))
+        self.endpoint.inputs.append(Told(RecallAnnounced(client, filter, identifier)))
+
+    def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
+        is_there = self.endpoint.is_connected(client)
+        takes = Takes(subscription.group, subscription.filter, client, True, is_there, asks)
+        self.endpoint.inputs.append(Told(takes))
+
+    def leave(self, client: str, subscription: Subscription) -> None:
+        takes = Takes(subscription.group, subscription.filter, client, joins=False)
+        self.endpoint.inputs.append(Told(takes))
+
+    def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
+        given = GivesBack(subscription.group, subscription.filter, client, burst)
+        self.endpoint.inputs.append(Told(given))
+
+    def refusal_of_filter(self, filter: Filter, client: str) -> str:
+        return self.broker.places.refusal_of_filter(filter, client)
+
+    def refusal_of_move(self, values: dict[str, Value]) -> str:
+        return self.broker.places.refusal_of_move(values)
+
+
+def _broker_settings(settings: SiteSettings) -> BrokerSettings:
+    """The broker's own, with the movement graph made of its text."""
+    if not (settings.movement_graph or settings.states):
+        return settings.broker
+    return msgspec.structs.replace(settings.broker, location=settings.location())

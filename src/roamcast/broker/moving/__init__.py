@@ -1,0 +1,1 @@
+"""Pure: the broker machine for brokers that move."""

@@ -1,0 +1,335 @@
+"""The machine of a protocol for brokers that move, between links of the tree and connected clients.
+
+It is to the endpoint and the site what `node.Broker` is in the other family: it publishes for clients,
+hands them what is theirs within their window, and keeps what they have not acknowledged, to give it back to
+the machine when their connection is gone. What a session is, is decided in `mobile_sessions`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from zlib import crc32
+
+from roamcast.broker.figures import Figures
+from roamcast.broker.front import Front
+from roamcast.broker.moving.noted_filters import asks_more
+from roamcast.broker.moving.tree_links import TreeLinks
+from roamcast.broker.moving.waves import Wave, WaveBack, Waves
+from roamcast.filters.filter import Attributes, Filter
+from roamcast.mobility.moving.mobile import LOCAL, MobileProtocol, Outcome
+from roamcast.mobility.stored import Stored
+from roamcast.mqtt.server.sessions import Subscription
+from roamcast.protocol.effects import Effects
+from roamcast.protocol.messages import Acknowledge, Deliver, Fleeting, Message, Publish, cause_of
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import QueueLimits
+from roamcast.protocol.records import Level, Row
+
+MARK_BITS = 16
+"""Of a timestamp: which broker has chosen it."""
+WINDOW = 1024
+"""Notifications that a client gets before it acknowledges, if it does not say how many."""
+
+
+class Visit:
+    """A client that is connected here."""
+
+    def __init__(self, connection: int, owner: str, window: int, stamp: int) -> None:
+        self.connection = connection
+        self.owner = owner
+        self.window = window or WINDOW
+        self.stamp = stamp
+        """The timestamp of the last that was said for it here; at first, when it came."""
+        self.is_clean = False
+        """Whether it wants nothing of what there was before it came."""
+        self.began = 0
+        """When its session began with a clean start, if it did."""
+        self.is_leaving = False
+        self.insists_until = 0.0
+        """Until then it may be said once more that the client is here, to whoever knows a later timestamp."""
+        self.incarnation = stamp
+        """Of what it publishes."""
+        self.published = 0
+        self.subscriptions: dict[str, Subscription] = {}
+        """As far as the machine has heard of them."""
+        self.sent = 0
+        self.in_flight: deque[tuple[int, Burst]] = deque()
+        self.waiting = Stored()
+
+    def acknowledge(self, sequence: int) -> int:
+        """How many are done with."""
+        count = 0
+        while self.in_flight and self.in_flight[0][0] <= sequence:
+            count += self.in_flight.popleft()[1].count
+        return count
+
+    def unacknowledged(self) -> list[Burst]:
+        return [*(burst for _, burst in self.in_flight), *self.waiting]
+
+
+class MobileCore:
+    __unsaved__ = ("_asks_more", "_out", "figures")
+
+    def __init__(self, id: str, machine: MobileProtocol, links: TreeLinks, front: Front) -> None:
+        self.id = id
+        self.machine = machine
+        self.links = links
+        self.front = front
+        self.waves = Waves(links.send)
+        self.visits: dict[str, Visit] = {}
+        self.now = 0.0
+        self.duplicates = 0
+        """Notifications that clients would have got again."""
+        self.incarnation = 0
+        """Of what this broker publishes itself."""
+        self._mark = crc32(id.encode()) % (1 << MARK_BITS)
+        self._published = 0
+        self._limits: QueueLimits | None = None
+        self._level: Level = "full"
+        self._tells_attributes = True
+        self._rows = 0
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        machine.contents = self.contents_of
+        self._restore()
+
+    def _restore(self) -> None:
+        self.figures = Figures()
+        self._out = Effects()
+        self._asks_more: tuple[int, bool] = (-1, False)
+
+    def configure(self, limits: QueueLimits | None, level: Level, attributes: bool) -> None:
+        self._limits, self._level, self._tells_attributes = limits, level, attributes
+
+    def take_effects(self) -> Effects:
+        """What is to be done since the last time."""
+        out, self._out = self._out, Effects()
+        return out
+
+    def stamp(self, after: int = 0) -> int:
+        """A timestamp: the clock in milliseconds, or what is later than another, and this broker's mark.
+
+        Two brokers must never choose the same one for a client: nobody could say which of them is right.
+        """
+        return max(int(self.now * 1000), (after >> MARK_BITS) + 1) << MARK_BITS | self._mark
+
+    # --- what other parts of the site ask for (see announcing, wills) ---
+
+    def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
+        """Messages of this type are not the machine's: they go to this handler."""
+        self._handlers[kind] = handler
+
+    def as_it_is(self, filter: Filter, client: str) -> Filter:
+        return filter
+
+    def tell(self, client: str, message: Message) -> None:
+        visit = self.visits.get(client)
+        if visit is not None:
+            self._out.to_clients.append((client, visit.connection, message))
+
+    def close(self, client: str, connection: int, why: str) -> None:
+        self._out.closes.append((client, connection, why))
+
+    def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """Publish in the broker's own name."""
+        self._published += 1
+        name = f"$broker/{self.id}"
+        self._take_burst(
+            name, Burst(name, self.incarnation, self._published, attributes, self.now, (body,), 1, marks)
+        )
+
+    # --- peers ---
+
+    def receive(self, peer: str, message: Message) -> None:
+        """A message over a link of the tree."""
+        handler = self._handlers.get(type(message))
+        if type(message) is Wave:
+            self.waves.on_wave(peer, message, list(self.machine.peers))
+        elif type(message) is WaveBack:
+            self.waves.on_back(peer, message)
+        elif handler is not None:
+            handler(peer, message)
+        else:
+            self.perform(self.machine.receive(peer, message))
+
+    def receive_fleeting(self, peer: str, message: Message) -> None:
+        if isinstance(message, Fleeting):
+            self.route_fleeting(peer, message)
+        elif (handler := self._handlers.get(type(message))) is not None:
+            handler(peer, message)
+
+    def migrate(self, old: str | None, new: str) -> None:
+        self.record("link_up", peer=new)
+        self.perform(self.machine.migrate(old, new))
+
+    def link_down(self, peer: str, unconfirmed: Sequence[Message]) -> None:
+        self.record("link_down", peer=peer)
+        self.waves.on_link_down(peer)
+        self.perform(self.machine.link_down(peer, unconfirmed))
+
+    # --- clients ---
+
+    def say(self, client: str, message: Message) -> None:
+        """The client tells the machine this, or the site does so for it."""
+        self.perform(self.machine.receive(client, message, is_subscriber=True))
+
+    def publish(self, client: str, visit: Visit, message: Publish) -> None:
+        varied = message.varied or (message.attributes,) * len(message.bodies)
+        for attributes, body in zip(varied, message.bodies, strict=True):
+            if not message.request:
+                burst = Fleeting(client, 0, 0, attributes, self.now, (body,), 1, message.marks)
+                self.route_fleeting(LOCAL, burst)
+                continue
+            visit.published += 1
+            self._take_burst(
+                client,
+                Burst(
+                    client, visit.incarnation, visit.published, attributes, self.now, (body,), 1,
+                    message.marks,
+                ),
+            )  # fmt: skip
+
+    def _take_burst(self, client: str, burst: Burst) -> None:
+        self.record(
+            "published", client=client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+            size_bytes=burst.size, published_at=burst.published_at,
+            attributes=burst.attributes if self._tells_attributes else None,
+        )  # fmt: skip
+        self.say(client, burst)
+
+    def route_fleeting(self, way: str, burst: Fleeting) -> None:
+        """What promises nothing goes to whoever can be reached now, and is kept nowhere."""
+        machine = self.machine
+        peers: dict[str, None] = {}
+        for subscriber in machine.matching(burst):
+            towards = machine.known[subscriber].way
+            if towards == LOCAL:
+                self.tell(subscriber, Deliver("", 0, burst))
+            elif towards is not None and towards in machine.peers and towards != way:
+                peers[towards] = None
+        for peer in peers:
+            self.links.send_fleeting(peer, burst)
+
+    def announce(self, burst: Fleeting) -> None:
+        """What this broker says of itself, to whoever is connected here."""
+        for subscriber in self.machine.matching(burst):
+            self.tell(subscriber, Deliver("", 0, burst))
+
+    def contents_of(self, burst: Burst) -> Attributes | None:
+        """All attributes of a notification, if somebody asks for more than its topic."""
+        machine = self.machine
+        if self._asks_more[0] != machine.changes:
+            filters = (filter for known in machine.known.values() for filter in known.filters.values())
+            self._asks_more = machine.changes, any(map(asks_more, filters))
+        return self.front.contents(burst)[0] if self._asks_more[1] else None
+
+    # --- deliveries ---
+
+    def acknowledge(self, client: str, visit: Visit, message: Acknowledge) -> None:
+        count = visit.acknowledge(message.sequence)
+        if count and self._level == "full":
+            self.record(
+                "acknowledged", client=client, broker=self.id, number=message.sequence, notifications=count
+            )
+        while visit.waiting and len(visit.in_flight) < visit.window:
+            self._send(client, visit, visit.waiting.pop())
+
+    def _deliver(self, client: str, burst: Burst) -> None:
+        visit = self.visits[client]
+        if not visit.waiting and len(visit.in_flight) < visit.window:
+            self._send(client, visit, burst)
+        else:
+            for one in visit.waiting.add(burst, self._limits):
+                self._drop(client, one)
+
+    def _send(self, client: str, visit: Visit, burst: Burst) -> None:
+        visit.sent += 1
+        visit.in_flight.append((visit.sent, burst))
+        self.tell(client, Deliver("", visit.sent, burst))
+        if self._level == "full":
+            self.record(
+                "sent", client=client, broker=self.id, publisher=burst.publisher,
+                incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+            )  # fmt: skip
+
+    def leave(self, client: str) -> None:
+        """The connection of a client is gone."""
+        visit = self.visits.pop(client)
+        if client in self.machine.attached:
+            self.perform(self.machine.detach(client, visit.unacknowledged()))
+
+    # --- what is stored ---
+
+    def queues(self) -> Iterator[tuple[str, Stored]]:
+        """What waits for each, here; without what was sent and is not acknowledged."""
+        yield from self.machine.queues.items()
+        yield from ((client, visit.waiting) for client, visit in self.visits.items())
+
+    def stored(self) -> Iterator[Burst]:
+        for _, queue in self.queues():
+            yield from queue
+        for visit in self.visits.values():
+            yield from (burst for _, burst in visit.in_flight)
+
+    @property
+    def queued_bytes(self) -> int:
+        waiting = sum(queue.size_bytes for _, queue in self.queues())
+        return waiting + sum(burst.size for visit in self.visits.values() for _, burst in visit.in_flight)
+
+    def press(self, bytes_max: int) -> None:
+        """All queues together may hold no more than this: the longest give up their oldest first."""
+        over = self.queued_bytes - bytes_max
+        while over > 0:
+            client, queue = max(self.queues(), key=lambda one: one[1].size_bytes, default=("", Stored()))
+            if not queue:
+                return
+            burst = queue.pop()
+            over -= burst.size
+            self._drop(client, burst)
+
+    # --- effects ---
+
+    def perform(self, outcome: Outcome) -> None:
+        for peer, message in outcome.sends:
+            self.links.send(peer, message)
+            if self._level == "full":
+                self._record_sent(peer, message)
+        if outcome.duplicates:
+            self.duplicates += outcome.duplicates
+            self.figures.leave_out("had already", outcome.duplicates)
+        for client, burst in outcome.dropped:
+            self._drop(client, burst)
+        for client, message in outcome.to_subscribers:
+            # That the machine tells what it knows (FILTERS) is for clients that know better.
+            if isinstance(message, Burst):
+                self._deliver(client, message)
+
+    def _drop(self, client: str, burst: Burst) -> None:
+        self.figures.drop("overflow", burst)
+        self.record(
+            "dropped", client=client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count, reason="overflow",
+        )  # fmt: skip
+
+    def _record_sent(self, peer: str, message: Message) -> None:
+        if isinstance(message, Burst):
+            self.record(
+                "forwarded", peer=peer, publisher=message.publisher, incarnation=message.incarnation,
+                number=message.number, notifications=message.count, hops=message.weight,
+            )  # fmt: skip
+        else:
+            self.record(
+                "control", peer=peer, message=type(message).__name__, cause=cause_of(message),
+                hops=message.weight,
+            )  # fmt: skip
+
+    def record(self, kind: str, **fields: object) -> None:
+        if self._level != "none":
+            self._rows += 1
+            self._out.records.append(Row(self._rows, self.now, self.id, kind, **fields))  # type: ignore[arg-type]
+
+    def filters_of(self, client: str) -> list[Filter]:
+        known = self.machine.known.get(client)
+        return list(known.filters.values()) if known is not None else []

@@ -1,0 +1,437 @@
+"""A site whose broker moves: the same contract as `Site`, with an election and a tree that changes.
+
+Every broker has a connection to each peer in reach. Over these the election sends its heartbeats, and from
+what it concludes follows which of them carry links of the tree. The election is not replayed: heartbeats
+are in no journal, but what it concludes is (`ParentTaken`, `LinkLeft`), so a replay takes the same links
+without it. It begins with the first `Tick`, which is never in a journal either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from roamcast.broker.announcing import Announcements, RecallAnnounced
+from roamcast.broker.figures import Figures
+from roamcast.broker.inputs import (
+    Announced,
+    Asked,
+    Confirmed,
+    Connected,
+    Elapsed,
+    Frames,
+    Full,
+    Gone,
+    LinkDown,
+    LinkFrames,
+    LinkLeft,
+    LinkRefused,
+    LinkUp,
+    ParentTaken,
+    Ruled,
+    SiteEffects,
+    SiteInput,
+    Slow,
+    Started,
+    Tick,
+    Tree,
+    Tuned,
+)
+from roamcast.broker.links.end import LinkError
+from roamcast.broker.machine_base import BaseSite
+from roamcast.broker.moving.core import MobileCore
+from roamcast.broker.moving.noted_filters import FILTER_LENGTH_MAX, NOTE
+from roamcast.broker.moving.seeking import MobileSeeking
+from roamcast.broker.moving.sessions import MobileSessions
+from roamcast.broker.moving.tree_links import Beat, OffLink, OnLink, TreeLinks
+from roamcast.broker.seeking import WhereIs
+from roamcast.broker.settings import SiteSettings
+from roamcast.broker.wills import Wills
+from roamcast.errors import InputError
+from roamcast.filters.expression import names_of
+from roamcast.filters.filter import Filter, Value
+from roamcast.mobility import find_mobile_protocol
+from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
+from roamcast.mobility.moving.mft import Bmig
+from roamcast.mobility.moving.mobile import MobileSettings
+from roamcast.mqtt.server.endpoint import Endpoint
+from roamcast.mqtt.server.sessions import Subscription
+from roamcast.protocol.codec import Codec
+from roamcast.protocol.effects import Told
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
+
+NO_PLACES = "where brokers move, filters on the client's own state are not offered"
+ROUNDS_WAITED = 2.5
+"""A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
+
+
+class MobileSite(BaseSite):
+    links: TreeLinks
+    seeking: MobileSeeking
+    links_may_cycle = True
+    strategy = "every broker knows every subscriber"
+    promise = (
+        "with QoS 1 what is owed arrives in the end, perhaps twice and in another order; QoS 2, retained "
+        "messages and shared subscriptions are refused, since in a network that may be parted nobody can "
+        "vouch for them"
+    )
+
+    __unsaved__ = ("_lost", "_out", "election", "tree")
+
+    def __init__(self, settings: SiteSettings) -> None:
+        protocol = find_mobile_protocol(settings.protocol)
+        if not protocol.keeps_promises:
+            raise InputError(f"protocol {settings.protocol}: it promises nothing, and is for the lab alone")
+        self.settings = settings
+        self.id = settings.id
+        self.starts = 0
+        """How often a process has begun to drive this site."""
+        self.endpoint = Endpoint(self)
+        self.links = TreeLinks(settings.id, Codec())
+        self.core = MobileCore(settings.id, protocol(settings.id), self.links, self.endpoint)
+        self.sessions = MobileSessions(self.core, self.endpoint)
+        self.wills = Wills(self.core)
+        self.announcements = Announcements(self.core)
+        self.seeking = MobileSeeking(self.core, self.endpoint.sessions)
+        self._parent: str | None = None
+        """The last one, though the link to it may be gone."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self._out = SiteEffects()
+        self.election: Election | None = None
+        self.tree: Tree | None = None
+        self._lost: list[str] = []
+        """Peers whose links were lost in this turn, of which the election has not heard yet."""
+
+    # --- the contract ---
+
+    def step(self, now: float, inputs: Iterable[SiteInput]) -> SiteEffects:
+        self.core.now = self.endpoint.now = now
+        self._out = out = SiteEffects()
+        of_clients = []
+        for item in inputs:
+            if type(item) is Frames or type(item) is Gone or type(item) is Connected:
+                of_clients.append(item)
+            else:
+                self._on_input(item)
+        self._run()
+        self._read(of_clients)
+        self._run()
+        for item in of_clients:
+            # Other options of a subscription are no request to anybody else.
+            connection = self.endpoint.connections.get(item.connection)
+            if connection is not None:
+                self.sessions.synchronise(connection.client)
+        self._run()
+        if out.durable:
+            for confirmed in list(self.links.confirmations()):
+                self._confirm(confirmed)
+        self._collect()
+        return out
+
+    def deadline(self) -> float | None:
+        if not self.starts:
+            return None
+        election = self.election.deadline() if self.election is not None else 0.0
+        times = [self._clients_deadline(), election]
+        return min((one for one in times if one is not None), default=None)
+
+    def _clients_deadline(self) -> float | None:
+        times = [self.endpoint.timers.next(), self.sessions.next_time()]
+        return min((one for one in times if one is not None), default=None)
+
+    # --- for those who look on (see contract.AnySite) ---
+
+    @property
+    def queued_bytes(self) -> int:
+        return self.core.queued_bytes
+
+    @property
+    def figures(self) -> Figures:
+        return self.core.figures
+
+    @property
+    def session_count(self) -> int:
+        return len(self.endpoint.sessions)
+
+    @property
+    def retained_count(self) -> int:
+        return 0
+
+    @property
+    def retained_refused(self) -> int:
+        return 0
+
+    def stored(self) -> Iterable[Burst]:
+        return self.core.stored()
+
+    def sessions_left(self) -> int:
+        return self.session_count
+
+    def check_forgetting(self, broker: str) -> None:
+        raise InputError(
+            f"{broker} need not be forgotten: where brokers move, one that is gone is left out by itself"
+        )
+
+    def check_draining(self, destination: str) -> None:
+        raise InputError(
+            "where brokers move, a session is wherever its client is: stop this broker, and clients find "
+            "theirs at any other; what is stored here follows when it is back"
+        )
+
+    # --- inputs ---
+
+    def _on_input(self, item: SiteInput) -> None:
+        match item:
+            case LinkFrames(peer, data):
+                self._on_link_frames(peer, data)
+            case Tick():
+                self._on_tick()
+            case LinkDown(peer):
+                self._on_link_down(peer)
+            case Slow(connection, is_slow):
+                self.endpoint.set_slow(connection, is_slow)
+            case Announced(topic, payload):
+                burst = self.announcements.announce(topic, payload, self.core.now)
+                self.endpoint.inputs.append(Told(burst))
+            case Asked(client, number):
+                self.seeking.on_where_is(self.id, WhereIs(client, self.id, number))
+            case LinkUp(peer):
+                self._on_link_down(peer)  # If there is one of before.
+                self._conclude(item)
+            case LinkRefused():
+                pass  # There is nothing that a refusal could change.
+            case _:
+                self._conclude(item)
+
+    def _conclude(self, item: SiteInput) -> None:
+        """What is in the journal as it is."""
+        self._out.durable.append(item)
+        match item:
+            case LinkUp(peer, _, incarnation):
+                self.links.connect(peer, incarnation)
+            case ParentTaken(old, new):
+                self._take_parent(old, new)
+            case LinkLeft(peer):
+                self._close(peer, tell=True)
+            case Confirmed(peer, number):
+                self.links.confirm(peer, number)
+            case Elapsed():
+                self.endpoint.on_deadline()
+                self.sessions.on_time()
+            case Full(bytes_max):
+                self.core.press(bytes_max)
+            case Tuned(settings):
+                self._configure(settings)
+            case Ruled(rules):
+                self.endpoint.set_access(rules)
+            case Started(settings):
+                self._on_started(settings)
+            case _:
+                raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
+
+    def _on_started(self, settings: SiteSettings) -> None:
+        self._check_start(settings)
+        self.starts += 1
+        self._configure(settings)
+        for id in list(self.endpoint.connections):
+            self.endpoint.closed(id)
+        self._run()
+        for peer in list(self.links.neighbours):
+            self._close(peer, tell=False)
+            self.links.disconnect(peer)
+        self._lost.clear()
+        self.core.incarnation = self.core.stamp()
+        self.sessions.started()
+        self.endpoint.traffic.reset()
+        self.core.figures.reset()
+
+    def _configure(self, settings: SiteSettings) -> None:
+        if settings.movement_graph or settings.states:
+            raise InputError(NO_PLACES)
+        settings.election.check()
+        self.settings = settings
+        broker = settings.broker
+        self.endpoint.configure(
+            msgspec.structs.replace(
+                settings.endpoint,
+                qos_max=min(settings.endpoint.qos_max, 1),
+                shared=False,
+                retain=False,
+                serves_unreachable=False,
+            )
+        )
+        self.core.machine.settings = MobileSettings(queue=broker.queue, seen_max=settings.seen_max)
+        self.core.configure(broker.queue, broker.records, broker.records_attributes)
+        waits_s = ROUNDS_WAITED * settings.election.period_s
+        self.sessions.configure(min(settings.endpoint.locate_timeout_s / 2, waits_s))
+
+    # --- connections and links of the tree ---
+
+    def _on_link_frames(self, peer: str, data: bytes) -> None:
+        neighbour = self.links.neighbours.get(peer)
+        if neighbour is None:
+            return  # The connection is about to be closed.
+        try:
+            arrivals = neighbour.end.receive(data)
+            if arrivals.durable:
+                self._confirm_all(peer)
+                self._out.durable.append(LinkFrames(peer, arrivals.durable))
+            for message in arrivals.numbered:
+                self._on_message(peer, message)
+        except (LinkError, InputError) as error:
+            self._out.link_closes.append((peer, str(error)))
+            self._on_link_down(peer)
+            return
+        self._tell_election()
+        for message in arrivals.fleeting:
+            if not isinstance(message, Beat):
+                self.core.receive_fleeting(peer, message)
+            elif self.election is not None:
+                self._elect(self.election.on_heartbeat(self.core.now, peer, message.heartbeat()))
+
+    def _on_message(self, peer: str, message: Message) -> None:
+        links = self.links
+        if isinstance(message, OnLink):
+            if links.hears(peer, message):
+                self._close(peer, tell=False)
+                links.adopt(peer)
+        elif isinstance(message, OffLink):
+            if links.is_current(peer, (message.number, message.child)):
+                self._close(peer, tell=False)
+                self._lost.append(peer)
+        elif links.is_current(peer):
+            self.sessions.receive(peer, message)
+            if isinstance(message, Bmig) and not message.hops:
+                self.sessions.tree_has_grown()
+
+    def _on_link_down(self, peer: str) -> None:
+        """The peer is out of reach."""
+        if peer not in self.links.neighbours:
+            return
+        self._confirm_all(peer)
+        self._out.durable.append(LinkDown(peer))
+        self._close(peer, tell=False)
+        self.links.disconnect(peer)
+        self._lost.append(peer)
+        self._tell_election()
+
+    def _close(self, peer: str, tell: bool) -> None:
+        """Give up the link of the tree to this peer, if there is one."""
+        if self.links.has_link(peer):
+            unconfirmed = self.links.close(peer, tell)
+            self.core.link_down(peer, unconfirmed)
+            self.sessions.give_back(unconfirmed)
+
+    def _take_parent(self, old: str | None, new: str) -> None:
+        if new in self.links.neighbours:
+            self._close(new, tell=True)
+            self.links.open(new)
+            self._parent = new
+            self.core.migrate(old, new)
+            self.sessions.tree_has_grown()
+
+    def _confirm_all(self, peer: str) -> None:
+        for confirmed in list(self.links.confirmations()):
+            if confirmed.peer == peer:
+                self._confirm(confirmed)
+
+    def _confirm(self, confirmed: Confirmed) -> None:
+        self._conclude(confirmed)
+
+    # --- the election ---
+
+    def _on_tick(self) -> None:
+        now, due = self.core.now, self._clients_deadline()
+        if due is not None and due <= now:
+            self._conclude(Elapsed())
+        if self.election is None:
+            self.election = Election(self.id, self.settings.election, int(now * 1000))
+            self._elect(self.election.start(now))
+            return
+        deadline = self.election.deadline()
+        if deadline is not None and deadline <= now:
+            self._elect(self.election.on_timer(now))
+
+    def _tell_election(self) -> None:
+        lost, self._lost = self._lost, []
+        for peer in lost:
+            if self.election is not None:
+                self._elect(self.election.on_link_lost(self.core.now, peer))
+
+    def _elect(self, effects: list[ElectionEffect]) -> None:
+        links = self.links
+        for effect in list(effects):
+            match effect:
+                case Broadcast(heartbeat):
+                    links.broadcast(heartbeat)
+                case ParentChanged(old, new, _):
+                    if old is not None and links.has_link(old):
+                        self._leave(old)
+                    last = old if old is not None else self._parent
+                    if new is not None and new in links.neighbours:
+                        self._confirm_all(new)
+                        self._conclude(ParentTaken(None if last and links.has_link(last) else last, new))
+                case ChildLost(child):
+                    if links.has_link(child) and links.neighbours[child].is_child:
+                        self._leave(child)
+        self._look_at_tree()
+
+    def _look_at_tree(self) -> None:
+        election = self.election
+        if election is not None:
+            children = tuple(sorted(election.children))
+            tree = Tree(election.leader, election.parent or "", children, election.hops)
+            if tree != self.tree:
+                self.tree = self._out.tree = tree
+
+    def _leave(self, peer: str) -> None:
+        self._confirm_all(peer)
+        self._conclude(LinkLeft(peer))
+
+    # --- running ---
+
+    def _run(self) -> None:
+        endpoint, core = self.endpoint, self.core
+        while True:
+            inputs, endpoint.inputs = endpoint.inputs, []
+            for item in inputs:
+                self.sessions.take(item)
+            self.sessions.finish()
+            effects = core.take_effects()
+            if not inputs and not effects:
+                return
+            self._out.records += effects.records
+            if effects.to_clients or effects.closes:
+                endpoint.perform(effects)
+
+    # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
+
+    def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
+        """Nothing is retained here, and the endpoint says so to whoever tries."""
+
+    def recall(self, client: str, subscription: Subscription) -> None:
+        told = RecallAnnounced(client, subscription.filter, subscription.identifier)
+        self.endpoint.inputs.append(Told(told))
+
+    def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
+        """Shared subscriptions are not offered, and the endpoint says so."""
+
+    def leave(self, client: str, subscription: Subscription) -> None: ...
+
+    def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
+
+    def refusal_of_filter(self, filter: Filter, client: str) -> str:
+        if filter.own:
+            return NO_PLACES
+        if len(filter.text) > FILTER_LENGTH_MAX:
+            return f"a filter of {len(filter.text)} characters: at most {FILTER_LENGTH_MAX} are allowed"
+        if any(name.startswith(NOTE) for name in sorted(names_of(filter.expression))):
+            return f"attributes whose names begin with {NOTE!r} are the broker's own"
+        return ""
+
+    def refusal_of_move(self, values: dict[str, Value]) -> str:
+        return NO_PLACES

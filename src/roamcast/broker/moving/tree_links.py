@@ -1,0 +1,192 @@
+"""Connections to whoever is in reach, and the links of the tree that some of them carry.
+
+A connection begins with `LinkUp` and ends with `LinkDown`. It numbers what it carries and acknowledges what
+the other end has journalled; nothing of it outlives it. A link of the tree lasts from when a child takes a
+parent until one end gives it up, and a connection may carry several, one after the other. Before the first
+message of a link comes `OnLink`, so both ends know which link everything behind it belongs to, and what is
+late is told from what is not. A link has a number, one more than the last that its opener has heard of; of
+two that were opened at once, that of the higher broker stays.
+
+What is acknowledged is not in the journal, but decides what comes back when a link is given up. So it counts
+only once it has come as `Confirmed`, which is in the journal before whatever depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import ClassVar
+
+from roamcast.broker.inputs import Confirmed
+from roamcast.broker.links.end import FLEETING_BYTES_MAX as FLEETING_MAX
+from roamcast.broker.links.end import KEPT_BYTES_MAX, LinkEnd, Resume
+from roamcast.broker.links.links import Offer
+from roamcast.mobility.moving.election import Heartbeat, Round
+from roamcast.protocol.codec import Codec
+from roamcast.protocol.messages import Cause, Message
+
+LinkId = tuple[int, str]
+"""The number of a link, and its child: the one that has opened it."""
+
+
+class OnLink(Message, frozen=True):
+    """What follows over this connection is on this link of the tree."""
+
+    number: int
+    child: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class OffLink(Message, frozen=True):
+    """The sender has given this link of the tree up."""
+
+    number: int
+    child: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Beat(Message, frozen=True):
+    """A heartbeat of the election, to everyone in reach."""
+
+    leader: str
+    round: Round
+    hops: int
+    parent: str
+    children: int
+    cause: ClassVar[Cause] = "handoff"
+
+    @classmethod
+    def of(cls, heartbeat: Heartbeat) -> Beat:
+        one = heartbeat
+        return cls(one.leader, one.round, one.hops, one.parent, one.children)
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self.leader, self.round, self.hops, self.parent, self.children)
+
+
+class Neighbour:
+    """A broker in reach: the connection to it, and the link of the tree over it, if there is one."""
+
+    def __init__(self, peer: str, end: LinkEnd) -> None:
+        self.peer = peer
+        self.end = end
+        self.link: LinkId | None = None
+        self.newest: LinkId = (0, "")
+        """Of all links that were opened over this connection."""
+        self.sent: deque[tuple[int, Message]] = deque()
+        """On this link, and not confirmed."""
+        self.outgoing: LinkId | None = None
+        """What was said last with `OnLink`, and …"""
+        self.incoming: LinkId | None = None
+        """… heard."""
+
+    @property
+    def is_child(self) -> bool:
+        """Whether it is the peer that has opened the link."""
+        return self.link is not None and self.link[1] == self.peer
+
+
+class TreeLinks:
+    """All that one broker has to do with its peers below the protocol."""
+
+    def __init__(self, id: str, codec: Codec) -> None:
+        self.id = id
+        self.ends: dict[str, LinkEnd] = {}
+        self.neighbours: dict[str, Neighbour] = {}
+        self._codec = codec
+
+    # --- the handshake: anyone may connect to anyone, and nothing is resumed ---
+
+    def offer(self, peer: str) -> Offer:
+        return Offer()
+
+    def refusal(self, peer: str, offer: Offer) -> str:
+        return ""
+
+    def begins_anew(self, peer: str, offer: Offer) -> bool:
+        return True
+
+    # --- connections ---
+
+    def connect(self, peer: str, incarnation: int) -> None:
+        # Each is told at once what has been journalled, so that little comes back when a link is lost.
+        end = LinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, acknowledge_every=1)
+        end.up(Resume())
+        self.ends[peer] = end
+        self.neighbours[peer] = Neighbour(peer, end)
+
+    def disconnect(self, peer: str) -> None:
+        del self.ends[peer], self.neighbours[peer]
+
+    def confirmations(self) -> Iterator[Confirmed]:
+        """What peers have acknowledged and this end has not counted yet."""
+        for peer, one in self.neighbours.items():
+            if one.sent and one.end.settled >= one.sent[0][0]:
+                yield Confirmed(peer, one.end.settled)
+
+    def confirm(self, peer: str, number: int) -> None:
+        one = self.neighbours[peer]
+        while one.sent and one.sent[0][0] <= number:
+            one.sent.popleft()
+
+    # --- links of the tree ---
+
+    def open(self, peer: str) -> None:
+        """This broker becomes a child of the peer."""
+        one = self.neighbours[peer]
+        one.link = one.newest = (one.newest[0] + 1, self.id)
+
+    def has_link(self, peer: str) -> bool:
+        one = self.neighbours.get(peer)
+        return one is not None and one.link is not None
+
+    def close(self, peer: str, tell: bool) -> list[Message]:
+        """Give the link up; what the peer has not confirmed comes back."""
+        one = self.neighbours[peer]
+        unconfirmed = [message for _, message in one.sent]
+        if tell and one.link is not None:
+            one.end.send(OffLink(*one.link))
+        one.sent.clear()
+        one.link = None
+        return unconfirmed
+
+    def hears(self, peer: str, message: OnLink) -> bool:
+        """Whether this is a new link, to which the one that there is has to give way."""
+        one = self.neighbours[peer]
+        one.incoming = (message.number, message.child)
+        if message.child != peer or one.incoming <= one.newest:
+            return False
+        one.newest = one.incoming
+        return True
+
+    def adopt(self, peer: str) -> None:
+        """The peer becomes a child of this broker."""
+        one = self.neighbours[peer]
+        one.link = one.incoming
+
+    def is_current(self, peer: str, link: LinkId | None = None) -> bool:
+        """Whether this, or what comes from the peer now, is on the link that there is."""
+        one = self.neighbours.get(peer)
+        return one is not None and one.link is not None and one.link == (link or one.incoming)
+
+    # --- sending ---
+
+    def send(self, peer: str, message: Message) -> None:
+        one = self.neighbours.get(peer)
+        if one is None or one.link is None:
+            return  # Given up in this very turn; the protocol has heard of it, or is about to.
+        if one.outgoing != one.link:
+            one.end.send(OnLink(*one.link))
+            one.outgoing = one.link
+        one.end.send(message)
+        one.sent.append((one.end.sent, message))
+
+    def send_fleeting(self, peer: str, message: Message) -> None:
+        """What promises nothing, over a link of the tree."""
+        if self.has_link(peer):
+            self.ends[peer].send_fleeting(message)
+
+    def broadcast(self, heartbeat: Heartbeat) -> None:
+        beat = Beat.of(heartbeat)
+        for end in self.ends.values():
+            end.send_fleeting(beat)

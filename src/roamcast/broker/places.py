@@ -1,0 +1,279 @@
+"""The clients' own state: their moves, and telling those brokers whose filters depend on them.
+
+(Fiege et al., appendix B.1, figure 12; figure 13 is `routing/dependents.py`.) A step
+that the movement graph allows takes effect at once. Any other move is a jump: first
+everyone is told that the client may be at either place, and only when they all know
+does it count as moved. So it comes later than a step, but nothing is missed.
+
+A session that comes from another broker is as far from everyone as its new broker
+is. Until all have heard of that the client's moves wait, as they do during a
+handoff: where it is does not change while its subscriptions are on the move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter, Value
+from roamcast.filters.own import bind, owner_of
+from roamcast.filters.selector import parse
+from roamcast.protocol.messages import About, Message, Probe, RequestRefused, SubscriptionSettled, client_of
+from roamcast.protocol.notification import encode_attributes
+from roamcast.protocol.session import Session
+from roamcast.protocol.whereabouts import Place, Whereabouts
+from roamcast.routing.location import pace
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import Broker
+
+ROUND_TRIPS_KEPT = 8
+"""The longest of so many measurements counts."""
+MEASURED_CHANGE_MIN = 0.1
+"""A round trip that has changed by less than this part is as it was: a change is told to every broker."""
+
+
+class Announced(NamedTuple):
+    """The token of an announcement of where a client is."""
+
+    client: str
+    number: int
+
+
+class Waiting(NamedTuple):
+    """A client whose next move waits until everyone knows this announcement."""
+
+    number: int
+    request: int = 0
+    values: str = ""
+    """The jump that takes effect then, as JSON; "" if none does."""
+
+
+class RoundTrip:
+    """What is known of the link to a peer."""
+
+    def __init__(self) -> None:
+        self.asked_at = float("-inf")
+        self.measured_s: list[float] = []
+        self.used_s = float("inf")
+
+
+class Places:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._settings = broker.settings.location
+        self._settings.check()
+        self.waiting: dict[str, Waiting] = {}
+        self._round_trips: dict[str, RoundTrip] = {}
+
+    # --- what cannot be ---
+
+    def refusal_of_filter(self, filter: Filter, client: str) -> str:
+        """Why a client may not subscribe to a filter on its own state; "" if it may."""
+        if not filter.own:
+            return ""
+        if owner_of(filter):
+            return f"filter {filter.text!r} is about the state of a client by its name: valid is one's own"
+        protocol = self._broker.protocol
+        if not protocol.own_state:
+            return f"protocol {protocol.name} does not work with filters on the client's own state"
+        for condition in filter.own:
+            if condition.variable not in self._settings.variables:
+                return self._unknown(condition.variable)
+        try:
+            bind(filter, client)
+        except InputError as error:
+            return f"with the client's name in it, the {error}"
+        return ""
+
+    def refusal_of_move(self, values: Mapping[str, Value]) -> str:
+        """Why the client cannot be there; "" if it can."""
+        for name, value in values.items():
+            variable = self._settings.variables.get(name)
+            if variable is None:
+                return self._unknown(name)
+            try:
+                variable.check(value)
+            except InputError as error:
+                return str(error)
+        return ""
+
+    def _unknown(self, variable: str) -> str:
+        known = ", ".join(sorted(self._settings.variables)) or "none"
+        return f"my.{variable}: this broker does not know how it may change; known are {known}"
+
+    # --- moves ---
+
+    def move(self, session: Session, request: int, values: str, is_late: bool) -> None:
+        """The client has moved; if that had to wait, more may have happened than one step."""
+        steps = {name: one for name, one in decoded_values(values).items() if _value(session, name) != one}
+        if steps and (is_late or not self._are_steps(session, steps)):
+            self._announce(session, Waiting(session.places_number + 1, request, values))
+            return
+        if steps:
+            self._take(session, steps, is_late=False)
+        self._broker.tell(session.client, SubscriptionSettled(request))
+
+    def refuse(self, client: str, request: int, reason: str) -> None:
+        self._broker.tell(client, RequestRefused(request, reason))
+
+    def refuse_move(self, client: str, request: int, reason: str) -> None:
+        self._broker.record("located", client=client, broker=self._broker.id, reason=f"refused: {reason}")
+        self.refuse(client, request, reason)
+
+    def _are_steps(self, session: Session, steps: dict[str, Value]) -> bool:
+        for name, value in steps.items():
+            old = _value(session, name)
+            if old is None or not self._settings.variables[name].is_step(old, value):
+                return False
+        return True
+
+    def _take(self, session: Session, values: dict[str, Value], is_late: bool) -> None:
+        """From now on the client is there."""
+        broker, settings = self._broker, self._settings
+        for name, value in values.items():
+            session.paces[name] = pace.changed(session.paces.get(name), broker.now, is_late)
+            stay_s = settings.stay_s
+            if stay_s is None:
+                stay_s = pace.stay_s(session.paces[name], settings.stay_first_s, settings.estimate)
+            session.places[name] = Place(value, None, stay_s)
+        known = {name: place.value for name, place in session.places.items() if place.value is not None}
+        broker.record(
+            "located", client=session.client, broker=broker.id, attributes=encode_attributes(known),
+            reason="late" if is_late else "step",
+        )  # fmt: skip
+        session.places_number += 1
+        broker.router.locate(_whereabouts(session), "subscribe")
+
+    def _announce(self, session: Session, waiting: Waiting) -> None:
+        """Say that the client will be elsewhere; it is when everyone knows."""
+        for name, value in decoded_values(waiting.values).items():
+            old = session.places.get(name, Place(stay_s=self._settings.stay_s or self._settings.stay_first_s))
+            session.places[name] = msgspec.structs.replace(old, coming=value)
+        session.places_number = waiting.number
+        self.waiting[session.client] = waiting
+        token = Announced(session.client, waiting.number)
+        self._broker.router.locate(_whereabouts(session), "subscribe", token)
+
+    def on_settled(self, token: Announced) -> None:
+        waiting = self.waiting.get(token.client)
+        if waiting is None or waiting.number != token.number:
+            return  # The session has left since.
+        broker, client = self._broker, token.client
+        if waiting.values and not self.may_move(client):
+            self._put_off(broker.sessions[client])
+            return
+        del self.waiting[client]
+        if waiting.values:
+            self._take(broker.sessions[client], decoded_values(waiting.values), is_late=True)
+            broker.tell(client, SubscriptionSettled(waiting.request))
+        broker.requests.carry_on(client)
+
+    def may_move(self, client: str) -> bool:
+        """Not while it is away or in a handoff: others may be storing for it, for where it is now."""
+        return client in self._broker.attachments and not self._broker.is_in_handoff(client)
+
+    def _put_off(self, session: Session) -> None:
+        """A jump does not take effect now, but is made again when the client is here, or where it is then."""
+        waiting = self.waiting.pop(session.client)
+        moves = [index for index, one in enumerate(session.deferred) if one[1] == "Move"]
+        if moves:
+            request, kind, later = session.deferred[moves[0]]
+            session.deferred[moves[0]] = (request, kind, merged_values(waiting.values, later))
+            self._broker.tell(session.client, SubscriptionSettled(waiting.request))
+        else:
+            session.deferred.insert(0, (waiting.request, "Move", waiting.values))
+        for name, place in session.places.items():
+            session.places[name] = msgspec.structs.replace(place, coming=None)
+
+    # --- sessions come and go ---
+
+    def know(self, session: Session) -> None:
+        """A filter on the own state of a client whose session is here is about to be used."""
+        self._broker.router.dependents.locate(_whereabouts(session))
+
+    def session_came(self, session: Session, came_from: str) -> None:
+        """Before its protocol goes to work: what that tells others goes with the new whereabouts.
+
+        The client's moves wait until everyone knows.
+        """
+        if came_from not in ("", self._broker.id) and _depends(session):
+            session.places_number += 1
+            self.waiting[session.client] = Waiting(session.places_number)
+            self._broker.router.relocate_client(_whereabouts(session))
+
+    def session_is_here(self, client: str) -> None:
+        """After that: find out when they do."""
+        waiting = self.waiting.get(client)
+        if waiting is not None and not waiting.values:
+            self._broker.router.settle("handoff", Announced(client, waiting.number))
+
+    def before_departure(self, session: Session) -> None:
+        """What has not taken effect does so where the session goes."""
+        waiting = self.waiting.get(session.client)
+        if waiting is not None and waiting.values:
+            self._put_off(session)
+        self.waiting.pop(session.client, None)
+
+    def session_gone(self, client: str) -> None:
+        self.waiting.pop(client, None)
+        self._broker.router.depart(client)
+
+    # --- messages about clients ---
+
+    def about(self, message: Message) -> Message:
+        """With a message about a client goes what is known of where it is."""
+        dependents = self._broker.router.dependents
+        known = dependents.known(client_of(message)) if dependents else None
+        return message if known is None else About(known, message)
+
+    # --- how long links take ---
+
+    def measure(self, peer: str) -> None:
+        """Find out how long it takes to a peer and back, unless that is known well enough."""
+        now = self._broker.now
+        round_trip = self._round_trips.setdefault(peer, RoundTrip())
+        if self._settings.variables and now >= round_trip.asked_at + self._settings.measure_every_s:
+            round_trip.asked_at = now
+            self._broker.send(peer, Probe(now))
+
+    def on_probe(self, peer: str, message: Probe) -> None:
+        if not message.is_echo:
+            self._broker.send(peer, Probe(message.sent_at, is_echo=True))
+            return
+        round_trip = self._round_trips.setdefault(peer, RoundTrip())
+        measured_s = round(max(self._broker.now - message.sent_at, 0.0), 6)
+        round_trip.measured_s = [*round_trip.measured_s, measured_s][-ROUND_TRIPS_KEPT:]
+        longest_s = max(round_trip.measured_s)
+        if abs(longest_s - round_trip.used_s) > MEASURED_CHANGE_MIN * longest_s:
+            round_trip.used_s = longest_s
+            self._broker.router.measure(peer, longest_s)
+
+
+def encoded_values(values: dict[str, Value]) -> str:
+    return msgspec.json.encode(values).decode()
+
+
+def merged_values(earlier: str, later: str) -> str:
+    """Both moves as one."""
+    return encoded_values({**decoded_values(earlier), **decoded_values(later)})
+
+
+def decoded_values(values: str) -> dict[str, Value]:
+    return msgspec.json.decode(values, type=dict[str, str | bool | int | float])
+
+
+def _value(session: Session, variable: str) -> Value | None:
+    place = session.places.get(variable)
+    return None if place is None else place.value
+
+
+def _whereabouts(session: Session) -> Whereabouts:
+    return Whereabouts(session.client, session.places_number, dict(session.places))
+
+
+def _depends(session: Session) -> bool:
+    return any(parse(text).own for text in session.subscriptions)

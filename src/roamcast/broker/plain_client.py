@@ -1,0 +1,218 @@
+"""The client's side: what a well-behaved client library does, as a state machine.
+
+It numbers its requests and sends those again that no broker has accepted; it
+counts what it receives per stream and acknowledges cumulatively. It is the
+witness of what was delivered: its records, not a broker's, say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roamcast.filters.filter import Value
+from roamcast.filters.selector import parse
+from roamcast.protocol.effects import (
+    AdvertiseThat,
+    AttachTo,
+    Effects,
+    Input,
+    LeaveFor,
+    MoveTo,
+    PublishThis,
+    Received,
+    SubscribeTo,
+    UnadvertiseThat,
+    UnsubscribeFrom,
+)
+from roamcast.protocol.messages import (
+    Accepted,
+    Acknowledge,
+    Advertise,
+    Deliver,
+    Hello,
+    Leave,
+    Message,
+    Move,
+    Publish,
+    Request,
+    RequestRefused,
+    Subscribe,
+    SubscriptionSettled,
+    Unadvertise,
+    Unsubscribe,
+    Welcome,
+)
+from roamcast.protocol.records import Row
+
+
+class Client:
+    """One client. Its effects go to the broker it is attached to: `sends` names that broker."""
+
+    __slots__ = (
+        "_last_broker", "_names_last_broker", "_now", "_out", "_requests", "_sequence", "_unaccepted",
+        "broker", "id", "moves", "received", "refused", "settled", "welcomed",
+    )  # fmt: skip
+
+    def __init__(self, id: str, names_last_broker: bool = True) -> None:
+        self.id = id
+        self.broker = ""
+        """Where it is attached or attaching; "" while away."""
+        self.welcomed = False
+        self.moves = -1
+        self.received: dict[str, int] = {}
+        self.settled: set[int] = set()
+        """Requests for subscriptions that have settled."""
+        self.refused: dict[int, str] = {}
+        """Requests that could not be carried out, and why."""
+        self._names_last_broker = names_last_broker
+        self._last_broker = ""
+        self._requests = 0
+        self._unaccepted: list[Request] = []
+        self._sequence = 0
+        self._now = 0.0
+        self._out = Effects()
+
+    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
+        self._now = now
+        self._out = out = Effects()
+        for item in inputs:
+            if type(item) is Received:
+                if type(item.message) is Deliver:
+                    self._on_deliver(item.message)
+                else:
+                    self._on_message(item.message)
+            else:
+                self._on_application(item)
+        return out
+
+    def deadline(self) -> float | None:
+        """A client of this kind sets no timers."""
+        return None
+
+    # --- what the application wants ---
+
+    def _on_application(self, item: Input) -> None:
+        match item:
+            case AttachTo(broker, _):
+                self._attach(broker)
+            case LeaveFor(destination):
+                self._leave(destination)
+            case PublishThis(attributes, bodies):
+                self._request(Publish(self._next_request(len(bodies)), attributes, bodies))
+            case SubscribeTo(text):
+                self._request(Subscribe(self._next_request(), parse(text)))
+            case UnsubscribeFrom(text):
+                self._request(Unsubscribe(self._next_request(), parse(text)))
+            case AdvertiseThat(text):
+                self._request(Advertise(self._next_request(), parse(text)))
+            case UnadvertiseThat(text):
+                self._request(Unadvertise(self._next_request(), parse(text)))
+            case MoveTo(values):
+                self._request(Move(self._next_request(), dict(values)))
+
+    def _attach(self, broker: str) -> None:
+        self.moves += 1
+        self.broker, self.welcomed = broker, False
+        self._send(
+            Hello(
+                self.id,
+                self.moves,
+                dict(self.received),
+                self._last_broker if self._names_last_broker else "",
+                fresh=self.moves == 0,
+            )
+        )
+        self._record("moved", reason=self._last_broker or None)
+        self._last_broker = broker
+        self._gather_moves()
+        # Requests may follow at once: the broker keeps them until the session is there.
+        for request in self._unaccepted:
+            self._send(request)
+
+    def _gather_moves(self) -> None:
+        """Of the moves that no broker has taken only where they led counts; the rest is repetition."""
+        last: dict[str, Value] = {}
+        for request in self._unaccepted:
+            if isinstance(request, Move):
+                last.update(request.values)
+        if last:
+            self._unaccepted = [
+                Move(request.request, last, late=True) if isinstance(request, Move) else request
+                for request in self._unaccepted
+            ]
+
+    def _leave(self, destination: str) -> None:
+        if not self.broker:
+            return
+        if destination:
+            self._send(Leave(destination, dict(self.received)))
+        self._record("moved", reason="left")
+        self.broker, self.welcomed = "", False
+
+    def _next_request(self, count: int = 1) -> int:
+        """The number of the next request; a publish takes one for each notification."""
+        first = self._requests + 1
+        self._requests += count
+        return first
+
+    def _request(self, request: Request) -> None:
+        self._unaccepted.append(request)
+        if self.broker:
+            self._send(request)
+
+    # --- what the broker says ---
+
+    def _on_deliver(self, message: Deliver) -> None:
+        burst, stream, sequence, out = message.burst, message.stream, message.sequence, self._out
+        received = self.received.get(stream, 0)
+        end = sequence + burst.count - 1
+        if end <= received:
+            # Sent again, because what said so before was lost.
+            out.sends.append((self.broker, Acknowledge(stream, received)))
+            return
+        if sequence <= received:
+            burst = burst.tail(received - sequence + 1)
+        self.received[stream] = end
+        self._sequence += 1
+        # Positional, because there is one of these for every delivery.
+        out.records.append(
+            Row(
+                self._sequence, self._now, self.id, "delivered", self.id, self.broker, None, burst.publisher,
+                burst.incarnation, burst.number, burst.count, None, None, None, burst.size, None,
+                burst.attributes, None, burst.published_at,
+            )
+        )  # fmt: skip
+        out.sends.append((self.broker, Acknowledge(stream, end)))
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case Welcome(number, accepted):
+                self.welcomed = True
+                self._forget_accepted(accepted)
+                self._record("attached", number=number)
+            case Accepted(request):
+                self._forget_accepted(request)
+            case SubscriptionSettled(request):
+                self.settled.add(request)
+            case RequestRefused(request, reason):
+                self.refused[request] = reason
+
+    def _forget_accepted(self, accepted: int) -> None:
+        self._unaccepted = [one for one in self._unaccepted if one.request > accepted]
+
+    @property
+    def unaccepted(self) -> int:
+        """Requests that no broker has taken yet."""
+        return len(self._unaccepted)
+
+    def _send(self, message: Message) -> None:
+        self._out.sends.append((self.broker, message))
+
+    def _record(self, kind: str, reason: str | None = None, number: int | None = None) -> None:
+        self._sequence += 1
+        self._out.records.append(
+            Row(
+                self._sequence, self._now, self.id, kind,
+                client=self.id, broker=self.broker, number=number, reason=reason,
+            )
+        )  # fmt: skip

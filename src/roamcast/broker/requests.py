@@ -1,0 +1,251 @@
+"""What clients ask for: publishes, and changes of what they subscribe to or advertise.
+
+A client numbers its requests and sends those again that were not accepted; each
+is taken once, wherever the session is. A change waits for a handoff, and for an
+earlier change of the same filter; while one is not settled the session stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roamcast.broker.places import decoded_values, encoded_values, merged_values
+from roamcast.filters.selector import parse
+from roamcast.protocol.messages import Accepted, Move, Publish, Request, SubscriptionSettled
+from roamcast.protocol.notification import decode_attributes
+from roamcast.protocol.session import Session
+from roamcast.routing.router import Token
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import Broker
+
+KIND_OF_CHANGE = {
+    "Subscribe": "subscribed",
+    "Unsubscribe": "unsubscribed",
+    "Advertise": "advertised",
+    "Unadvertise": "unadvertised",
+}
+"""The request and the kind of row that tells of it."""
+
+
+class Requests:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._held: dict[str, list[Request]] = {}
+        """Requests taken from clients whose session is still on its way."""
+        self._settling: dict[str, dict[str, int]] = {}
+        """Client to the filters (as text) whose change is not yet settled, and how many."""
+        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...], bytes]]] = {}
+        """What waits to be published until the client's advertisements have settled."""
+        self._carrying_on: set[str] = set()
+
+    def unfinished(self) -> dict[str, object]:
+        return {
+            "requests held": self._held,
+            "subscriptions not settled": self._settling,
+            "publishes held back": self._gated,
+        }
+
+    # --- taking requests ---
+
+    def on_request(self, client: str, request: Request) -> None:
+        session = self._broker.sessions.get(client)
+        if session is None:
+            self.hold(client, request)
+        else:
+            self._accept(session, request)
+
+    def hold(self, client: str, request: Request) -> None:
+        """Keep a request until the client's session is there."""
+        held = self._held.setdefault(client, [])
+        if len(held) < self._broker.settings.held_requests_max:
+            held.append(request)
+
+    def take_held(self, session: Session) -> None:
+        """The session has come: take what the client asked for meanwhile."""
+        for request in self._held.pop(session.client, []):
+            self._accept(session, request)
+
+    def forget_held(self, client: str) -> None:
+        self._held.pop(client, None)
+
+    def _accept(self, session: Session, request: Request) -> None:
+        """Take a request once; what was taken before is only acknowledged again."""
+        if isinstance(request, Publish):
+            self.publish(session, request)
+            return
+        if request.request == session.accepted + 1:
+            session.accepted += 1
+            if isinstance(request, Move):
+                self._change(session, request.request, "Move", encoded_values(request.values), request.late)
+            else:
+                kind, text = type(request).__name__, request.filter.text
+                self._change(session, request.request, kind, text, is_late=False)
+        self._tell_accepted(session)
+
+    def publish(self, session: Session, request: Publish) -> None:
+        broker, first, bodies, varied = self._broker, request.request, request.bodies, request.varied
+        skip = session.accepted + 1 - first
+        if 0 <= skip < len(bodies):
+            session.accepted = first + len(bodies) - 1
+            if skip:
+                bodies, varied = bodies[skip:], varied[skip:]
+            if not broker.router.uses_advertisements:
+                broker.publish(session, request.attributes, bodies, request.marks, varied)
+            elif varied:
+                for attributes, body in zip(varied, bodies, strict=True):
+                    self._publish_advertised(session, attributes, (body,), request.marks)
+            else:
+                self._publish_advertised(session, request.attributes, bodies, request.marks)
+        if broker.front is None:
+            self._tell_accepted(session)
+
+    def _tell_accepted(self, session: Session) -> None:
+        if self._broker.front is None:
+            # A front numbers the requests itself, and has no use for an answer.
+            self._broker.tell(session.client, Accepted(session.accepted))
+
+    # --- publishing ---
+
+    def _publish_advertised(
+        self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes
+    ) -> None:
+        """Where advertisements guide subscriptions, only what is advertised, and not before all know."""
+        if session.client in self._settling:
+            self._gated.setdefault(session.client, []).append((attributes, bodies, marks))
+        elif self._is_advertised(session, attributes):
+            self._broker.publish(session, attributes, bodies, marks)
+        else:
+            self._broker.record(
+                "dropped", client=session.client, broker=self._broker.id, publisher=session.client,
+                notifications=len(bodies), attributes=attributes, reason="not advertised",
+            )  # fmt: skip
+
+    def _is_advertised(self, session: Session, encoded: bytes) -> bool:
+        attributes = decode_attributes(encoded)
+        return any(parse(text).matches(attributes) for text in session.advertisements)
+
+    # --- changes ---
+
+    def _change(
+        self, session: Session, request: int, kind: str, text: str, is_late: bool
+    ) -> None:
+        """Carry a change out: now, or when the handoff and the last change of this filter are done."""
+        broker, client = self._broker, session.client
+        if self._is_refused(client, request, kind, text):
+            return
+        if self._must_wait(client, kind, text):
+            self._defer(session, request, kind, text)
+            return
+        if kind == "Move":
+            broker.places.move(session, request, text, is_late)
+            return
+        filter = parse(text)
+        held = session.subscriptions if kind in ("Subscribe", "Unsubscribe") else session.advertisements
+        if (text in held) == (kind in ("Subscribe", "Advertise")):
+            broker.tell(client, SubscriptionSettled(request))
+            return
+        broker.record(KIND_OF_CHANGE[kind], client=client, broker=broker.id, filter=text, reason="issued")
+        if kind == "Unadvertise":
+            del session.advertisements[text]
+            broker.router.unadvertise(filter)
+            self._tell_settled(client, request, kind, text)
+            return
+        if kind == "Unsubscribe":
+            del session.subscriptions[text]
+        else:
+            held[text] = broker.now
+        self._begin_settling(client, text)
+        token = (client, request, kind, text)
+        if kind == "Subscribe":
+            broker.protocol.on_subscribe(session, filter, token)
+        elif kind == "Unsubscribe":
+            broker.protocol.on_unsubscribe(session, filter, token)
+        else:
+            broker.router.advertise(filter, token)
+
+    def _is_refused(self, client: str, request: int, kind: str, text: str) -> bool:
+        """Say so where filters on the client's own state, or its moves, cannot be."""
+        places = self._broker.places
+        if kind == "Move":
+            reason = places.refusal_of_move(decoded_values(text))
+            if reason:
+                places.refuse_move(client, request, reason)
+        else:
+            reason = ""
+            if kind == "Subscribe":
+                reason = places.refusal_of_filter(parse(text), client)
+            elif kind == "Advertise" and parse(text).own:
+                reason = f"advertisement {text!r} depends on the publisher's own state: that is not known"
+            if reason:
+                places.refuse(client, request, reason)
+        return bool(reason)
+
+    def _must_wait(self, client: str, kind: str, text: str) -> bool:
+        places = self._broker.places
+        if kind == "Move":
+            return client in places.waiting or not places.may_move(client)
+        return self._broker.is_in_handoff(client) or text in self._settling.get(client, ())
+
+    def _defer(self, session: Session, request: int, kind: str, text: str) -> None:
+        """Of several moves that wait only the last one counts; that way there is never more than one."""
+        if kind == "Move":
+            for earlier in [one for one in session.deferred if one[1] == "Move"]:
+                session.deferred.remove(earlier)
+                self._broker.tell(session.client, SubscriptionSettled(earlier[0]))
+                text = merged_values(earlier[2], text)
+        session.deferred.append((request, kind, text))
+
+    def subscribe_too(self, session: Session, text: str) -> None:
+        """A subscription that the client made elsewhere, and not asked for here."""
+        self._change(session, 0, "Subscribe", text, is_late=True)
+
+    def advertise_again(self, session: Session) -> None:
+        """The session has moved here, and what its client may publish must be known from here."""
+        for text in session.advertisements:
+            self._begin_settling(session.client, text)
+            self._broker.router.advertise(parse(text), (session.client, 0, "Advertise", text))
+
+    # --- settling ---
+
+    def is_settling(self, client: str) -> bool:
+        return client in self._settling
+
+    def _begin_settling(self, client: str, text: str) -> None:
+        settling = self._settling.setdefault(client, {})
+        settling[text] = settling.get(text, 0) + 1
+
+    def on_settled(self, token: Token) -> None:
+        client, request, kind, text = token
+        settling = self._settling[client]
+        settling[text] -= 1
+        if not settling[text]:
+            del settling[text]
+        if not settling:
+            del self._settling[client]
+        self._tell_settled(client, request, kind, text)
+        self.carry_on(client)
+
+    def _tell_settled(self, client: str, request: int, kind: str, text: str) -> None:
+        """Not where the session's move alone made it necessary (request 0)."""
+        if request:
+            broker, told = self._broker, KIND_OF_CHANGE[kind]
+            broker.record(told, client=client, broker=broker.id, filter=text, reason="settled")
+            broker.tell(client, SubscriptionSettled(request))
+
+    def carry_on(self, client: str) -> None:
+        """Do what had to wait for a handoff or for a change to settle; last of all, let the session go."""
+        session = self._broker.sessions.get(client)
+        if client in self._carrying_on or session is None:
+            return
+        # What is carried out may settle at once and come back here.
+        self._carrying_on.add(client)
+        deferred, session.deferred = session.deferred, []
+        for request, kind, text in deferred:
+            self._change(session, request, kind, text, is_late=True)
+        self._carrying_on.discard(client)
+        if client in self._settling:
+            return
+        for attributes, bodies, marks in self._gated.pop(client, []):
+            self._publish_advertised(session, attributes, bodies, marks)
+        self._broker.let_depart(client)

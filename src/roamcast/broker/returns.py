@@ -1,0 +1,63 @@
+"""What was meant for a broker that is gone for good, and what of it can be saved.
+
+Everything for a broker on the far side of a link went over that link, so the broker
+at its near end has what was not acknowledged, in the order in which it was sent
+(`SendFailed`). It is the heir: a session among these messages stays there, and what
+others send after it, because they have not heard yet, takes the way it always took
+and ends there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from roamcast.protocol.messages import About, Grant, Message, Relayed
+from roamcast.protocol.notification import Burst
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import Broker
+
+
+class Returns:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._former_hops: dict[str, str] = {}
+        """Brokers that are gone, and the peer towards them; this broker itself if it was their neighbour."""
+
+    def overlay_changed(
+        self, old: Mapping[str, str], new: Mapping[str, str], gone_peers: Collection[str]
+    ) -> None:
+        for broker, hop in old.items():
+            if broker not in new:
+                self._former_hops[broker] = self._broker.id if hop in gone_peers else hop
+        for broker in new:
+            self._former_hops.pop(broker, None)
+
+    def hop_towards(self, broker: str) -> str:
+        """The peer on the way to a broker that is gone; this broker itself if the way ends here."""
+        hop = self._former_hops.get(broker, "")
+        return hop if self._broker.router.has_peer(hop) else self._broker.id
+
+    def send_failed(self, peer: str, messages: Iterable[Message]) -> None:
+        """A link was given up, and these are the messages that the peer has not acknowledged."""
+        for message in messages:
+            self.came_back(peer, message)
+
+    def came_back(self, destination: str, message: Message) -> None:
+        """A message that cannot reach its destination any more."""
+        broker = self._broker
+        if isinstance(message, Relayed):
+            destination = message.destination
+        while isinstance(message, Relayed | About):
+            message = message.message
+        if isinstance(message, Burst):
+            broker.pass_back(destination, message)
+        elif isinstance(message, Grant) and broker.protocol.takes_back:
+            broker.locator.take_back(message.session)
+        elif type(message) in broker.salvagers:
+            broker.salvagers[type(message)](message)
+        elif not (broker.locator.came_back(message) or broker.protocol.on_undeliverable(message)):
+            broker.record(
+                "dropped", peer=destination, message=type(message).__name__, reason="broker is gone"
+            )

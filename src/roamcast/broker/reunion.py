@@ -1,0 +1,307 @@
+"""Two trees have joined, and some client may have a session in each: one of the two ends.
+
+The session that was begun later stays. The other one ends as if its client had
+asked for that: what was kept for it is dropped, and if the client is attached
+there, its connection is closed; when it comes again, it gets the one that stays.
+
+Every broker tells those that have come within reach which sessions it holds
+(`Claims`), and who holds an older one ends it; who holds a newer one answers
+(`Rival`). A session on its way is followed, as every question about it is. Until
+a broker has heard all claims of a tree that joined, it does not let a session go
+to a broker of that tree: otherwise two sessions of one client could meet there. For
+the same reason it remembers the claims: a session may arrive that had left another
+broker before they were heard there. When all brokers of its own tree have heard them
+(`ClaimsHeard`), no such session is on its way any more.
+
+Some protocols keep things under a client's name at brokers where its session is not.
+So the session that stays is not given to anyone before the other one has ended, and
+what was left of it has been fetched (`ReunionOver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from roamcast.protocol.messages import AttachRequest, Cause, HolderUnknown, Message
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import Broker
+
+CLAIMS_PER_MESSAGE = 1000
+
+NUMBERS_APART = 1000
+"""The attach numbers of a session that stays are so far above those of the one that ends."""
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """A session that `broker` holds."""
+
+    client: str
+    broker: str
+    begun: tuple[float, str]
+    """When and where: the session with the later one stays."""
+    number: int
+    incarnation: int
+
+
+class Claims(Message, frozen=True):
+    """What `broker` holds, for the brokers `to` that have just come within its reach."""
+
+    broker: str
+    to: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    is_last: bool
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ClaimIt(Message, frozen=True):
+    """Follows a session that was on its way when these brokers came within reach."""
+
+    client: str
+    to: tuple[str, ...]
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Rival(Message, frozen=True):
+    """A claim for one broker, which follows the session of the same client to where it went."""
+
+    claim: Claim
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ReunionOver(Message, frozen=True):
+    """The older session of this client has ended, and nothing is left of it: the other one may go."""
+
+    client: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class ClaimsHeard(Message, frozen=True):
+    """The sender has heard everything that these brokers claim."""
+
+    brokers: tuple[str, ...]
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Joining(msgspec.Struct):
+    """Brokers that have come within reach, and those of them whose claims are not known yet."""
+
+    brokers: dict[str, None]
+    unheard: dict[str, None]
+    own: dict[str, dict[str, None]]
+    """The brokers of the own tree that have not heard all claims yet, and whose they have not heard."""
+    claims: dict[str, list[Claim]] = {}
+    """What was heard, by client."""
+
+    def is_due(self) -> bool:
+        return bool(self.unheard or self.own)
+
+
+class Reunion:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._joining: list[Joining] = []
+        self._held_back: list[AttachRequest] = []
+        self._older: dict[str, str] = {}
+        """Clients whose session here stays, and the broker where an older one of theirs has not ended yet."""
+        self._newer: dict[str, dict[str, None]] = {}
+        """Clients whose session here ends, and the brokers that said they have one which stays."""
+
+    @property
+    def handlers(self) -> dict[type[Message], Callable[[str, Any], None]]:
+        return {
+            Claims: self.on_claims,
+            ClaimIt: self.on_claim_it,
+            Rival: self.on_rival,
+            ClaimsHeard: self.on_claims_heard,
+            ReunionOver: self.on_reunion_over,
+        }
+
+    def unfinished(self) -> dict[str, object]:
+        return {
+            "claims not heard": self._joining,
+            "requests held back": self._held_back,
+            "older sessions": self._older,
+            "newer sessions": self._newer,
+        }
+
+    # --- saying what is held here ---
+
+    def begin(self, brokers: Iterable[str]) -> None:
+        """These brokers have come within reach, with sessions of their own."""
+        to = tuple(brokers)
+        strangers = dict.fromkeys((self._broker.id, *to))
+        for joining in self._joining:
+            strangers |= joining.brokers
+        own = {one: dict.fromkeys(to) for one in self._broker.members if one not in strangers}
+        self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to), own))
+        held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
+        # Of sessions on their way nobody else may have spoken before their new holders hear of it.
+        held += [
+            Claim(client, one.destination, one.begun, one.number, one.incarnation)
+            for client, one in self._broker.locator.moved_to.items()
+        ]
+        parts = [
+            tuple(held[start : start + CLAIMS_PER_MESSAGE])
+            for start in range(0, max(1, len(held)), CLAIMS_PER_MESSAGE)
+        ]
+        for position, part in enumerate(parts):
+            self._pass_on(Claims(self._broker.id, to, part, position == len(parts) - 1), "")
+        for client, one in self._broker.locator.moved_to.items():
+            self._broker.send(one.destination, ClaimIt(client, to))
+        # Answers to earlier questions say nothing about those who were not asked.
+        self._broker.locator.ask_again()
+
+    def _claim_of(self, client: str) -> Claim | None:
+        """The claim to the session held here; if it ends, to the one that will begin then."""
+        broker, session = self._broker, self._broker.sessions[client]
+        begun = session.begun
+        if client in broker.endings.waiting:
+            if not broker.endings.has_successor(client):
+                return None
+            begun = (broker.now, broker.id)
+        return Claim(client, broker.id, begun, session.number, session.incarnation)
+
+    def on_claim_it(self, sender: str, message: ClaimIt) -> None:
+        broker, client = self._broker, message.client
+        if client in broker.sessions:
+            claim = self._claim_of(client)
+            if claim is not None:
+                self._pass_on(Claims(broker.id, message.to, (claim,), is_last=False), "")
+        elif client in broker.locator.moved_to:
+            broker.send(broker.locator.moved_to[client].destination, message)
+
+    def _pass_on(self, message: Claims, sender: str) -> None:
+        others = [broker for broker in message.to if broker != self._broker.id]
+        hops = dict.fromkeys(self._broker.next_hop(one) for one in others if self._broker.is_reachable(one))
+        for peer in hops:
+            if peer != sender:
+                self._broker.send(peer, message)
+
+    # --- hearing it ---
+
+    def on_claims(self, sender: str, message: Claims) -> None:
+        self._pass_on(message, sender)
+        if self._broker.id not in message.to:
+            return
+        for claim in message.claims:
+            self._remember(message.broker, claim)
+            self._compare(claim)
+        if message.is_last:
+            for joining in self._joining:
+                if joining.unheard.pop(message.broker, "") is None and not joining.unheard:
+                    self._tell_own(joining)
+            self._go_on()
+
+    def _remember(self, broker: str, claim: Claim) -> None:
+        for joining in self._joining:
+            if broker in joining.brokers:
+                joining.claims.setdefault(claim.client, []).append(claim)
+
+    def _tell_own(self, joining: Joining) -> None:
+        for one in self._broker.members:
+            if one not in joining.brokers and one != self._broker.id:
+                self._broker.send(one, ClaimsHeard(tuple(joining.brokers)))
+
+    def on_claims_heard(self, sender: str, message: ClaimsHeard) -> None:
+        for joining in self._joining:
+            if sender in joining.own:
+                for broker in message.brokers:
+                    joining.own[sender].pop(broker, None)
+                if not joining.own[sender]:
+                    del joining.own[sender]
+        self._go_on()
+
+    def session_came(self, client: str) -> None:
+        """What was heard before the session came counts for it, too."""
+        for claim in [claim for joining in self._joining for claim in joining.claims.get(client, ())]:
+            if client in self._broker.sessions:
+                self._compare(claim)
+
+    def on_rival(self, sender: str, message: Rival) -> None:
+        claim, broker = message.claim, self._broker
+        session = broker.sessions.get(claim.client)
+        is_gone = session is None and claim.client not in broker.locator.moved_to
+        if is_gone:
+            # It has ended, or was too fast to be followed: then it is anywhere.
+            self._pass_on(Claims(broker.id, tuple(broker.members), (claim,), is_last=False), "")
+        if is_gone or (session is not None and session.begun == claim.begun):
+            broker.send(claim.broker, ReunionOver(claim.client))
+        else:
+            self._compare(claim)
+
+    def _compare(self, claim: Claim) -> None:
+        broker, client = self._broker, claim.client
+        if client not in broker.sessions:
+            if client in broker.locator.moved_to:
+                broker.send(broker.locator.moved_to[client].destination, Rival(claim))
+            elif client in broker.locator.rivals:
+                # Those who said that they do not hold it may have been asked before it came there.
+                broker.locator.ask_everyone(broker.locator.pending[client])
+            return
+        session, own = broker.sessions[client], self._claim_of(client)
+        if own is None or own.begun < claim.begun:
+            self._newer.setdefault(client, {})[claim.broker] = None
+            if own is not None:
+                broker.end_replaced(session)
+        elif own.begun > claim.begun:
+            # Nothing of the two may be mistaken for the other's.
+            session.number = max(session.number, claim.number) + NUMBERS_APART
+            session.incarnation = max(session.incarnation, claim.incarnation) + 1
+            self._older[client] = claim.broker
+            broker.send(claim.broker, Rival(own))
+
+    def session_over(self, client: str) -> None:
+        """A session has ended here, and what was left of it everywhere has been fetched."""
+        for newer in self._newer.pop(client, {}):
+            self._broker.send(newer, ReunionOver(client))
+        if self._older.pop(client, None) is not None:
+            self._go_on()
+
+    def on_reunion_over(self, sender: str, message: ReunionOver) -> None:
+        if self._older.pop(message.client, None) is not None:
+            self._go_on()
+
+    def lost(self, brokers: Iterable[str]) -> None:
+        """They are gone for good: nobody waits for what they would claim."""
+        gone = dict.fromkeys(brokers)
+        for joining in self._joining:
+            joining.unheard = {one: None for one in joining.unheard if one not in gone}
+            joining.own = {one: left for one, left in joining.own.items() if one not in gone}
+        self._held_back = [one for one in self._held_back if one.broker not in gone]
+        self._older = {client: one for client, one in self._older.items() if one not in gone}
+        self._go_on()
+        self.claim([client for client, one in self._broker.sessions.items() if one.last_broker in gone])
+
+    def claim(self, clients: Iterable[str]) -> None:
+        """Tell everyone of these sessions: they were on their way from a broker that is gone for good, and
+        who asked meanwhile may have heard that nobody holds them, and made another."""
+        claims = [claim for client in clients if (claim := self._claim_of(client)) is not None]
+        for start in range(0, len(claims), CLAIMS_PER_MESSAGE):
+            part = tuple(claims[start : start + CLAIMS_PER_MESSAGE])
+            self._pass_on(Claims(self._broker.id, tuple(self._broker.members), part, is_last=False), "")
+
+    # --- sessions that may not go yet ---
+
+    def holds_back(self, request: AttachRequest) -> bool:
+        """Whether the session may not go to this broker yet; its request is answered later."""
+        if not self._joining and not self._older:
+            return False
+        is_joining = any(
+            request.broker in joining.brokers and bool(joining.unheard) for joining in self._joining
+        )
+        if not is_joining and request.client not in self._older:
+            return False
+        self._held_back.append(request)
+        return True
+
+    def _go_on(self) -> None:
+        """Who was held back asks again: meanwhile it may have got the other session."""
+        self._joining = [joining for joining in self._joining if joining.is_due()]
+        held_back, self._held_back = self._held_back, []
+        for request in held_back:
+            if not self.holds_back(request):
+                self._broker.send(request.broker, HolderUnknown(request.client, request.connection))

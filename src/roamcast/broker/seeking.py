@@ -1,0 +1,90 @@
+"""Where a client's session is, for an operator who asks: over the tree, and nothing is moved by it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from roamcast.protocol.messages import Cause
+from roamcast.protocol.notification import Message
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import Broker
+    from roamcast.mqtt.server.endpoint import Endpoint
+
+
+class WhereIs(Message, frozen=True):
+    """Passed on until it comes to the holder."""
+
+    client: str
+    asker: str
+    number: int
+    """Tells the questions of one asker apart."""
+    cause: ClassVar[Cause] = "handoff"
+
+
+class IsHere(Message, frozen=True):
+    """The holder's answer."""
+
+    client: str
+    number: int
+    broker: str
+    state: str
+    """"attached", "away", "arriving" (its handoff has not finished) or "ending"; where brokers move also "out
+    of reach": the way to it ends at this broker, and what is for it is stored there."""
+    since: float
+    """Since when it is attached or away, Unix time."""
+    queued: int
+    """Notifications that wait for it at the holder, sent and not acknowledged ones included."""
+    queued_bytes: int
+    subscriptions: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Seeking:
+    __unsaved__ = ("answers",)
+
+    def __init__(self, broker: Broker, endpoint: Endpoint) -> None:
+        self._broker = broker
+        self._endpoint = endpoint
+        broker.serve(WhereIs, self.on_where_is)
+        broker.serve(IsHere, self.on_is_here)
+        self._restore()
+
+    def _restore(self) -> None:
+        self.answers: list[IsHere] = []
+        """Not yet taken."""
+
+    def on_where_is(self, sender: str, message: WhereIs) -> None:
+        broker = self._broker
+        if message.client in broker.sessions:
+            broker.send(message.asker, self._answer(message))
+            return
+        for peer in broker.peers:
+            if peer != sender:
+                broker.send(peer, message)
+
+    def _answer(self, message: WhereIs) -> IsHere:
+        client, broker = message.client, self._broker
+        session = self._endpoint.sessions.get(client)
+        if client in broker.endings.waiting:
+            state = "ending"
+        elif broker.is_in_handoff(client):
+            state = "arriving"
+        else:
+            state = "attached" if broker.is_attached(client) else "away"
+        bursts = [
+            burst for owner, queue in broker.protocol.stored() if owner == client for burst in queue.bursts()
+        ]
+        return IsHere(
+            client,
+            message.number,
+            broker.id,
+            state,
+            session.since if session is not None else broker.now,
+            sum(burst.count for burst in bursts),
+            sum(burst.size for burst in bursts),
+            len(broker.sessions[client].subscriptions),
+        )
+
+    def on_is_here(self, sender: str, message: IsHere) -> None:
+        self.answers.append(message)

@@ -1,0 +1,55 @@
+"""What can be set for a site. It is an input too: a replay goes by the settings of its time."""
+
+from __future__ import annotations
+
+import msgspec
+
+from roamcast.broker.core import BrokerSettings
+from roamcast.mobility.moving.election import ElectionSettings
+from roamcast.mobility.moving.mobile import MobileSettings
+from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.routing.location.movement_graph import parse_movement_graph
+from roamcast.routing.location.settings import LocationSettings
+from roamcast.routing.location.variables import NumberSteps, Variable
+
+
+class StateSettings(msgspec.Struct, frozen=True):
+    """Something that clients say of themselves: how it may change in one step."""
+
+    name: str
+    graph: str = ""
+    """The text of a graph of its values; "": it is a number."""
+    fall: float = 0.0
+    rise: float = 0.0
+    lowest: float = -1e12
+    highest: float = 1e12
+
+    def variable(self) -> Variable:
+        if self.graph:
+            return parse_movement_graph(self.graph)
+        return NumberSteps(self.fall, self.rise, self.lowest, self.highest)
+
+
+class SiteSettings(msgspec.Struct, frozen=True):
+    id: str
+    protocol: str = "multi_hop_handoff"
+    broker: BrokerSettings = BrokerSettings(clock_error_s=None)
+    endpoint: EndpointSettings = EndpointSettings()
+    movement_graph: str = ""
+    """The text of the movement graph, for filters that depend on where the client is; "" allows none."""
+    states: tuple[StateSettings, ...] = ()
+    stay_s: float | None = None
+    """How long clients keep a location, or another state, at least; None: learnt from the changes of each."""
+    stay_first_s: float = 1.0
+    retained_messages_max: int = 100_000
+    retained_bytes_max: int = 256 << 20
+    election: ElectionSettings = ElectionSettings()
+    """For brokers that move, and …"""
+    seen_max: int = MobileSettings().seen_max
+    """… how many deliveries to each of its clients a broker remembers, to deliver none twice."""
+
+    def location(self) -> LocationSettings:
+        states = {state.name: state.variable() for state in self.states}
+        if self.movement_graph:
+            states["location"] = parse_movement_graph(self.movement_graph)
+        return LocationSettings(states, self.stay_s, self.stay_first_s)

@@ -1,0 +1,376 @@
+"""Shared subscriptions: one broker owns each group and filter, and picks the member for each notification.
+
+Which broker that is follows from the names alone, so all brokers agree on it. The
+owner subscribes once, for the whole group, and the client's SUBACK waits until that
+is known everywhere. Members that are connected come first: the owner hears of it when
+they come and go, and only while nobody is there it chooses among all of them. What it
+sends to a member goes to the broker where the member was; if the member's session has
+moved on, it comes back and another member gets it. So a notification is delivered to
+one member, whatever moves; no order is promised.
+
+When brokers join, another one may have to own a group (`GroupOffer`). It subscribes,
+and leaves everything to the former owner until its subscription is known everywhere
+(`GroupReady`). What comes from then on it keeps, until the former owner has said what
+it has handed out last of each publisher (`GroupOver`). Links do not overtake, so
+whatever came to the new owner before `GroupReady` comes to the former owner before it,
+too. When an owner is gone for good, all brokers tell the next one of their members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from roamcast.broker.shared_messages import (
+    GivesBack,
+    GroupDeliver,
+    GroupJoin,
+    GroupJoined,
+    GroupLeave,
+    GroupOffer,
+    GroupOver,
+    GroupReady,
+    GroupReturn,
+    MembersChanged,
+    Takes,
+)
+from roamcast.broker.subscribing import Collecting
+from roamcast.filters.selector import parse
+from roamcast.mqtt.server.marks import SHARED
+from roamcast.protocol.messages import Deliver
+from roamcast.protocol.notification import Burst, Fleeting
+from roamcast.routing.router import Owner
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import Broker
+
+Key = tuple[str, str]
+"""The name of the group and the text of its filter."""
+
+
+class Group:
+    """A group that is owned here, or is about to be."""
+
+    __unsaved__ = ("fleeting_turn",)
+
+    def __init__(self, former: str = "") -> None:
+        self.members: dict[str, str] = {}
+        """Each of them with the broker of its session."""
+        self.there: dict[str, None] = {}
+        """Those of them that are connected."""
+        self.turn = 0
+        self.is_settled = False
+        self.asking: dict[str, str] = {}
+        """Members, with their brokers, that want to be told when it has."""
+        self.waiting: list[Burst] = []
+        """What came back while every member was on its way elsewhere, or before this broker may choose."""
+        self.heir = ""
+        """The broker that it was offered to, and …"""
+        self.last: dict[str, tuple[int, int]] = {}
+        """… what was handed out last since then: publisher to incarnation and number."""
+        self.former = former
+        """The broker that still owns it, and of what comes here meanwhile, …"""
+        self.unseen: list[Burst] = []
+        """… since that one was told to stop: what it may not have seen."""
+        self.left: dict[tuple[str, str], None] = {}
+        """Members that the former owner may still know."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self.fleeting_turn = 0
+        """Whose turn it is for what promises nothing: no journal knows of it."""
+
+
+class SharedSubscriptions:
+    def __init__(self, broker: Broker, tell: Callable[[str, Key], None], join: Callable[[], None]) -> None:
+        """`tell` says to a client here that a group has settled, `join` tells of all members here again."""
+        self._broker = broker
+        self._tell = tell
+        self._join = join
+        self._groups: dict[Key, Group] = {}
+        self._brokers: dict[str, None] = {}
+        self._stranded: list[GroupReturn] = []
+        """On its way to brokers that are gone, until it is known who is left."""
+        for kind, handler in (
+            (Takes, self.on_takes),
+            (GroupJoin, self.on_join),
+            (GroupJoined, self.on_joined),
+            (GroupLeave, self.on_leave),
+            (GroupDeliver, self.on_deliver),
+            (GroupReturn, self.on_return),
+            (GivesBack, self.on_gives_back),
+            (GroupOffer, self.on_offer),
+            (GroupReady, self.on_ready),
+            (GroupOver, self.on_over),
+            (MembersChanged, self.on_members_changed),
+        ):
+            broker.serve(kind, handler)
+        broker.salvage(GroupDeliver, self.on_undeliverable)
+        broker.salvage(GroupReturn, self.on_undeliverable)
+        broker.collect, broker.collects = self.on_notification, self.on_settled
+
+    def owner_of(self, group: str, filter: str) -> str:
+        """The broker that owns a group: the one with the highest hash among all that exist."""
+
+        def weight(broker: str) -> bytes:
+            return blake2b("\0".join((group, filter, broker)).encode(), digest_size=8).digest()
+
+        return max(self._broker.members, key=weight)
+
+    def _is_elsewhere(self, message: GroupJoin | GroupLeave | GroupReturn) -> bool:
+        """Whether another broker owns the group; then the message goes there."""
+        owner = self.owner_of(message.group, message.filter)
+        if (message.group, message.filter) in self._groups or owner == self._broker.id:
+            return False
+        self._broker.send(owner, message)
+        return True
+
+    # --- members ---
+
+    def on_takes(self, sender: str, message: Takes) -> None:
+        owner = self.owner_of(message.group, message.filter)
+        member = (message.group, message.filter, message.client, self._broker.id)
+        leave = GroupLeave(*member)
+        self._broker.send(
+            owner, GroupJoin(*member, message.is_there, message.asks) if message.joins else leave
+        )
+
+    def on_join(self, sender: str, message: GroupJoin) -> None:
+        if self._is_elsewhere(message):
+            return
+        key = (message.group, message.filter)
+        group = self._groups.get(key) or self._begin(key, Group())
+        group.members[message.client] = message.broker
+        group.left.pop((message.client, message.broker), None)
+        if message.is_there:
+            group.there[message.client] = None
+        else:
+            group.there.pop(message.client, None)
+        if message.asks:
+            group.asking[message.client] = message.broker
+            self._answer(key, group)
+        self._hand_out_waiting(key, group)
+
+    def on_leave(self, sender: str, message: GroupLeave) -> None:
+        if self._is_elsewhere(message):
+            return
+        key = (message.group, message.filter)
+        group = self._groups.get(key)
+        if group is None:
+            return
+        if group.former:
+            group.left[message.client, message.broker] = None
+        if group.members.get(message.client) == message.broker:
+            self._remove(group, message.client)
+            self._end_if_empty(key, group)
+
+    def _remove(self, group: Group, client: str) -> None:
+        del group.members[client]
+        group.there.pop(client, None)
+        group.asking.pop(client, None)
+
+    # --- a group begins and ends ---
+
+    def _begin(self, key: Key, group: Group) -> Group:
+        self._groups[key] = group
+        self._broker.router.subscribe(
+            _collector(key), parse(key[1]), _name(key), "subscribe", Collecting(key)
+        )
+        return group
+
+    def _end(self, key: Key) -> None:
+        del self._groups[key]
+        self._broker.router.unsubscribe(_collector(key), parse(key[1]), _name(key), "subscribe")
+
+    def _end_if_empty(self, key: Key, group: Group) -> None:
+        if not (group.members or group.former or group.heir):
+            self._end(key)
+
+    def on_settled(self, key: Key) -> None:
+        """Every broker knows that what is for the group comes here."""
+        group = self._groups.get(key)
+        if group is None or group.is_settled:
+            return
+        group.is_settled = True
+        self._answer(key, group)
+        if group.former:
+            self._broker.send(group.former, GroupReady(*key))
+
+    def _answer(self, key: Key, group: Group) -> None:
+        if group.is_settled:
+            for client, broker in group.asking.items():
+                self._broker.send(broker, GroupJoined(*key, client))
+            group.asking = {}
+
+    def on_joined(self, sender: str, message: GroupJoined) -> None:
+        self._tell(message.client, (message.group, message.filter))
+
+    # --- notifications ---
+
+    def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
+        """Something for a group that is owned here: each notification goes to the next member."""
+        key = (owner[1], owner[2])
+        group = self._groups.get(key)
+        if group is None:
+            return
+        if group.former:
+            if group.is_settled and not isinstance(burst, Fleeting):
+                group.unseen.append(burst)
+            return
+        if group.heir and not isinstance(burst, Fleeting):
+            group.last[burst.publisher] = (burst.incarnation, burst.last)
+        self._hand_out_each(key, group, burst)
+
+    def _hand_out_each(self, key: Key, group: Group, burst: Burst) -> None:
+        for position in range(burst.count):
+            self._hand_out(key, group, burst.part(position, position + 1))
+
+    def _hand_out_waiting(self, key: Key, group: Group) -> None:
+        if group.waiting and not group.former:
+            waiting, group.waiting = group.waiting, []
+            for burst in waiting:
+                self._hand_out(key, group, burst)
+
+    def _hand_out(self, key: Key, group: Group, burst: Burst) -> None:
+        members = list(group.there)
+        if isinstance(burst, Fleeting):
+            # What promises nothing may not change whose turn it is for the rest: that is in the journal.
+            turn = group.fleeting_turn = group.fleeting_turn + 1
+        else:
+            members = members or list(group.members)
+            if not members or group.former:
+                group.waiting.append(burst)
+                return
+            turn = group.turn = group.turn + 1
+        if members:
+            client = members[turn % len(members)]
+            self._broker.send(group.members[client], GroupDeliver(*key, client, burst))
+
+    def on_deliver(self, sender: str, message: GroupDeliver) -> None:
+        broker, burst, client = self._broker, _marked(message.burst), message.client
+        if isinstance(burst, Fleeting):
+            broker.tell(client, Deliver("", 0, burst))
+        elif client in broker.sessions:
+            broker.enqueue(client, burst)
+        else:
+            back = GroupReturn(message.group, message.filter, client, broker.id, burst)
+            broker.send(self.owner_of(message.group, message.filter), back)
+
+    def on_return(self, sender: str, message: GroupReturn) -> None:
+        """The member's session has moved; wherever it is now, that broker will say so. Or it is over."""
+        if self._is_elsewhere(message):
+            return
+        key = (message.group, message.filter)
+        group = self._groups.get(key)
+        if group is None:
+            return  # Everyone has left it.
+        if group.members.get(message.client) == message.broker:
+            self._remove(group, message.client)
+        if message.is_over:
+            self._end_if_empty(key, group)
+        if key in self._groups:
+            self._hand_out(key, group, message.burst)
+
+    def on_gives_back(self, sender: str, message: GivesBack) -> None:
+        group, filter, client, burst = message.group, message.filter, message.client, message.burst
+        returned = GroupReturn(group, filter, client, self._broker.id, burst, is_over=True)
+        self._broker.send(self.owner_of(group, filter), returned)
+
+    # --- another broker has to own a group ---
+
+    def _offer(self, key: Key, group: Group) -> None:
+        owner = self.owner_of(*key)
+        if owner != self._broker.id and not group.heir and not group.former:
+            group.heir = owner
+            self._broker.send(owner, GroupOffer(*key))
+
+    def on_offer(self, sender: str, message: GroupOffer) -> None:
+        key = (message.group, message.filter)
+        if key in self._groups:
+            # It was in use on both sides of a link that is new.
+            self._broker.send(sender, GroupReady(*key))
+        else:
+            self._begin(key, Group(sender))
+
+    def on_ready(self, sender: str, message: GroupReady) -> None:
+        key = (message.group, message.filter)
+        group = self._groups.get(key)
+        if group is None or group.heir != sender:
+            return
+        self._end(key)
+        over = GroupOver(*key, group.members, tuple(group.there), group.last, tuple(group.waiting))
+        self._broker.send(sender, over)
+        for client, broker in group.asking.items():
+            self._broker.send(sender, GroupJoin(*key, client, broker, client in group.there, asks=True))
+
+    def on_over(self, sender: str, message: GroupOver) -> None:
+        key = (message.group, message.filter)
+        group = self._groups.get(key) or self._begin(key, Group())
+        for client, broker in message.members.items():
+            if client not in group.members and (client, broker) not in group.left:
+                group.members[client] = broker
+                if client in message.there:
+                    group.there[client] = None
+        group.waiting += message.waiting
+        if group.former == sender:
+            self._take_over(key, group, message.last)
+        self._hand_out_waiting(key, group)
+        self._end_if_empty(key, group)
+
+    def _take_over(self, key: Key, group: Group, last: dict[str, tuple[int, int]]) -> None:
+        """The former owner hands out nothing any more."""
+        group.former, group.left = "", {}
+        unseen, group.unseen = group.unseen, []
+        for burst in unseen:
+            incarnation, number = last.get(burst.publisher, (0, 0))
+            if (burst.incarnation, burst.number) > (incarnation, number):
+                self._hand_out_each(key, group, burst)
+            elif (burst.incarnation, burst.last) > (incarnation, number):
+                self._hand_out_each(key, group, burst.tail(number - burst.number + 1))
+        self._offer(key, group)
+
+    # --- brokers join, or are gone for good ---
+
+    def on_members_changed(self, sender: str, message: MembersChanged) -> None:
+        brokers = dict.fromkeys(self._broker.members)
+        lost = [one for one in self._brokers if one not in brokers]
+        self._brokers = brokers
+        for key, group in list(self._groups.items()):
+            for client in [client for client, broker in group.members.items() if broker in lost]:
+                self._remove(group, client)
+            if group.heir in lost:
+                group.heir, group.last = "", {}
+            if group.former in lost:
+                self._take_over(key, group, {})
+            self._offer(key, group)
+            self._end_if_empty(key, group)
+        if lost:
+            self._join()
+        stranded, self._stranded = self._stranded, []
+        for back in stranded:
+            self._broker.send(self.owner_of(back.group, back.filter), back)
+
+    def on_undeliverable(self, message: GroupDeliver | GroupReturn) -> None:
+        """It was for a broker that is gone; what is on its way to a member is for another one."""
+        if isinstance(message, GroupReturn):
+            self._stranded.append(message)
+        elif not isinstance(message.burst, Fleeting):
+            back = GroupReturn(message.group, message.filter, message.client, "", message.burst)
+            self._stranded.append(back)
+
+
+def _marked(burst: Burst) -> Burst:
+    """As what it is for its member: by way of the group, and not of what else it subscribed to."""
+    return msgspec.structs.replace(burst, marks=bytes((burst.marks[0] | SHARED,)) + burst.marks[1:])
+
+
+def _collector(key: Key) -> Owner:
+    """The owner in the routing table: no client has the empty name."""
+    return ("", *key)
+
+
+def _name(key: Key) -> str:
+    return f"$share/{key[0]}/{key[1]}"

@@ -1,0 +1,128 @@
+"""What brokers say to each other about shared subscriptions (see shared.py)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from roamcast.protocol.messages import Cause
+from roamcast.protocol.notification import Burst, Fleeting, Message
+
+
+class GroupJoin(Message, frozen=True):
+    """A client takes part; its session is at this broker."""
+
+    group: str
+    filter: str
+    client: str
+    broker: str
+    is_there: bool
+    """Whether it is connected."""
+    asks: bool
+    """Whether it wants to be told when that is known everywhere."""
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class GroupJoined(Message, frozen=True):
+    """What is published from now on is for this client's group, too."""
+
+    group: str
+    filter: str
+    client: str
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class GroupLeave(Message, frozen=True):
+    group: str
+    filter: str
+    client: str
+    broker: str
+    """Where its session was: a later join from elsewhere stays."""
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class GroupDeliver(Message, frozen=True):
+    """For this member, from the owner of the group."""
+
+    group: str
+    filter: str
+    client: str
+    burst: Burst | Fleeting
+    cause: ClassVar[Cause] = "publish"
+
+    @property
+    def weight(self) -> int:
+        return self.burst.count
+
+
+class GroupReturn(Message, frozen=True):
+    """The member was not there any more."""
+
+    group: str
+    filter: str
+    client: str
+    broker: str
+    burst: Burst
+    is_over: bool = False
+    """Whether its session has ended, rather than moved."""
+    cause: ClassVar[Cause] = "publish"
+
+    @property
+    def weight(self) -> int:
+        return self.burst.count
+
+
+class GroupOffer(Message, frozen=True):
+    """The sender owns this group, and the receiver has to."""
+
+    group: str
+    filter: str
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class GroupReady(Message, frozen=True):
+    """What is for this group comes to the sender now, wherever it is published."""
+
+    group: str
+    filter: str
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class GroupOver(Message, frozen=True):
+    """The sender owns this group no more; these are its members, and what they are owed."""
+
+    group: str
+    filter: str
+    members: dict[str, str]
+    there: tuple[str, ...]
+    last: dict[str, tuple[int, int]]
+    """Of each publisher what was handed out last: incarnation and number."""
+    waiting: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Takes(Message, frozen=True):
+    """A client of this broker takes part in a group, or takes part no more."""
+
+    group: str
+    filter: str
+    client: str
+    joins: bool
+    is_there: bool = False
+    asks: bool = False
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class GivesBack(Message, frozen=True):
+    """The session of a member ends here, and it did not get this."""
+
+    group: str
+    filter: str
+    client: str
+    burst: Burst
+    cause: ClassVar[Cause] = "publish"
+
+
+class MembersChanged(Message, frozen=True):
+    """Brokers have come within reach, or are gone for good."""
+
+    cause: ClassVar[Cause] = "subscribe"

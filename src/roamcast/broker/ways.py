@@ -1,0 +1,64 @@
+"""Where a burst goes: all of it one way, or its parts different ones.
+
+Parts differ where the notifications of a burst have different attributes, or where
+a filter asks for what is in their bodies. What goes the same way stays together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from roamcast.broker.front import Front
+from roamcast.filters.filter import Attributes
+from roamcast.protocol.notification import Burst
+from roamcast.routing.router import Owner, Route, Router
+
+Way = tuple[Burst, tuple[str, ...], tuple[Owner, ...]]
+"""A burst, and the peers and local owners it goes to."""
+
+
+Divide = Callable[[Burst, Route, Sequence[Attributes]], list[Way]]
+"""How a burst is divided when the full attributes of its notifications are known."""
+
+
+class Ways:
+    def __init__(self, router: Router, front: Front | None) -> None:
+        self._router = router
+        self._front = front
+
+    def of(self, burst: Burst) -> list[Way]:
+        """In the order of the burst."""
+        return self._ways(burst, self._router.table.split)
+
+    def gathered(self, burst: Burst) -> list[Way]:
+        """As few as possible: a burst without numbers may go on without what others want of it."""
+        return self._ways(burst, self._router.table.gather)
+
+    def _ways(self, burst: Burst, divide: Divide) -> list[Way]:
+        if not burst.varied:
+            return self._uniform(burst, self._router.route(burst.attributes), divide)
+        ways: list[Way] = []
+        find, start, current = self._router.route, 0, None
+        for position, attributes in enumerate(burst.varied):
+            route = find(attributes)
+            if route is current:
+                continue
+            if current is not None:
+                if not route[2] and not current[2] and route[:2] == current[:2]:
+                    continue
+                ways += self._same(burst.part(start, position), current, divide)
+            start, current = position, route
+        if current is not None:
+            ways += self._same(burst.part(start, burst.count), current, divide)
+        return ways
+
+    def _same(self, burst: Burst, route: Route, divide: Divide) -> list[Way]:
+        """A part all of which has this route, as far as its attributes say."""
+        if not route[2]:
+            return [(burst, route[0], route[1])]
+        return [way for part in burst.uniform() for way in self._uniform(part, route, divide)]
+
+    def _uniform(self, burst: Burst, route: Route, divide: Divide) -> list[Way]:
+        if not route[2] or self._front is None:
+            return [(burst, route[0], route[1])]
+        return divide(burst, route, self._front.contents(burst))

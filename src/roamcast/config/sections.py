@@ -1,0 +1,432 @@
+"""The tables of a broker's configuration: every key, its type, its bounds and its default.
+
+The docstring under a field is what users read, in the default file and in the reference.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from roamcast.config.addresses import is_loopback
+from roamcast.config.schema import PathText, SecretText, Section
+from roamcast.mobility.base import Settings
+from roamcast.mobility.moving.election import ElectionSettings
+from roamcast.mqtt.server.access import AccessRules, Default, Rule
+from roamcast.protocol.records import Level
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+Name = Annotated[
+    str, Meta(pattern=NAME_PATTERN, description="a name of up to 64 letters, digits, '.', '_' and '-'")
+]
+Host = Annotated[str, Meta(pattern=r"^[^\s/]+$", description="an IP address or a host name")]
+Endpoint = Annotated[str, Meta(pattern=r"^(\[[^\]\s]+\]|[^:\s/]+):\d{1,5}$", description="HOST:PORT")]
+Interface = Annotated[
+    str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
+]
+Group = Annotated[
+    str,
+    Meta(pattern=r"^2(2[4-9]|3\d)(\.\d+){3}$", description="an address from 224.0.0.0 to 239.255.255.255"),
+]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Count = Annotated[int, Meta(ge=1)]
+Bytes = Annotated[int, Meta(ge=1024)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+Stay = Annotated[float, Meta(ge=0, le=31_536_000)]
+Change = Annotated[float, Meta(ge=0, le=1e12)]
+Bound = Annotated[float, Meta(ge=-1e12, le=1e12)]
+VariableName = Annotated[
+    str, Meta(pattern=r"^[a-z_][a-z0-9_]{0,63}$", description="a name of small letters, digits and '_'")
+]
+ListenerKind = Literal["tcp", "tls", "ws", "wss"]
+
+
+class Listener(Section, frozen=True):
+    """Where MQTT clients connect; write one [[listener]] for each."""
+
+    address: Host = "127.0.0.1"
+    """What to listen on; "0.0.0.0" or "::" is every network this machine is in."""
+    port: Port = 1883
+    """1883 is usual for tcp, 8883 for tls; 0 takes any free port."""
+    kind: ListenerKind = "tcp"
+    """MQTT over TCP, over TLS, or over WebSocket without (ws) and with (wss) TLS."""
+    anonymous: bool | None = None
+    """Whether clients may come without a password or certificate; "none" leaves it to access.anonymous,
+    which concerns loopback addresses only. On any other address only true opens a listener to everyone."""
+    certificate: PathText = ""
+    """For tls and wss: the certificate chain, PEM."""
+    key: PathText = ""
+    """For tls and wss: the private key, PEM; other users of the machine may not be able to read it."""
+    client_ca: PathText = ""
+    """For tls and wss: client certificates signed by these are accepted, PEM; empty asks for none."""
+    require_certificate: bool = False
+    """Whether a client must show a certificate."""
+    certificate_name: Literal["common_name", "dns", "email", "uri"] = "common_name"
+    """Which part of a client's certificate is its name in access rules."""
+    path: Annotated[str, Meta(pattern="^/", description="a path that begins with /")] = "/mqtt"
+    """For ws and wss: the path that clients ask for."""
+    origins: tuple[str, ...] = ()
+    """For ws and wss: web pages that may connect, such as "https://example.org"; empty allows only pages
+    of this very host, so that a page someone happens to visit cannot use a broker on loopback."""
+
+    @property
+    def is_secure(self) -> bool:
+        return self.kind in ("tls", "wss")
+
+    @property
+    def is_websocket(self) -> bool:
+        return self.kind in ("ws", "wss")
+
+
+class Peer(Section, frozen=True):
+    """A neighbouring broker; write one [[peer]] for each. The overlay must not contain a cycle, unless the
+    mobility protocol is for brokers that move: then name everyone who may come into reach."""
+
+    id: Name
+    """The id of that broker."""
+    address: Endpoint
+    """Where its link listener is."""
+
+
+class Link(Section, frozen=True):
+    """Links to peers: where they come in, how both ends prove who they are."""
+
+    address: Host = "127.0.0.1"
+    """What to listen on for peers. An address that is not loopback needs a secret, or TLS with a CA."""
+    port: Port | None = None
+    """The port for peers; "none" only connects to peers and accepts no link; 0 takes any free port."""
+    secret: SecretText = ""
+    """What all brokers of the network share, at least 16 characters. Better kept in a file of its own."""
+    secret_file: PathText = ""
+    """A file whose content is the secret, without spaces and newlines around it."""
+    secret_variable: str = ""
+    """The name of an environment variable that holds the secret."""
+    tls: bool = False
+    """Whether links are encrypted; then certificate, key and ca are needed."""
+    certificate: PathText = ""
+    """This broker's certificate chain, PEM; it is shown in both directions."""
+    key: PathText = ""
+    """Its private key, PEM."""
+    ca: PathText = ""
+    """Who signs the certificates of peers, PEM. A peer's certificate must carry its broker id as a DNS name
+    or as its common name."""
+    reconnect_min_s: Seconds = 0.2
+    """The first pause before connecting again; it doubles up to the longest."""
+    reconnect_max_s: Seconds = 15.0
+    """The longest pause before connecting again."""
+    heartbeat_s: Seconds = 2.0
+    """A silent link is asked for a sign of life after so long."""
+    timeout_s: Seconds = 10.0
+    """A link that gave no sign of life for so long is closed and opened again."""
+    unacknowledged_bytes_max: Bytes = 268_435_456
+    """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
+    and at the brokers behind this one."""
+
+
+class Discovery(Section, frozen=True):
+    """Brokers that look for each other on the local network, with protocols whose brokers may move. Each says
+    by multicast where it can be reached, signed with link.secret; who hears it connects."""
+
+    enabled: bool = False
+    """Whether to announce this broker, and to connect to those that are heard."""
+    interface: Interface = "127.0.0.1"
+    """Where to announce and to listen: "wlan0", say, or its address. With a name, an address that changes is
+    noticed and announced. Anything but loopback needs link.secret."""
+    group: Group = "239.255.73.70"
+    """The multicast group; datagrams do not leave the local network."""
+    port: Annotated[int, Meta(ge=1, le=65_535)] = 7370
+    """Its port, the same at every broker."""
+    interval_s: Seconds = 1.0
+    """How often this broker announces itself."""
+    forget_s: Seconds = 60.0
+    """A broker that was not heard for so long, and is not connected, is not looked for any more."""
+    brokers_max: Count = 256
+    """How many are remembered."""
+    clock_error_max_s: Seconds | None = 300.0
+    """How far the clocks of two machines may differ; what is older is not believed, since somebody may have
+    recorded it. "none" for machines without a clock that is right."""
+
+
+class ProtocolSettings(Settings, frozen=True):
+    """What a user can set for a protocol; each reads what concerns it."""
+
+    fetch_max: Annotated[int, Meta(ge=64, le=65_536)] = 1024
+    """Notifications that are fetched at once for a client that reads as fast as they come."""
+
+
+class Mobility(Section, frozen=True):
+    """How sessions follow their clients. All brokers of a network must say the same here."""
+
+    protocol: str = "multi_hop_handoff"
+    """The mobility protocol; docs/protocols.md compares them."""
+    routing: str = ""
+    """The routing strategy; empty takes the protocol's own."""
+    unreachable: Literal["refuse", "serve"] = "refuse"
+    """When a broker that may hold the session cannot be asked: refuse the client (nothing is lost), or
+    serve it at once and deliver what is missing later (QoS 1 may repeat, QoS 2 is refused)."""
+    locate_timeout_s: Seconds = 5.0
+    """How long to look for a session before a broker counts as unreachable."""
+    seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
+    """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
+    settings: ProtocolSettings = field(default_factory=ProtocolSettings)
+    """What concerns single protocols."""
+
+
+class Journal(Section, frozen=True):
+    """What is written to disk before it is promised."""
+
+    folder: PathText = ""
+    """Where the journal is; empty is the folder "journal" in the data folder."""
+    sync: Literal["process", "group"] = "group"
+    """"process" survives a crash or kill of the broker; "group" also survives a power failure, and
+    syncs the disk once for whatever came in meanwhile."""
+    segment_bytes: Annotated[int, Meta(ge=65_536, le=1_073_741_824)] = 16_777_216
+    """The size of one file of the journal; files are recycled."""
+    snapshot_after_bytes: Annotated[int, Meta(ge=65_536)] = 67_108_864
+    """After so much journal a snapshot is written and older files are recycled."""
+    bytes_max: Annotated[int, Meta(ge=1_048_576)] = 1_073_741_824
+    """How large the journal may become before a snapshot must be there; past it nothing more is promised
+    until there is one. Snapshots and spare files come on top."""
+    snapshot_retry_s: Seconds = 30.0
+    """How long after a snapshot that could not be written the next one is tried."""
+
+
+class Mqtt(Section, frozen=True):
+    """Limits of MQTT itself; clients of version 5 are told about them."""
+
+    packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 1_048_576
+    """The largest packet that a client may send."""
+    receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 1024
+    """How many QoS 1 and 2 messages a client may send before the first is acknowledged."""
+    inflight_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
+    """How many QoS 1 and 2 messages are sent to a client that has not acknowledged; its own receive
+    maximum counts too."""
+    topic_alias_maximum: Annotated[int, Meta(ge=0, le=65_535)] = 64
+    """How many topic aliases a client may use towards the broker; 0 allows none."""
+    qos_max: Annotated[int, Meta(ge=0, le=2)] = 2
+    """The highest quality of service."""
+    retained: bool = True
+    """Whether retained messages are allowed."""
+    shared_subscriptions: bool = True
+    """Whether $share/… subscriptions are allowed."""
+    session_expiry_max_s: Annotated[int, Meta(ge=0, le=4_294_967_295)] = 604_800
+    """The longest time that a session is kept for a client that is away."""
+    session_expiry_v3_s: Annotated[int, Meta(ge=0, le=4_294_967_295)] = 604_800
+    """The same for clients of MQTT 3.1.1, which cannot say how long."""
+    keep_alive_max_s: Annotated[int, Meta(ge=1, le=65_535)] = 3600
+    """The longest keep-alive; clients that ask for more, or for none, are told to use this one."""
+    connect_timeout_s: Seconds = 10.0
+    """How long a connection may take to say who it is: for TLS, then for WebSocket and CONNECT together."""
+    settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
+    """SUBACK waits so long, at most, until every broker knows the subscription."""
+    client_id_bytes_max: Annotated[int, Meta(ge=23, le=65_535)] = 256
+    """The longest client id."""
+    topic_bytes_max: Annotated[int, Meta(ge=1, le=65_535)] = 4096
+    """The longest topic and topic filter."""
+    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 256
+    """How many levels a topic or topic filter may have."""
+    user_properties_max: Annotated[int, Meta(ge=0, le=65_535)] = 64
+    """How many user properties one packet may carry."""
+    sys_interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    """How often $SYS/broker/… is published; 0 turns it off."""
+
+
+class Quotas(Section, frozen=True):
+    """What one client, and all together, may make the broker hold."""
+
+    connections_max: Count = 20_000
+    """Connections at once, of all clients."""
+    connections_per_address_max: Count | None = 1000
+    """Connections at once from one address; loopback addresses are not counted."""
+    connecting_max: Count = 1000
+    """Connections at once that have not said yet who they are; past it the one that was silent for longest
+    gives way."""
+    sessions_max: Count = 100_000
+    """Sessions held by this broker, also those of clients that are away."""
+    subscriptions_per_client_max: Count = 1000
+    """Subscriptions of one client."""
+    queue_notifications_max: Count = 100_000
+    """Notifications that wait for one client."""
+    queue_bytes_max: Bytes = 67_108_864
+    """The same in bytes."""
+    drop: Literal["oldest", "newest"] = "oldest"
+    """What a full queue gives up; each is counted and recorded."""
+    publish_per_s: Annotated[float, Meta(gt=0)] | None = None
+    """Notifications per second that one client may publish; a faster one is read from more slowly."""
+    publish_burst: Count = 1000
+    """How many it may publish at once after a pause, where publish_per_s is set."""
+    publish_bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
+    """Bytes per second that one client may send."""
+    output_bytes_max: Bytes = 4_194_304
+    """When so much waits for a client that does not read, it gets nothing more of QoS 0; when it is twice as
+    much, it is not read from. What is in flight with QoS 1 and 2 counts with its queue."""
+    retained_messages_max: Count = 100_000
+    """Retained messages."""
+    retained_bytes_max: Bytes = 268_435_456
+    """The same in bytes."""
+    buffered_bytes_max: Bytes = 2_147_483_648
+    """Bytes in all queues together; past it the longest queues give up theirs first."""
+
+
+class Access(Section, frozen=True):
+    """Who may come in, and what they may do there. Read again on SIGHUP."""
+
+    users: PathText = ""
+    """The file of users that `roamcast user add` writes; empty knows no passwords."""
+    anonymous: Literal["auto", "loopback", "never"] = "auto"
+    """Clients without password or certificate: "loopback" lets them in over loopback listeners, "never"
+    does not, "auto" does as long as there is no users file. A listener can say otherwise for itself."""
+    default: Literal["auto", "allow", "deny"] = "auto"
+    """What no rule decides; "auto" allows as long as there is no rule at all, and denies otherwise."""
+    rules: tuple[Rule, ...] = field(name="rule", default=())
+    """In order; the first rule that fits decides."""
+    verifications_max: Annotated[int, Meta(ge=1, le=64)] = 2
+    """Passwords checked at once, each on a thread of its own; one takes 19 MiB and some 40 ms of a core."""
+    verifications_waiting_max: Count = 1000
+    """Passwords waiting for their check; more are refused as "server busy"."""
+    verified_max: Annotated[int, Meta(ge=0)] = 10_000
+    """Checked credentials remembered (as keyed hashes), so that reconnecting costs nothing; 0 for none."""
+    verified_s: Seconds = 3600.0
+    """How long they are remembered."""
+    failures_max: Count = 5
+    """Failed tries from one address with one user name before it has to wait; with any name 20 times more."""
+    backoff_s: Seconds = 1.0
+    """How long it waits first; that doubles with each further failure."""
+    backoff_max_s: Seconds = 300.0
+    """How long it waits at most, and how long failures are remembered."""
+
+
+class Metrics(Section, frozen=True):
+    """/metrics for Prometheus and /healthz, over HTTP."""
+
+    enabled: bool = False
+    """Whether to listen at all."""
+    address: Host = "127.0.0.1"
+    """What to listen on; there is no password, so keep it on loopback or behind something that has one."""
+    port: Port = 9883
+    """The port; 0 takes any free one."""
+
+
+class Log(Section, frozen=True):
+    """What the broker says about itself, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important lines that are written."""
+    format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object per line."""
+
+
+class Events(Section, frozen=True):
+    """The event log: Parquet files for `roamcast pipeline`. It traces the movements of clients, so it
+    is off unless asked for."""
+
+    level: Level = "none"
+    """"none" writes nothing; "counters" what is needed to audit deliveries; "full" every hop too."""
+    folder: PathText = ""
+    """Where the files go; empty is the folder "events" in the data folder."""
+    pseudonym_key: SecretText = ""
+    """With a key, client names are replaced by keyed pseudonyms; use the same at every broker."""
+    pseudonym_key_file: PathText = ""
+    """A file whose content is that key."""
+    attributes: bool = False
+    """Whether attributes of notifications are written, and filters with them; the audit needs them."""
+    file_s: Seconds = 60.0
+    """A file is closed, and can be read, after so long."""
+    retention_days: Annotated[float, Meta(gt=0)] | None = 30.0
+    """Files older than this are deleted; "none" keeps them."""
+
+
+class State(Section, frozen=True):
+    """What else clients say of themselves, for filters on my.NAME; write one [[location.state]] for each."""
+
+    name: VariableName
+    """NAME, which filters write as my.NAME."""
+    graph: PathText = ""
+    """Its values and the steps between them, in a file like the movement graph; empty: it is a number."""
+    fall: Change = 0.0
+    """By how much a number falls in one step, at most."""
+    rise: Change = 0.0
+    """By how much it rises in one step, at most."""
+    lowest: Bound = -1e12
+    """The lowest value it can have."""
+    highest: Bound = 1e12
+    """The highest value it can have."""
+
+
+class Location(Section, frozen=True):
+    """Logical mobility: filters that depend on where the client is; the same at every broker."""
+
+    movement_graph: PathText = ""
+    """The file of the movement graph; empty allows no filters on myloc."""
+    stay_s: Stay | None = None
+    """How long clients stay at a location at least; "none" learns it from the moves of each."""
+    stay_first_s: Stay = 1.0
+    """What to assume until a client has moved twice."""
+    states: tuple[State, ...] = field(name="state", default=())
+    """Anything else that clients say of themselves."""
+
+
+class Config(Section, frozen=True):
+    """A broker's configuration."""
+
+    id: Name = "broker"
+    """This broker's id, different from that of every other broker of the network."""
+    network: Name = "roamcast"
+    """The network's name; brokers of another network are refused as peers."""
+    data: PathText = "roamcast-data"
+    """The folder for everything that must survive a restart; for one broker alone."""
+    listeners: tuple[Listener, ...] = field(name="listener", default=(Listener(),))
+    """Where clients connect."""
+    peers: tuple[Peer, ...] = field(name="peer", default=())
+    """The neighbouring brokers."""
+    link: Link = Link()
+    """Links to them."""
+    discovery: Discovery = Discovery()
+    """Brokers that look for each other."""
+    mobility: Mobility = field(default_factory=Mobility)
+    """How sessions follow their clients."""
+    election: ElectionSettings = ElectionSettings()
+    """Of brokers that move."""
+    journal: Journal = Journal()
+    """What survives a crash."""
+    mqtt: Mqtt = Mqtt()
+    """Limits of MQTT."""
+    quotas: Quotas = Quotas()
+    """Limits of memory."""
+    access: Access = Access()
+    """Who may do what."""
+    metrics: Metrics = Metrics()
+    """Figures."""
+    log: Log = Log()
+    """Log lines."""
+    events: Events = Events()
+    """The event log."""
+    location: Location = Location()
+    """Location-dependent filters."""
+
+    @property
+    def journal_folder(self) -> Path:
+        return Path(self.journal.folder or Path(self.data) / "journal")
+
+    @property
+    def events_folder(self) -> Path:
+        return Path(self.events.folder or Path(self.data) / "events")
+
+    @property
+    def access_rules(self) -> AccessRules:
+        """The rules as the broker's state machine takes them."""
+        default: Default = "deny" if self.access.rules else "allow"
+        if self.access.default != "auto":
+            default = self.access.default
+        return AccessRules(self.access.rules, default)
+
+    def allows_anonymous(self, listener: Listener) -> bool:
+        """Whether clients may come in over this listener without saying who they are."""
+        if listener.anonymous is not None:
+            return listener.anonymous
+        if self.access.anonymous == "auto":
+            return is_loopback(listener.address) and not self.access.users
+        return self.access.anonymous == "loopback" and is_loopback(listener.address)

@@ -1,0 +1,420 @@
+"""What protocols for brokers that move share: their messages, routing tables, queues, and their registry.
+
+In these protocols a broker knows its neighbours and nothing of the network behind them. For each subscriber
+it has the subscriptions and the way: the neighbour towards it. A subscriber speaks the same language as a
+broker, and what it says carries a timestamp, which it counts up itself. Links are FIFO for as long as they
+last. What was on a link that is given up and was not acknowledged comes back (`link_down`, `detach`), and is
+queued for the subscribers it was meant for.
+
+`MobileProtocol` is one broker's machine. It has no clock, no socket and no chance of its own; every call
+returns an `Outcome`. A device may be broker, subscriber and publisher at once: its client roles are
+connected to its own broker like any others, and may bear the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.filter import Attributes, Filter
+from roamcast.mobility.stored import Stored
+from roamcast.protocol.messages import Cause, Message
+from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.protocol.queues import QueueLimits
+
+LOCAL = ""
+"""The way to a subscriber that is, or was last, connected to this broker itself."""
+
+
+# --- messages (tables 2.1, 2.4, 3.1 and 4.1) ---------------------------------------------------------
+#
+# A published event, PUB, is a `Burst`. `since` is the timestamp of the subscriber's last change of its
+# subscriptions before this message: whoever has missed that one must not take this one.
+
+
+class Sub(Message, frozen=True):
+    filter: Filter
+    subscriber: str
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Uns(Message, frozen=True):
+    filter: Filter
+    subscriber: str
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Mig(Message, frozen=True):
+    """The subscriber was connected to `broker` before and is here now; "": nowhere, or it does not say."""
+
+    subscriber: str
+    broker: str = ""
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    had: tuple[tuple[str, int, int], ...] = ()
+    """To its broker alone: the last events that the subscriber has received."""
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Rep(Message, frozen=True):
+    """Stored events for a subscriber, grouped."""
+
+    subscriber: str
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+
+class Filters(Message, frozen=True):
+    """To a subscriber: the subscriptions that are known here. It repairs what is wrong about them."""
+
+    filters: tuple[Filter, ...]
+    since: int = -1
+    """Which change of them was the last that is known here; -1: that is not counted."""
+    cause: ClassVar[Cause] = "handoff"
+
+
+# --- a broker's machine ------------------------------------------------------------------------------
+
+
+class MobileSettings(msgspec.Struct, frozen=True):
+    """What can be set."""
+
+    queue: QueueLimits | None = None
+    """What is kept for one subscriber that cannot be reached."""
+    seen_max: int = 1024
+    """So many of the last deliveries to each of its subscribers a broker remembers, to deliver none twice."""
+    departed_max: int = 10_000
+    """Of so many subscribers without subscriptions the timestamp is remembered, so that none comes back."""
+
+
+class Outcome(msgspec.Struct):
+    """What a call wants done; each list is in order."""
+
+    sends: list[tuple[str, Message]] = []
+    """To neighbours."""
+    to_subscribers: list[tuple[str, Message]] = []
+    """To subscribers that are connected here: `Burst` and `Filters`."""
+    duplicates: int = 0
+    """Notifications that were left out because the subscriber has had them."""
+    dropped: list[tuple[str, Burst]] = []
+    """What a full queue gave up, and whose it was."""
+
+
+class Known(msgspec.Struct):
+    """What a broker knows of one subscriber: its rows of the routing table, and T of chapter 4."""
+
+    way: str | None
+    """The neighbour towards it (or `LOCAL`); None if this broker has no idea."""
+    timestamp: int = 0
+    hops: int = 0
+    since: int = 0
+    """The timestamp of the last change of its subscriptions that is known here."""
+    filters: dict[str, Filter] = {}
+
+
+Identity = tuple[str, int, int]
+
+MATCHED_KEPT_MAX = 4096
+"""Of so many kinds of events it is remembered whom they are for, until subscriptions change."""
+
+
+class MobileProtocol:
+    """The state that both protocols have, and how events reach subscribers."""
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    keeps_promises: ClassVar[bool] = True
+    """Whether what is owed arrives in the end, whatever moved, crashed or parted meanwhile."""
+
+    __unsaved__ = ("_looked_for", "_matched", "_out")
+
+    def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
+        self.id = id
+        self.settings = settings or MobileSettings()
+        self.peers: dict[str, None] = {}
+        """N: the neighbours in the tree. A child is one from its first message of migration on."""
+        self.attached: dict[str, None] = {}
+        """Subscribers that are connected right now."""
+        self.known: dict[str, Known] = {}
+        """R and T."""
+        self.queues: dict[str, Stored] = {}
+        """Q: what could not be sent on, for each subscriber."""
+        self._returned: dict[str, str] = {}
+        """Subscribers whose stored events came from the very neighbour that is the way to them. They wait
+        for the next word about the subscriber: it is under way, since that neighbour thinks otherwise."""
+        self._seen: dict[str, dict[Identity, None]] = {}
+        self.changes = 0
+        """Counts changes of what anybody is subscribed to."""
+        self._left: dict[str, dict[str, None]] = {}
+        """Neighbour to the subscribers that were behind it, and no longer are: what it has not acknowledged
+        may have been for them."""
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
+            Burst: self._on_pub,
+            Rep: self._on_rep,
+            Sub: self._on_sub,
+            Uns: self._on_uns,
+            Mig: self._on_mig,
+        }
+        self.contents: Callable[[Burst], Attributes | None] | None = None
+        """Where events have attributes in their bodies: all that a burst has, which is a single event then;
+        None if nobody asks for more than is outside."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self._matched: dict[bytes, list[str]] = {}
+        self._looked_for: dict[str, None] = {}
+        """Subscribers whose stored events may have a way now, and had none before."""
+        self._out = Outcome()
+
+    def understands(self, message: Message) -> bool:
+        return type(message) in self._handlers
+
+    # --- the ways in ---
+
+    def receive(self, sender: str, message: Message, *, is_subscriber: bool = False) -> Outcome:
+        """A message from a neighbour, or from a subscriber or publisher that is connected here."""
+        self._out = Outcome()
+        subscriber: str | None = getattr(message, "subscriber", None)
+        if subscriber is not None:
+            self._looked_for[subscriber] = None
+        peers = len(self.peers)
+        self._handle(LOCAL if is_subscriber else sender, sender, message)
+        if len(self.peers) != peers:
+            self._look_for_all()
+        self._flush()
+        return self._out
+
+    def migrate(self, old: str | None, new: str) -> Outcome:
+        """The parent in the tree is another, or the same again over a new link."""
+        self._out = Outcome()
+        if old is not None:
+            self.peers.pop(old, None)
+        self.peers[new] = None
+        self._migrate(old, new)
+        self._look_for_all()
+        self._flush()
+        return self._out
+
+    def link_down(self, peer: str, unacknowledged: Sequence[Message] = ()) -> Outcome:
+        """The link is given up; this is what the peer has not acknowledged."""
+        self._out = Outcome()
+        self.peers.pop(peer, None)
+        left = self._left.pop(peer, {})
+        for message in unacknowledged:
+            if isinstance(message, Burst):
+                for subscriber in self.matching(message):
+                    if self.known[subscriber].way == peer or subscriber in left:
+                        self._enqueue(subscriber, message)
+            elif isinstance(message, Rep):
+                for burst in message.bursts:
+                    self._enqueue(message.subscriber, burst)
+        self._flush()
+        return self._out
+
+    def detach(self, subscriber: str, unacknowledged: Sequence[Message] = ()) -> Outcome:
+        """A subscriber is no longer connected; it gets what it has not acknowledged when it is back."""
+        self._out = Outcome()
+        self.attached.pop(subscriber, None)
+        again = [message for message in unacknowledged if isinstance(message, Burst)]
+        seen = self._seen.get(subscriber, {})
+        for burst in again:
+            for identity in identities(burst):
+                seen.pop(identity, None)
+        if again:
+            self.queues.setdefault(subscriber, Stored()).add_in_front(again)
+            self._looked_for[subscriber] = None
+        self._flush()
+        return self._out
+
+    # --- what the protocols say ---
+
+    def _handle(self, way: str, sender: str, message: Message) -> None:
+        """`way` is the sender if it is a neighbour, and `LOCAL` if it is connected here as a client."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            what = type(message).__name__
+            raise InputError(f"{self.name} got {what} from {sender}, which it does not use")
+        handler(way, message)
+
+    def _migrate(self, old: str | None, new: str) -> None:
+        raise NotImplementedError
+
+    def _on_sub(self, way: str, message: Sub) -> None:
+        raise NotImplementedError
+
+    def _on_uns(self, way: str, message: Uns) -> None:
+        raise NotImplementedError
+
+    def _on_mig(self, way: str, message: Mig) -> None:
+        raise NotImplementedError
+
+    def _attach(self, message: Mig) -> None:
+        """A subscriber is connected here, and says what it has had."""
+        self.attached[message.subscriber] = None
+        if message.had:
+            self._seen.setdefault(message.subscriber, {}).update(dict.fromkeys(message.had))
+
+    # --- events ---
+
+    def _on_pub(self, way: str, burst: Burst) -> None:
+        """To every neighbour behind which somebody wants it, once; what cannot be sent is stored."""
+        peers: dict[str, None] = {}
+        for subscriber in self.matching(burst):
+            towards = self.known[subscriber].way
+            if towards == LOCAL:
+                self._deliver(subscriber, burst)
+            elif towards is None or towards not in self.peers:
+                self._enqueue(subscriber, burst)
+            elif towards != way:
+                peers[towards] = None
+        self._out.sends += [(peer, burst) for peer in peers]
+
+    def _on_rep(self, way: str, message: Rep) -> None:
+        """Stored events take the way of the subscriber, whatever it is by now."""
+        subscriber = message.subscriber
+        for burst in message.bursts:
+            self._enqueue(subscriber, burst)
+        if self.known[subscriber].way == way:
+            self._returned[subscriber] = way
+
+    def matching(self, burst: Burst) -> list[str]:
+        inside = self.contents(burst) if self.contents is not None else None
+        if inside is not None:
+            return self._who_wants(inside)
+        matched = self._matched.get(burst.attributes)
+        if matched is None:
+            if len(self._matched) >= MATCHED_KEPT_MAX:
+                self._matched.clear()
+            matched = self._matched[burst.attributes] = self._who_wants(decode_attributes(burst.attributes))
+        return matched
+
+    def _who_wants(self, attributes: Attributes) -> list[str]:
+        return [
+            subscriber
+            for subscriber, known in self.known.items()
+            if any(filter.matches(attributes) for filter in known.filters.values())
+        ]
+
+    def attributes_of(self, burst: Burst) -> Attributes:
+        inside = self.contents(burst) if self.contents is not None else None
+        return inside if inside is not None else decode_attributes(burst.attributes)
+
+    def _deliver(self, subscriber: str, burst: Burst) -> None:
+        """This is the last broker: it leaves out what the subscriber has had."""
+        if subscriber not in self.attached:
+            self._enqueue(subscriber, burst)
+            return
+        seen = self._seen.setdefault(subscriber, {})
+        for position, identity in enumerate(identities(burst)):
+            if identity in seen:
+                self._out.duplicates += 1
+            else:
+                seen[identity] = None
+                self._out.to_subscribers.append((subscriber, burst.part(position, position + 1)))
+        while len(seen) > self.settings.seen_max:
+            del seen[next(iter(seen))]
+
+    def _enqueue(self, subscriber: str, burst: Burst) -> None:
+        known = self.known.setdefault(subscriber, Known(None))
+        if known.timestamp and not known.filters:
+            return  # It has left the network.
+        self._looked_for[subscriber] = None
+        given_up = self.queues.setdefault(subscriber, Stored()).add(burst, self.settings.queue)
+        self._out.dropped += [(subscriber, one) for one in given_up]
+
+    def _flush(self) -> None:
+        """sendQueuedMessages, for whoever can be reached; after all else that a message leads to."""
+        looked_for, self._looked_for = self._looked_for, {}
+        for subscriber in [one for one in self._in_order(looked_for) if one in self.queues]:
+            way = self.known[subscriber].way
+            if way == LOCAL and subscriber in self.attached:
+                for burst in self.queues.pop(subscriber):
+                    self._deliver(subscriber, burst)
+            elif way and way in self.peers and self._returned.get(subscriber) != way:
+                self._out.sends.append((way, Rep(subscriber, tuple(self.queues.pop(subscriber)))))
+
+    def _look_for_all(self) -> None:
+        """There is a new neighbour."""
+        self._looked_for.update(dict.fromkeys(self.queues))
+
+    def _in_order(self, subscribers: dict[str, None]) -> Iterable[str]:
+        """In that of their queues; there may be many of these, and mostly one is asked for."""
+        return [one for one in self.queues if one in subscribers] if len(subscribers) > 1 else subscribers
+
+    # --- ways ---
+
+    def _point(self, subscriber: str, way: str | None) -> None:
+        """From now on the subscriber is this way."""
+        known = self.known[subscriber]
+        if known.way and known.way != way:
+            self._left.setdefault(known.way, {})[subscriber] = None
+        known.way = way
+        self._looked_for[subscriber] = None
+        self._returned.pop(subscriber, None)
+
+    def _set_filters(self, subscriber: str, filters: Iterable[Filter]) -> None:
+        known = self.known[subscriber]
+        known.filters = {filter.text: filter for filter in filters}
+        self._filters_changed()
+        if not known.filters:
+            self.queues.pop(subscriber, None)
+            self._forget_departed()
+
+    def _filters_changed(self) -> None:
+        self.changes += 1
+        self._matched.clear()
+
+    def _forget_departed(self) -> None:
+        departed = [subscriber for subscriber, known in self.known.items() if not known.filters]
+        for subscriber in departed[: -self.settings.departed_max or None]:
+            del self.known[subscriber]
+            self._filters_changed()
+            self._returned.pop(subscriber, None)
+            self._seen.pop(subscriber, None)
+
+    def _send_others(self, way: str, message: Message) -> None:
+        """To every neighbour except the one from which it came."""
+        self._out.sends += [(peer, message) for peer in self.peers if peer != way]
+
+    # --- for those who look on ---
+
+    def routes(self) -> dict[str, tuple[str | None, tuple[str, ...]]]:
+        """Subscriber to its way and its subscriptions, for all who have any."""
+        return {
+            subscriber: (known.way, tuple(sorted(known.filters)))
+            for subscriber, known in self.known.items()
+            if known.filters
+        }
+
+
+def identities(burst: Burst) -> Iterable[Identity]:
+    return ((burst.publisher, burst.incarnation, number) for number in range(burst.number, burst.last + 1))
+
+
+# --- the registry ------------------------------------------------------------------------------------
+
+MOBILE_PROTOCOLS: dict[str, type[MobileProtocol]] = {}
+"""Registered protocols of brokers that move, by name."""
+
+
+def register_mobile(protocol: type[MobileProtocol]) -> type[MobileProtocol]:
+    MOBILE_PROTOCOLS[protocol.name] = protocol
+    return protocol
+
+
+def find_mobile_protocol(name: str) -> type[MobileProtocol]:
+    try:
+        return MOBILE_PROTOCOLS[name]
+    except KeyError:
+        valid = ", ".join(sorted(MOBILE_PROTOCOLS))
+        raise InputError(f"protocol {name!r} of brokers that move: valid are {valid}") from None

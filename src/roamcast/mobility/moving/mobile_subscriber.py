@@ -1,0 +1,95 @@
+"""A client of brokers that move: what it tells them, and what it makes of their answers (Amozarrain 4.1).
+
+It counts a timestamp up with every message about itself, knows what it has subscribed to, and repairs what
+a broker knows of that (FILTERS), for it may come from another part of the network. What it publishes has
+its own number, so that it may be sent again after a link was lost without becoming another notification.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from roamcast.filters.filter import Filter
+from roamcast.mobility.moving.mft import Bsub
+from roamcast.mobility.moving.mobile import Filters, Identity, Mig, Sub, Uns, identities
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
+
+
+class MobileSubscriber:
+    """Subscriber, publisher or both; every call says what is to be sent to its broker, if it has one."""
+
+    def __init__(self, id: str, incarnation: int = 0, remembers: int = 64) -> None:
+        """`remembers`: so many of the last events it names when it connects, so that none comes again."""
+        self.id = id
+        self.incarnation = incarnation
+        self.broker = ""
+        """Where it is connected; "" while it is not."""
+        self.timestamp = 0
+        self.filters: dict[str, Filter] = {}
+        self.published = 0
+        self._since = 0
+        self._last_broker = ""
+        self._had: deque[Identity] = deque(maxlen=remembers)
+        self._unsent: list[Burst] = []
+        """What it has published without reaching a broker."""
+
+    def connect(self, broker: str) -> list[Message]:
+        """It found a broker, which may be the same as before. Of a new subscriber nobody need know yet."""
+        self.broker = broker
+        self.timestamp += bool(self._last_broker)
+        last_broker, self._last_broker = self._last_broker, broker
+        unsent, self._unsent = self._unsent, []
+        return [Mig(self.id, last_broker, self.timestamp, 0, self._since, tuple(self._had)), *unsent]
+
+    def disconnect(self, unacknowledged: Sequence[Message] = ()) -> None:
+        """The link is lost, and the broker may not have got this. Only events need to be sent again."""
+        self.broker = ""
+        self._unsent = [*(one for one in unacknowledged if isinstance(one, Burst)), *self._unsent]
+
+    def subscribe(self, filter: Filter) -> list[Message]:
+        if filter.text in self.filters:
+            return []
+        self.filters[filter.text] = filter
+        since = self._change()
+        return [Sub(filter, self.id, self.timestamp, 0, since)] if self.broker else []
+
+    def unsubscribe(self, filter: Filter) -> list[Message]:
+        if self.filters.pop(filter.text, None) is None:
+            return []
+        since = self._change()
+        return [Uns(filter, self.id, self.timestamp, 0, since)] if self.broker else []
+
+    def publish(
+        self, attributes: bytes, bodies: tuple[bytes, ...] = (b"",), now: float = 0.0
+    ) -> list[Message]:
+        first = self.published + 1
+        self.published += len(bodies)
+        burst = Burst(self.id, self.incarnation, first, attributes, now, bodies, len(bodies))
+        if self.broker:
+            return [burst]
+        self._unsent.append(burst)
+        return []
+
+    def receive(self, message: Message) -> list[Message]:
+        """What its broker says: an event, or how far it knows the subscriptions."""
+        if isinstance(message, Burst):
+            self._had.extend(identities(message))
+        if not isinstance(message, Filters):
+            return []
+        known = {filter.text: filter for filter in message.filters}
+        if message.since < 0:
+            missing = [filter for text, filter in self.filters.items() if text not in known]
+            extra = [filter for text, filter in known.items() if text not in self.filters]
+            return [*(Sub(one, self.id) for one in missing), *(Uns(one, self.id) for one in extra)]
+        if message.since == self._since and known == self.filters:
+            return []
+        self._change()
+        return [Bsub(self.id, tuple(self.filters.values()), self.timestamp, 0)]
+
+    def _change(self) -> int:
+        """Count one change; returns the one before it."""
+        self.timestamp += 1
+        since, self._since = self._since, self.timestamp
+        return since

@@ -1,0 +1,1 @@
+"""Pure: the client's side of MQTT."""

@@ -1,0 +1,104 @@
+"""What a client receives: each notification is handed over once, and acknowledged when it is.
+
+What waits here has not been acknowledged, so the broker still has it: a process that ends, or a client that
+takes only the first few, loses nothing. The receive maximum bounds it. A broker that sends more all the same
+(Mosquitto 2.0 does, a little) is not punished: then the packet ids are the bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from roamcast.mqtt.codec.packet_ids import ENCODED
+from roamcast.mqtt.codec.packets import Pubcomp, Publish
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+
+PUBACK = b"\x40\x02"
+PUBREC = b"\x50\x02"
+
+
+class Incoming:
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self._waiting: deque[tuple[Publish, int]] = deque()
+        """With the session that each came in."""
+        self._queued: dict[int, bool] = {}
+        """Packet ids among those that wait, and whether they came on the connection there is."""
+        self._received: dict[int, None] = {}
+        """QoS 2: handed over, and not released by the broker."""
+        self._owed: dict[int, None] = {}
+        """QoS 1: handed over before it came on the connection there is, where it could be acknowledged."""
+        self._session = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def first(self, limit: int) -> list[Publish]:
+        """Those that wait longest, which go on waiting."""
+        return [publish for publish, _ in islice(self._waiting, limit)]
+
+    def cut(self) -> None:
+        """The connection is gone: what waits will be sent again on the next one, and only then may it be
+        acknowledged there. A broker that has not sent it yet would not know what the answer is for."""
+        self._queued = dict.fromkeys(self._queued, False)
+
+    def begin_anew(self) -> None:
+        """The session of before is gone, and what its packet ids stood for; what waits here remains."""
+        self._session += 1
+        self._queued.clear()
+        self._received.clear()
+        self._owed.clear()
+
+    def on_publish(self, publish: Publish, out: list[bytes]) -> None:
+        packet_id = publish.packet_id
+        if not packet_id:
+            self._waiting.append((publish, self._session))
+        elif packet_id in self._received:
+            out.append(PUBREC + ENCODED[packet_id - 1])
+        elif packet_id in self._owed:
+            del self._owed[packet_id]
+            out.append(PUBACK + ENCODED[packet_id - 1])
+        elif packet_id in self._queued:
+            self._queued[packet_id] = True
+        else:
+            self._queued[packet_id] = True
+            self._waiting.append((publish, self._session))
+
+    def on_pubrels(self, ids: Sequence[int]) -> bool:
+        """Those of what was handed over: whether all are, and the answer is PUBCOMP without a reason."""
+        if not self._received.keys() >= set(ids):
+            return False
+        for packet_id in ids:
+            self._received.pop(packet_id, None)
+        return True
+
+    def on_pubrel(self, packet_id: int, out: list[bytes]) -> None:
+        known = packet_id in self._received
+        self._received.pop(packet_id, None)
+        reason = Reason.SUCCESS if known else Reason.PACKET_IDENTIFIER_NOT_FOUND
+        out.append(write(Pubcomp(packet_id, reason), self._version))
+
+    def take(self, out: list[bytes]) -> Publish:
+        """The next one; from now on it is the application's."""
+        publish, session = self._waiting.popleft()
+        packet_id = publish.packet_id
+        if not packet_id or session != self._session:
+            return publish
+        is_here = self._queued.pop(packet_id)
+        if publish.qos == 2:
+            self._received[packet_id] = None
+        if is_here:
+            out.append((PUBREC if publish.qos == 2 else PUBACK) + ENCODED[packet_id - 1])
+        elif publish.qos == 1:
+            self._owed[packet_id] = None
+        return publish
+
+    def drop_newest(self) -> bool:
+        """Forget the last one if it promises nothing."""
+        if not self._waiting or self._waiting[-1][0].qos:
+            return False
+        self._waiting.pop()
+        return True

@@ -1,0 +1,1 @@
+"""Pure: MQTT packets, to bytes and back."""

@@ -1,0 +1,309 @@
+"""PUBLISH frames by the burst, in and out, and acknowledgements by the hundred.
+
+This is what a busy broker does most, so nothing here makes an object per
+frame but its payload. Frames of one size are taken apart and put together by
+a few operations on the whole burst, which takes a fraction of the time that
+going from frame to frame takes.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from struct import iter_unpack
+
+from roamcast.errors import InputError
+from roamcast.mqtt.codec.fields import write_binary, write_variable
+from roamcast.mqtt.codec.packet_ids import (
+    ENCODED,
+    HIGH_BYTES,
+    LOW_BYTES,
+    PACKET_ID_MAX,
+    acknowledgements,
+    following,
+)
+
+Frames = tuple[int, bytes, bytes, int, list[bytes]]
+"""First byte, topic and properties (raw, without their lengths) that the frames have in common, the first
+of their consecutive packet ids (0 with QoS 0), and their payloads."""
+
+TOGETHER_MIN = 16
+TOGETHER_FIRST = 32
+TOGETHER_MAX = 8_192
+"""Frames of one size that are tried together: few at first, four times as many after each success. What
+looks like a burst and is none costs no more than the first number of frames, and for fewer than the
+minimum it does not pay."""
+
+HEADERS_KEPT_MAX = 1_024
+
+# First bytes of a PUBLISH: there is no QoS 3, and QoS 0 is never a duplicate.
+_PUBLISH = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D))
+
+
+def cut_bursts(
+    data: bytes, start: int, packet_max: int, version: int, bursts_max: int = 1 << 30
+) -> tuple[list[Frames], int]:
+    """The PUBLISH frames at `start`, and where they end: so many bursts at most.
+
+    Frames with the same first byte, topic and properties and consecutive packet ids are together. They end
+    at the first one that is not whole, not a PUBLISH, larger than 16 KiB, with more than 127 bytes of
+    properties, or wrong in any way: reading.cut and reading.parse know what to do with that one, so nothing
+    is raised here. Topics and properties are yet to be checked, once for each burst: see
+    topics.decode_topic and properties.publish_properties.
+    """
+    # One long function, because a call per frame would cost as much as a third of this.
+    bursts: list[Frames] = []
+    size, at, last_size, together = len(data), start, 0, TOGETHER_FIRST
+    last_first = numbered = packet_id = following_id = 0
+    last_topic: bytes | None = None
+    block = last_block = b""
+    payloads: list[bytes] = []
+    try:
+        while at < size:
+            first = data[at]
+            if first != last_first:
+                if first not in _PUBLISH:
+                    break
+                last_first, numbered, last_topic = first, 1 if first & 0x06 else 0, None
+                packet_id = following_id = 0
+            length, body = data[at + 1], at + 2
+            if length >= 0x80:
+                if not 0 < data[body] < 0x80:
+                    break
+                length += (data[body] << 7) - 0x80
+                body += 1
+            end = body + length
+            if end > size or end - at > packet_max:
+                break
+            body += 2
+            topic_end = payload = body + (data[body - 2] << 8 | data[body - 1])
+            if numbered:
+                packet_id = data[topic_end] << 8 | data[topic_end + 1]
+                if not packet_id:
+                    break
+                payload += 2
+            if version == 5:
+                block_size = data[payload]
+                payload += 1
+                if block_size:
+                    if block_size >= 0x80:
+                        break
+                    payload += block_size
+                block = data[payload - block_size : payload]
+            if payload > end:
+                break  # Something was read past the end; nothing of it has been kept.
+            topic = data[body:topic_end]
+            if topic != last_topic or packet_id != following_id or block != last_block:
+                if len(bursts) == bursts_max:
+                    break
+                last_topic, last_block, payloads = topic, block, []
+                bursts.append((first, topic, block, packet_id, payloads))
+            elif (
+                end - at == last_size
+                and end + TOGETHER_MIN * last_size <= size
+                and data.startswith(data[at:topic_end], end)
+            ):
+                found = _take_apart(data, at, end, topic_end, payload, together, payloads)
+                together = min(together * 4, TOGETHER_MAX) if found == together else TOGETHER_FIRST
+                at += found * last_size
+                following_id = following(packet_id, found) if numbered else 0
+                continue
+            last_size = end - at
+            following_id = packet_id + numbered
+            payloads.append(data[payload:end])
+            at = end
+    except IndexError:
+        pass  # The last frame is not whole. Asking before each byte costs more.
+    return bursts, at
+
+
+def last_frame(data: bytes, start: int, packet_max: int, version: int) -> Frames | None:
+    """The PUBLISH frame at `start`, if it is short, plain and the last thing in these data.
+
+    That is how messages come that come one by one; None sends everything else to `cut_bursts`.
+    """
+    size = len(data)
+    if not 6 <= size - start <= 129 or data[start + 1] != size - start - 2 or size - start > packet_max:
+        return None
+    first = data[start]
+    payload = topic_end = start + 4 + (data[start + 2] << 8 | data[start + 3])
+    packet_id = 0
+    if first == 0x32:
+        payload += 2
+        if payload > size:
+            return None
+        packet_id = data[topic_end] << 8 | data[topic_end + 1]
+        if not packet_id:
+            return None
+    elif first != 0x30:
+        return None
+    if version == 5:
+        if payload >= size or data[payload]:
+            return None
+        payload += 1
+    if payload > size:
+        return None
+    return first, data[start + 4 : topic_end], b"", packet_id, [data[payload:]]
+
+
+def _take_apart(
+    data: bytes, at: int, end: int, id_at: int, payload_at: int, together: int, payloads: list[bytes]
+) -> int:
+    """How many frames like the one at `at` follow, itself included; their payloads are added.
+
+    All that such frames differ in is the packet id and the payload. With the ids blanked, what is in
+    front of the payloads is the same everywhere, so putting them together again shows whether it was there.
+    """
+    stride = end - at
+    count = min(together, (len(data) - at) // stride)
+    region = data[at : at + count * stride]
+    front = data[at:payload_at]
+    if front[0] & 0x06:
+        id_at -= at
+        count = _consecutive(region[id_at::stride], region[id_at + 1 :: stride])
+        blanked = bytearray(region)
+        blanked[id_at::stride] = blanked[id_at + 1 :: stride] = bytes(len(region) // stride)
+        region = bytes(blanked)
+        front = front[:id_at] + b"\0\0" + front[id_at + 2 :]
+    # Struct skips (x) the front and takes the payload as one string (s), frame after frame.
+    taken = iter_unpack(f"{len(front)}x{stride - len(front)}s", region[: count * stride])
+    found: list[bytes] = list(chain.from_iterable(taken))
+    if not region.startswith(front + front.join(found)):
+        found = found[: next(n for n in range(count) if not region.startswith(front, n * stride))]
+    payloads += found
+    return len(found)
+
+
+def _consecutive(high: bytes, low: bytes) -> int:
+    """How many ids with these bytes are consecutive, from the first on."""
+    first = (high[0] << 8 | low[0]) - 1
+    ring = slice(first, first + len(high))
+    wanted_high, wanted_low = HIGH_BYTES[ring], LOW_BYTES[ring]
+    if high == wanted_high and low == wanted_low:
+        return len(high)
+    return next(
+        place
+        for place in range(len(high))
+        if high[place] != wanted_high[place] or low[place] != wanted_low[place]
+    )
+
+
+class _Headers(dict[int, bytes]):
+    """Everything in front of the packet id, by the size of the payload; made when first asked for."""
+
+    __slots__ = ("first", "fixed", "topic")
+
+    def __init__(self, first: bytes, topic: bytes, fixed: int) -> None:
+        super().__init__()
+        self.first, self.topic, self.fixed = first, topic, fixed
+
+    def __missing__(self, payload_size: int) -> bytes:
+        if len(self) >= HEADERS_KEPT_MAX:
+            self.clear()
+        header = self.first + write_variable(self.fixed + payload_size) + self.topic
+        self[payload_size] = header
+        return header
+
+
+class FrameWriter:
+    """Writes PUBLISH frames of one topic that differ in packet id and payload.
+
+    `topic` is the raw name. `described` is what stands between the packet id and the payload: nothing in
+    3.1.1, and in 5.0 the properties with their length in front, at least a zero byte.
+    """
+
+    __slots__ = ("_described", "_headers", "_numbered")
+
+    def __init__(
+        self, topic: bytes, qos: int, retain: bool = False, described: bytes = b"", dup: bool = False
+    ) -> None:
+        name = write_binary(topic)
+        self._numbered = qos > 0
+        self._described = described
+        self._headers = _Headers(
+            bytes((0x30 | dup << 3 | qos << 1 | retain,)),
+            name,
+            len(name) + 2 * self._numbered + len(described),
+        )
+
+    def write(self, payloads: Sequence[bytes], first_packet_id: int = 1) -> bytes:
+        """The frames of these payloads, with consecutive packet ids (1 follows 65,535)."""
+        count = len(payloads)
+        if not 0 < first_packet_id <= PACKET_ID_MAX or count > PACKET_ID_MAX:
+            raise InputError(f"{count} packet ids from {first_packet_id}: 1 to {PACKET_ID_MAX} are valid")
+        if count < 2:
+            return self.write_one(payloads[0], first_packet_id) if count else b""
+        sizes = list(map(len, payloads))
+        if sizes.count(sizes[0]) == count:
+            return self._write_even(payloads, sizes[0], first_packet_id)
+        return self._write_uneven(payloads, sizes, first_packet_id)
+
+    def write_one(self, payload: bytes, packet_id: int) -> bytes:
+        if self._numbered:
+            return self._headers[len(payload)] + ENCODED[packet_id - 1] + self._described + payload
+        return self._headers[len(payload)] + self._described + payload
+
+    def _write_even(self, payloads: Sequence[bytes], size: int, first_packet_id: int) -> bytes:
+        """Payloads of one size: all in front of them is the same, and the ids are filled in afterwards."""
+        header = self._headers[size]
+        if not self._numbered:
+            front = header + self._described
+            return front + front.join(payloads)
+        front = header + b"\0\0" + self._described
+        frames = bytearray(front)
+        frames += front.join(payloads)
+        number, stride = len(header), len(front) + size
+        ring = slice(first_packet_id - 1, first_packet_id - 1 + len(payloads))
+        frames[number::stride] = HIGH_BYTES[ring]
+        frames[number + 1 :: stride] = LOW_BYTES[ring]
+        return bytes(frames)
+
+    def _write_uneven(self, payloads: Sequence[bytes], sizes: list[int], first_packet_id: int) -> bytes:
+        count = len(payloads)
+        parts = [self._described] * (4 * count)
+        parts[0::4] = map(self._headers.__getitem__, sizes)
+        parts[1::4] = (
+            ENCODED[first_packet_id - 1 : first_packet_id - 1 + count] if self._numbered else [b""] * count
+        )
+        parts[3::4] = payloads
+        return b"".join(parts)
+
+
+def publish_frames(
+    topic: bytes,
+    payloads: Sequence[bytes],
+    first_packet_id: int,
+    qos: int,
+    retain: bool = False,
+    described: bytes = b"",
+) -> bytes:
+    """The frames of many payloads under one topic; keep a FrameWriter to write more of them."""
+    return FrameWriter(topic, qos, retain, described).write(payloads, first_packet_id)
+
+
+def puback(packet_id: int) -> bytes:
+    return b"\x40\x02" + ENCODED[packet_id - 1]
+
+
+def written_acknowledgements(first_byte: int, first_packet_id: int, count: int) -> bytes:
+    """`count` acknowledgements (0x40 PUBACK, 0x50 PUBREC, 0x62 PUBREL, 0x70 PUBCOMP) of consecutive ids."""
+    start = 4 * (first_packet_id - 1)
+    return acknowledgements(first_byte)[start : start + 4 * count]
+
+
+def acknowledged(data: bytes, start: int, first_byte: int, first_packet_id: int, count_max: int) -> int:
+    """How many acknowledgements at `start` are for consecutive ids from this one on: often all of them.
+
+    Only those without reason and properties count; any other is for reading.cut and reading.parse.
+    """
+    count = min((len(data) - start) // 4, count_max)
+    sent = data[start : start + 4 * count]
+    wanted = written_acknowledgements(first_byte, first_packet_id, count)
+    if sent == wanted:
+        return count
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if sent.startswith(wanted[: 4 * middle]):
+            good = middle
+        else:
+            bad = middle
+    return good

@@ -1,0 +1,273 @@
+"""Property blocks of MQTT 5.0 (section 2.2.2): one table for each packet says what it may carry.
+
+Properties are named as the fields of the packets that hold them, so a decoded
+block is what is missing to make the packet.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from roamcast.mqtt.codec import fields, packets
+from roamcast.mqtt.codec.errors import PacketError, malformed, protocol_error
+from roamcast.mqtt.codec.packets import PublishProperties
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.topics import check_topic
+
+Reader = Callable[[bytes, int, int], tuple[Any, int]]
+Writer = Callable[[Any], bytes]
+
+
+class Property(NamedTuple):
+    field: str
+    read: Reader
+    write: Writer
+    default: object
+    repeated: bool
+
+
+Table = Mapping[int, Property]
+
+
+def _nonzero(read: Reader, what: str, reason: Reason = Reason.PROTOCOL_ERROR) -> Reader:
+    def checked(data: bytes, at: int, end: int) -> tuple[int, int]:
+        value, at = read(data, at, end)
+        if value == 0:
+            raise PacketError(reason, f"a {what} of 0 is not allowed")
+        return value, at
+
+    return checked
+
+
+def _zero_or_one(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value, at = fields.read_byte(data, at, end)
+    if value > 1:
+        raise protocol_error(f"a property that is 0 or 1 has the value {value}")
+    return value, at
+
+
+def _yes_or_no(data: bytes, at: int, end: int) -> tuple[bool, int]:
+    value, at = _zero_or_one(data, at, end)
+    return value == 1, at
+
+
+def _response_topic(data: bytes, at: int, end: int) -> tuple[str, int]:
+    topic, at = fields.read_string(data, at, end)
+    try:
+        check_topic(topic)
+    except PacketError as error:
+        raise protocol_error(f"response topic: {error.text}") from None
+    return topic, at
+
+
+_STRING = (fields.read_string, fields.write_string)
+_BINARY = (fields.read_binary, fields.write_binary)
+_YES_OR_NO = (_yes_or_no, fields.write_byte)
+_TWO = (fields.read_two, fields.write_two)
+_FOUR = (fields.read_four, fields.write_four)
+
+# Table 2-4 of the standard, with the values that its chapter 3 forbids.
+_KINDS: dict[int, tuple[Reader, Writer]] = {
+    # 0 and 1 have a meaning, and no other value is forbidden: it goes on unaltered [MQTT-3.3.2-4].
+    0x01: (fields.read_byte, fields.write_byte),
+    0x02: _FOUR,
+    0x03: _STRING,
+    0x08: (_response_topic, fields.write_string),
+    0x09: _BINARY,
+    0x0B: (_nonzero(fields.read_variable, "subscription identifier"), fields.write_variable),
+    0x11: _FOUR,
+    0x12: _STRING,
+    0x13: _TWO,
+    0x15: _STRING,
+    0x16: _BINARY,
+    0x17: _YES_OR_NO,
+    0x18: _FOUR,
+    0x19: _YES_OR_NO,
+    0x1A: _STRING,
+    0x1C: _STRING,
+    0x1F: _STRING,
+    0x21: (_nonzero(fields.read_two, "receive maximum"), fields.write_two),
+    0x22: _TWO,
+    0x23: (_nonzero(fields.read_two, "topic alias", Reason.TOPIC_ALIAS_INVALID), fields.write_two),
+    0x24: (_zero_or_one, fields.write_byte),
+    0x25: _YES_OR_NO,
+    0x26: (fields.read_pair, fields.write_pair),
+    0x27: (_nonzero(fields.read_four, "maximum packet size"), fields.write_four),
+    0x28: _YES_OR_NO,
+    0x29: _YES_OR_NO,
+    0x2A: _YES_OR_NO,
+}
+
+_REPEATED = ("user_properties", "subscription_identifiers")
+
+
+def _table(kind: type[msgspec.Struct], **identifiers: int) -> Table:
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    return {
+        identifier: Property(name, *_KINDS[identifier], defaults[name], name in _REPEATED)
+        for name, identifier in identifiers.items()
+    }
+
+
+CONNECT = _table(
+    packets.Connect,
+    session_expiry=0x11,
+    authentication_method=0x15,
+    authentication_data=0x16,
+    request_problem_information=0x17,
+    request_response_information=0x19,
+    receive_maximum=0x21,
+    topic_alias_maximum=0x22,
+    user_properties=0x26,
+    maximum_packet_size=0x27,
+)
+CONNACK = _table(
+    packets.Connack,
+    session_expiry=0x11,
+    assigned_client_id=0x12,
+    server_keep_alive=0x13,
+    authentication_method=0x15,
+    authentication_data=0x16,
+    response_information=0x1A,
+    server_reference=0x1C,
+    reason_string=0x1F,
+    receive_maximum=0x21,
+    topic_alias_maximum=0x22,
+    maximum_qos=0x24,
+    retain_available=0x25,
+    user_properties=0x26,
+    maximum_packet_size=0x27,
+    wildcard_subscription_available=0x28,
+    subscription_identifiers_available=0x29,
+    shared_subscription_available=0x2A,
+)
+_MESSAGE = {
+    "payload_format": 0x01,
+    "message_expiry": 0x02,
+    "content_type": 0x03,
+    "response_topic": 0x08,
+    "correlation_data": 0x09,
+    "user_properties": 0x26,
+}
+PUBLISH = _table(PublishProperties, **_MESSAGE, subscription_identifiers=0x0B, topic_alias=0x23)
+WILL = _table(PublishProperties, **_MESSAGE)
+WILL_DELAY = _table(packets.Will, delay=0x18)
+WILL_WITH_DELAY = {**WILL, **WILL_DELAY}
+ACKNOWLEDGEMENT = _table(packets.AcknowledgementProperties, reason_string=0x1F, user_properties=0x26)
+SUBSCRIBE = _table(packets.Subscribe, subscription_identifier=0x0B, user_properties=0x26)
+UNSUBSCRIBE = _table(packets.Unsubscribe, user_properties=0x26)
+DISCONNECT = _table(
+    packets.Disconnect,
+    session_expiry=0x11,
+    server_reference=0x1C,
+    reason_string=0x1F,
+    user_properties=0x26,
+)
+AUTH = _table(
+    packets.Auth,
+    authentication_method=0x15,
+    authentication_data=0x16,
+    reason_string=0x1F,
+    user_properties=0x26,
+)
+
+
+def decode(data: bytes, at: int, end: int, table: Table) -> dict[str, Any]:
+    """The properties between `at` and `end`, which do not include their length."""
+    found: dict[str, Any] = {}
+    while at < end:
+        # Identifiers are variable byte integers, but all that exist have one byte.
+        known = table.get(data[at])
+        if known is None:
+            raise malformed(f"the property 0x{data[at]:02X} is not allowed in this packet")
+        value, at = known.read(data, at + 1, end)
+        if known.repeated:
+            found.setdefault(known.field, []).append(value)
+        elif known.field in found:
+            raise protocol_error(f"the property {known.field.replace('_', ' ')} is there twice")
+        else:
+            found[known.field] = value
+    for name in _REPEATED:
+        if name in found:
+            found[name] = tuple(found[name])
+    return found
+
+
+def block_bounds(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where the properties start and stop whose length is at `at`."""
+    if at < end and data[at] < 0x80:
+        start = at + 1
+        stop = start + data[at]
+    else:
+        length, start = fields.read_variable(data, at, end)
+        stop = start + length
+    if stop > end:
+        raise malformed(f"properties of {stop - start} bytes have only {end - start} left")
+    return start, stop
+
+
+def read(data: bytes, at: int, end: int, table: Table) -> tuple[dict[str, Any], int]:
+    """The properties whose length is at `at`, and where they end."""
+    start, stop = block_bounds(data, at, end)
+    return decode(data, start, stop, table), stop
+
+
+def encode(values: msgspec.Struct | None, table: Table) -> bytes:
+    """The properties of a packet that differ from their absence, without their length."""
+    if values is None:
+        return b""
+    parts: list[bytes] = []
+    for identifier, known in table.items():
+        value: Any = getattr(values, known.field)
+        if value == known.default:
+            continue
+        mark = bytes((identifier,))
+        if known.repeated:
+            parts += (mark + known.write(one) for one in value)
+        else:
+            parts.append(mark + known.write(value))
+    return b"".join(parts)
+
+
+def write(values: msgspec.Struct | None, table: Table) -> bytes:
+    """The properties of a packet, with their length in front."""
+    block = encode(values, table)
+    return fields.write_variable(len(block)) + block
+
+
+def publish_properties(block: bytes, from_client: bool = True) -> PublishProperties | None:
+    """The properties of a PUBLISH, given without their length; None if there are none."""
+    if not block:
+        return None
+    found = decode(block, 0, len(block), PUBLISH)
+    if from_client and "subscription_identifiers" in found:
+        raise protocol_error("a PUBLISH to a server must not contain a subscription identifier")
+    return PublishProperties(**found)
+
+
+def split_publish(body: bytes, qos: int, version: int) -> tuple[bytes, int, int, int, int]:
+    """Look at a PUBLISH without making objects: (topic, packet id, property start and end, payload start).
+
+    The topic is raw and unchecked (see topics.decode_topic); so are the properties.
+    In 3.1.1 the property block is empty, and the packet id is 0 with QoS 0.
+    """
+    size = len(body)
+    at = size if size < 2 else (body[0] << 8 | body[1]) + 2
+    topic = body[2:at]
+    packet_id = 0
+    if qos:
+        at += 2
+        if at <= size:
+            packet_id = body[at - 2] << 8 | body[at - 1]
+            if packet_id == 0:
+                raise protocol_error("the packet identifier is 0")
+    if at > size or size < 2:
+        raise malformed("a PUBLISH ends before its payload")
+    if version == 4:
+        return topic, packet_id, at, at, at
+    if at < size and body[at] == 0:
+        at += 1
+        return topic, packet_id, at, at, at
+    start, stop = block_bounds(body, at, size)
+    return topic, packet_id, start, stop, stop

@@ -1,0 +1,1 @@
+"""Pure: the server's side of MQTT."""

@@ -1,0 +1,147 @@
+"""What content filters see of a PUBLISH: attributes from its user properties and from a JSON payload.
+
+- A user property is an attribute. Its value is read as a JSON scalar where it is one (`12`, `2.5`, `true`,
+  `"12"` with quotes is a string), and is otherwise the text as it stands. Of several with one name the last
+  counts.
+- If the content type says JSON, the top-level fields of the payload whose values are strings, numbers or
+  booleans are attributes too. A payload that is not a JSON object has none; that is no error.
+- For one name, user properties come before the payload, and `topic` is always the topic itself: nothing
+  here is ever called so.
+- Integers beyond 64 bits become floats. Numbers beyond those, names and strings that are too long, what
+  comes after the first 256 attributes, and payloads that are too large do not count.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+
+from roamcast.filters.expression import INT_MAX, INT_MIN, Value
+from roamcast.filters.selector import TOPIC
+from roamcast.mqtt.codec.properties import PUBLISH, decode
+
+ATTRIBUTES_MAX = 256
+NAME_LENGTH_MAX = 256
+TEXT_LENGTH_MAX = 4_096
+PAYLOAD_BYTES_MAX = 262_144
+
+# No limit can be met in a payload of this size, so it need not be looked through.
+PAYLOAD_BYTES_SMALL = 256
+
+# Publishers repeat their properties; what is remembered of them stays small whatever they send.
+BLOCKS_REMEMBERED = 1_024
+BLOCK_BYTES_REMEMBERED_MAX = 512
+
+_Integer = Annotated[int, msgspec.Meta(ge=INT_MIN, le=INT_MAX)]
+_decode_flat = msgspec.json.Decoder(dict[str, str | bool | _Integer | float]).decode
+_decode_any = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_scalar = msgspec.json.Decoder(str | bool | int | float).decode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+Described = tuple[dict[str, Value], bool]
+"""Attributes from user properties, and whether the payload is JSON."""
+
+
+def content_attributes(property_block: bytes, payload: bytes) -> dict[str, Value]:
+    """The attributes of a PUBLISH but its topic; the properties are checked ones, without their length."""
+    (attributes,) = contents_of("", property_block, (payload,))
+    del attributes[TOPIC]
+    return attributes
+
+
+def contents_of(topic: str, property_block: bytes, payloads: Sequence[bytes]) -> list[dict[str, Value]]:
+    """All attributes of PUBLISH packets that have their topic and properties in common."""
+    described: Mapping[str, Value] = {}
+    is_json = False
+    if property_block:
+        remembered = len(property_block) <= BLOCK_BYTES_REMEMBERED_MAX
+        described, is_json = (_described_before if remembered else _described)(property_block)
+    if not is_json:
+        return [{**described, TOPIC: topic} for _ in payloads]
+    found = list(map(_fields, payloads))
+    for fields in found:
+        if described:
+            _describe(fields, described)
+        fields[TOPIC] = topic
+    return found
+
+
+def _describe(found: dict[str, Value], described: Mapping[str, Value]) -> None:
+    """Add attributes from the properties; they come first, and fields that find no room are left out."""
+    for name in (TOPIC, *described):
+        found.pop(name, None)
+    for name in list(found)[ATTRIBUTES_MAX - len(described) :]:
+        del found[name]
+    found.update(described)
+
+
+def is_json(content_type: str | None) -> bool:
+    """Whether a content type says JSON; parameters such as a character set do not matter."""
+    if content_type is None:
+        return False
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind in ("application/json", "text/json") or kind.endswith("+json")
+
+
+def _described(property_block: bytes) -> Described:
+    properties = decode(property_block, 0, len(property_block), PUBLISH)
+    attributes: dict[str, Value] = {}
+    for name, text in properties.get("user_properties", ()):
+        if name != TOPIC and len(name) <= NAME_LENGTH_MAX and len(text) <= TEXT_LENGTH_MAX:
+            if len(attributes) == ATTRIBUTES_MAX and name not in attributes:
+                break
+            attributes[name] = typed(text)
+    return attributes, is_json(properties.get("content_type"))
+
+
+_described_before = lru_cache(maxsize=BLOCKS_REMEMBERED)(_described)
+
+
+def typed(text: str) -> Value:
+    """The JSON scalar that a text stands for, or else the text itself."""
+    if text[:1] not in '-0123456789tf"' or not text:
+        return text
+    try:
+        value: Value = _decode_scalar(text)
+    except _UNREADABLE:
+        return text
+    in_range = _in_range(value)
+    return text if in_range is None else in_range
+
+
+def _in_range(value: Value) -> Value | None:
+    """A value that attributes may have: integers beyond 64 bits as floats, and none beyond those."""
+    if not isinstance(value, int) or INT_MIN <= value <= INT_MAX:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _fields(payload: bytes) -> dict[str, Value]:
+    """The top-level scalar fields of a JSON object."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        return {}
+    try:
+        found = _decode_flat(payload)
+        if len(payload) <= PAYLOAD_BYTES_SMALL:
+            return found
+    except msgspec.ValidationError:
+        try:
+            found = _decode_any(payload)
+        except _UNREADABLE:
+            return {}
+    except _UNREADABLE:
+        return {}
+    kept: dict[str, Value] = {}
+    for name, value in found.items():
+        if len(kept) == ATTRIBUTES_MAX:
+            break
+        if not isinstance(value, str | int | float) or len(name) > NAME_LENGTH_MAX:
+            continue
+        in_range = _in_range(value)
+        if in_range is not None and not (isinstance(value, str) and len(value) > TEXT_LENGTH_MAX):
+            kept[name] = in_range
+    return kept

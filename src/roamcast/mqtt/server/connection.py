@@ -1,0 +1,494 @@
+"""One MQTT connection: from the bytes a client sent to what it asks of the broker.
+
+Consecutive PUBLISH packets with the same topic, flags and properties become one
+request with many bodies, and runs of acknowledgements one acknowledgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from roamcast.mqtt.codec.bursts import Frames as Burst
+from roamcast.mqtt.codec.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive, following
+from roamcast.mqtt.codec.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
+from roamcast.mqtt.codec.properties import split_publish
+from roamcast.mqtt.codec.reading import PINGREQ, SUBSCRIBE, UNSUBSCRIBE, cut, needed, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.access import ClientAccess, Identity
+from roamcast.mqtt.server.marks import PLAIN, RETAIN
+from roamcast.mqtt.server.publishing import Described, resolve
+from roamcast.mqtt.server.sessions import MqttSession
+from roamcast.mqtt.server.traffic import Traffic
+from roamcast.protocol.effects import Input, Submitted
+from roamcast.protocol.messages import Acknowledge, Publish
+
+PUBACK, PUBREC = 0x40, 0x50
+ONE_PUBACK = b"\x40\x02"
+"""A PUBACK without its packet id."""
+QOS_0, QOS_1 = 0x30, 0x32
+"""First bytes of a PUBLISH that is neither retained nor sent again."""
+LARGEST_PACKET = 1 << 28
+UNLIMITED = 1 << 30
+TOPICS_KEPT_MAX = 2048
+EXPLANATION_LENGTH_MAX = 1000
+LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
+"""Kinds of packets that take as long as so many others."""
+
+Answer = TypeVar("Answer", bound=Puback | Pubrec | Suback)
+
+
+class Refusal(NamedTuple):
+    """Why a PUBLISH was not taken."""
+
+    reason: Reason
+    text: str = ""
+
+
+Refusals = Sequence[Refusal | None]
+"""One for each of several PUBLISH packets, None where it was taken; empty if all were."""
+
+DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
+
+
+class Reader(Protocol):
+    """What a connection needs of the endpoint it belongs to."""
+
+    inputs: list[Input]
+    packet_max: int
+    packets_max: int
+    """Bursts and single packets that are taken of one connection in this turn; others are waiting too."""
+    unread: dict[int, None]
+    """Connections with whole packets that were left for the next turn."""
+    received_max: int
+    waiting_max: int
+    alias_max: int
+    retains: bool
+    traffic: Traffic
+
+    def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
+        """The attributes of what is published under this topic; None if the client may not do that."""
+
+    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> Refusals:
+        """Something for the broker itself, or nothing that the client may publish."""
+
+    def described(self, block: bytes) -> Described:
+        """The properties of a PUBLISH, checked."""
+
+    def permitted(
+        self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
+    ) -> list[bytes]:
+        """Those of the bodies that access rules for the content let through."""
+
+    def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
+        """A PUBLISH that is to be retained."""
+
+    def on_packet(self, connection: Connection, packet: Packet) -> None:
+        """Any packet but PUBLISH and PUBACK."""
+
+
+class Connection:
+    __slots__ = (
+        "_chunks", "_have", "_held", "_need", "access", "aliases", "client", "connect", "guarded", "id",
+        "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
+        "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
+    )  # fmt: skip
+
+    __unsaved__ = (
+        "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
+        "published", "sent_aliases", "taken", "topics",
+    )  # fmt: skip
+    """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
+
+    def __init__(
+        self, id: int, connect: Connect, identity: Identity, access: ClientAccess, qos_max: int = 2
+    ) -> None:
+        self.id = id
+        self.connect = connect
+        self.identity = identity
+        self.client = identity.client
+        self.access = access
+        self.qos_max = qos_max
+        self.is_provisional = False
+        """Whether it is served from a session that stands for one which cannot be reached."""
+        self.version = connect.version
+        self.session: MqttSession | None = None
+        """Set when the session is here and CONNACK has been sent."""
+        self.request = 0
+        """The last request submitted to the core."""
+        self.is_open = True
+        self.aliases: dict[int, bytes] = {}
+        self.waiting: list[bytes] = []
+        """Whole packets that came before the session did."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self.out: list[bytes] = []
+        """What is to be written in this turn."""
+        self.is_durable = False
+        """Whether what was read in this turn must be in the journal before anything is answered."""
+        self.topics: dict[bytes, bytes | None] = {}
+        """Topic as it came to the attributes of what is published under it; None is forbidden."""
+        self.guarded: dict[bytes, None] = {}
+        """Topics under which access depends on the content."""
+        self.is_slow = False
+        """Whether it does not read what is sent to it; what promises nothing is left out then."""
+        self.published = 0
+        """Notifications that came over this connection."""
+        self.sent_aliases: dict[bytes, int] = {}
+        """Attributes to the topic alias under which the client knows the topic."""
+        self.taken = b""
+        """What was read last, with the pieces that had come before."""
+        self._chunks: list[bytes] = []
+        self._held = 0
+        """Packets in `waiting`."""
+        self._have = 0
+        self._need = 0
+
+    # --- bytes ---
+
+    def read(self, endpoint: Reader, data: bytes) -> bytes:
+        """Take what arrived; gives the whole packets that it completed. PacketError ends the connection."""
+        if self._have:
+            # The beginning of a long packet waits in pieces: joining them each time would be quadratic.
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need or self.id in endpoint.unread:
+                return b""
+            data = b"".join(self._chunks)
+            self._chunks, self._have, self._need = [], 0, 0
+        self.taken = data
+        if self.session is not None and data and data[0] & 0xF0 == QOS_0:
+            # Nearly always, where messages come one by one.
+            single = last_frame(data, 0, endpoint.packet_max, self.version)
+            if single is not None:
+                self._publish_single(endpoint, single)
+                return data
+        position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
+        if position == len(data):
+            return data
+        rest = data[position:]
+        self._chunks, self._have, self._need = [rest], len(rest), needed(rest)
+        return data[:position]
+
+    def promises_nothing(self, data: bytes) -> bool:
+        """Whether these are whole packets, all of them pings or plain QoS 0 publishes."""
+        if self.session is None or self._have:
+            return False
+        position = 0
+        while position < len(data):
+            first = data[position]
+            if first not in (PINGREQ << 4, QOS_0):
+                return False
+            try:
+                whole = cut(data, position, LARGEST_PACKET)
+            except PacketError:
+                return False
+            if whole is None:
+                return False
+            _, start, position = whole
+            if first == QOS_0 and self.version == 5:
+                # Properties may hold a topic alias, which is remembered.
+                after_topic = start + 2 + int.from_bytes(data[start : start + 2], "big")
+                if data[after_topic : after_topic + 1] != b"\0":
+                    return False
+        return True
+
+    def read_waiting(self, endpoint: Reader) -> None:
+        """The session has come: take what the client sent before."""
+        waiting, self.waiting = b"".join(self.waiting), []
+        # All of it is in the journal already, and has to be taken now.
+        packets_max, endpoint.packets_max = endpoint.packets_max, UNLIMITED
+        self._take(endpoint, waiting)
+        endpoint.packets_max = packets_max
+        if self._have and self._have >= self._need:
+            endpoint.unread[self.id] = None
+
+    def _hold(self, endpoint: Reader, data: bytes) -> int:
+        """Keep whole packets until the session is there; not too many, since they are all taken at once."""
+        position = 0
+        while self._held < endpoint.packets_max:
+            whole = cut(data, position, endpoint.packet_max)
+            if whole is None:
+                break
+            position = whole[2]
+            self._held += LABOUR.get(whole[0] >> 4, 1)
+        if position:
+            self.is_durable = True
+            self.waiting.append(data[:position])
+        if sum(map(len, self.waiting)) + len(data) - position > endpoint.waiting_max + endpoint.packet_max:
+            raise PacketError(Reason.QUOTA_EXCEEDED, "too much was sent before the session was there")
+        return position
+
+    def _take(self, endpoint: Reader, data: bytes) -> int:
+        position, size, packet_max, version = 0, len(data), endpoint.packet_max, self.version
+        left = endpoint.packets_max
+        while position < size and self.is_open:
+            if left <= 0:
+                endpoint.unread[self.id] = None
+                break
+            kind = data[position] >> 4
+            if kind == 3:
+                single = last_frame(data, position, packet_max, version)
+                if single is not None:
+                    self._publish_single(endpoint, single)
+                    return size
+                bursts, end = cut_bursts(data, position, packet_max, version, left)
+                if bursts:
+                    left -= len(bursts)
+                    self._publish_bursts(endpoint, bursts)
+                    position = end
+                    continue
+            elif kind == 4:
+                end = self._pubacks(endpoint, data, position)
+                if end > position:
+                    position = end
+                    continue
+            whole = cut(data, position, packet_max)
+            if whole is None:
+                break
+            first, start, position = whole
+            left -= LABOUR.get(kind, 1)
+            body = data[start:position]
+            packet = parse(first, body, version)
+            if kind == 3:
+                # Too large, or with too many properties, to be cut by the burst.
+                topic, packet_id, start, stop, at = split_publish(body, first >> 1 & 3, version)
+                self._publish(endpoint, first, topic, body[start:stop], packet_id, [body[at:]])
+            else:
+                self.is_durable = self.is_durable or kind != PINGREQ
+                endpoint.on_packet(self, packet)
+        return position
+
+    # --- PUBLISH ---
+
+    def _publish_bursts(self, endpoint: Reader, bursts: list[Burst]) -> None:
+        """PUBLISH packets; those without properties that differ in their topics alone stay together."""
+        start, count = 0, len(bursts)
+        while start < count:
+            first, block, end = bursts[start][0], bursts[start][2], start + 1
+            if first in (QOS_0, QOS_1) and not block:
+                while end < count and bursts[end][0] == first and not bursts[end][2]:
+                    end += 1
+            run = bursts[start:end]
+            if len(run) == 1 or not self._publish_varied(endpoint, first, run):
+                # Singly to the last: trying the rest of it together again is endless if all are forbidden.
+                for burst in run:
+                    self._publish(endpoint, *burst)
+            start = end
+
+    def _publish_varied(self, endpoint: Reader, first: int, bursts: list[Burst]) -> bool:
+        """Several topics at once; False if one of them needs a closer look."""
+        varied: list[bytes] = []
+        bodies: list[bytes] = []
+        qos = 1 if first == QOS_1 else 0
+        if qos > self.qos_max:
+            return False
+        for _, topic, _, _, payloads in bursts:
+            # Whether it is remembered may not decide this: a replay, which remembers nothing, sends the same.
+            attributes = self._attributes(endpoint, topic)
+            if attributes is None or topic in self.guarded:
+                return False
+            if len(payloads) == 1:
+                varied.append(attributes)
+                bodies.append(payloads[0])
+            else:
+                varied += [attributes] * len(payloads)
+                bodies += payloads
+        request = 0
+        if qos:
+            self.is_durable = True
+            request = self.request + 1
+            self.request += len(bodies)
+        endpoint.traffic.received[qos] += len(bodies)
+        self.published += len(bodies)
+        publish = Publish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
+        endpoint.inputs.append(Submitted(self.client, self.id, publish))
+        if qos:
+            self._answer_bursts(bursts)
+        return True
+
+    def _answer_bursts(self, bursts: list[Burst]) -> None:
+        """PUBACKs; runs of packet ids over several topics are answered at once."""
+        start, count, out = bursts[0][3], 0, self.out
+        for _, _, _, packet_id, payloads in bursts:
+            if packet_id != following(start, count):
+                out.append(written_acknowledgements(PUBACK, start, count))
+                start, count = packet_id, 0
+            count += len(payloads)
+        out.append(written_acknowledgements(PUBACK, start, count))
+
+    def _publish_single(self, endpoint: Reader, frame: Burst) -> None:
+        """One plain PUBLISH of QoS 0 or 1: what `_publish` does, at once where nothing stands in the way."""
+        _, topic, _, packet_id, payloads = frame
+        attributes, qos = self.topics.get(topic), 1 if packet_id else 0
+        if attributes is None or self.guarded or qos > self.qos_max:
+            self._publish(endpoint, *frame)
+            return
+        request = 0
+        if qos:
+            self.is_durable = True
+            self.request = request = self.request + 1
+            self.out.append(ONE_PUBACK + ENCODED[packet_id - 1])
+        endpoint.traffic.received[qos] += 1
+        self.published += 1
+        publish = Publish(request, attributes, tuple(payloads), PLAIN[qos])
+        endpoint.inputs.append(Submitted(self.client, self.id, publish))
+
+    def _publish(
+        self, endpoint: Reader, first: int, topic: bytes, block: bytes, packet_id: int, payloads: list[bytes]
+    ) -> None:
+        """PUBLISH packets of one kind, with consecutive packet ids."""
+        if not block and topic:
+            # Nearly all of them.
+            if first == QOS_0:
+                self._submit(endpoint, topic, payloads, PLAIN[0], 0)
+                return
+            if first == QOS_1 and self.qos_max:
+                self.is_durable = True
+                refusals = self._submit(endpoint, topic, payloads, PLAIN[1], 1)
+                self._answer(PUBACK, packet_id, len(payloads), refusals)
+                return
+        qos = first >> 1 & 3
+        flags = qos | RETAIN if first & 1 else qos
+        marks = PLAIN[flags]
+        if block:
+            more, block, alias = endpoint.described(block)
+            marks = bytes((flags | more,)) + block
+            if alias:
+                self.is_durable = True
+                topic = resolve(alias, topic, endpoint.alias_max, self.aliases)
+        if not topic:
+            raise PacketError(Reason.PROTOCOL_ERROR, "a topic name is empty")
+        if qos:
+            self.is_durable = True
+            if qos > self.qos_max:
+                raise PacketError(Reason.QOS_NOT_SUPPORTED, f"QoS {qos}: at most {self.qos_max}")
+        if first & 1 and not endpoint.retains:
+            raise PacketError(Reason.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
+        if qos == 2:
+            self._take_twice(endpoint, topic, marks, packet_id, payloads)
+            return
+        refusals = self._submit(endpoint, topic, payloads, marks, qos)
+        if qos:
+            self._answer(PUBACK, packet_id, len(payloads), refusals)
+
+    def _take_twice(
+        self, endpoint: Reader, topic: bytes, marks: bytes, packet_id: int, payloads: list[bytes]
+    ) -> None:
+        """QoS 2: what is here already is only answered."""
+        session = self.session
+        assert session is not None
+        received, ids = session.received, consecutive(packet_id, len(payloads))
+        fresh = [(one, payload) for one, payload in zip(ids, payloads, strict=True) if one not in received]
+        # MQTT 3.1.1 has no receive maximum: there the packet ids are the bound.
+        if len(received) + len(fresh) > endpoint.received_max and self.version == 5:
+            raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more QoS 2 publishes than were agreed")
+        refusals = self._submit(endpoint, topic, [payload for _, payload in fresh], marks, 2) if fresh else ()
+        refused = {
+            one: refusal
+            for (one, _), refusal in zip(fresh, refusals, strict=bool(refusals))
+            if refusal is not None
+        }
+        received.update((one, None) for one, _ in fresh if one not in refused or self.version == 4)
+        answers = [refused.get(one) for one in ids] if refused else ()
+        self._answer(PUBREC, packet_id, len(payloads), answers)
+
+    def _answer(self, first: int, packet_id: int, count: int, refusals: Refusals) -> None:
+        """PUBACK or PUBREC; only MQTT 5 can say that something was refused, and why."""
+        if not refusals or self.version == 4:
+            self.out.append(written_acknowledgements(first, packet_id, count))
+            return
+        kind = Puback if first == PUBACK else Pubrec
+        for one, refusal in zip(consecutive(packet_id, count), refusals, strict=True):
+            reason, text = refusal or TAKEN
+            self.out.append(write(self.explained(kind(one, reason), text), 5))
+
+    def takes(self, packet: Packet) -> bool:
+        """Whether the packet is not larger than the client has said that it takes."""
+        size_max = self.connect.maximum_packet_size
+        return size_max is None or len(write(packet, self.version)) <= size_max
+
+    def check_takes(self, answer: Packet) -> None:
+        """PacketError if it does not: then what the client asked for can never be answered."""
+        if not self.takes(answer):
+            what = type(answer).__name__.upper()
+            raise PacketError(Reason.PACKET_TOO_LARGE, f"the {what} would be larger than the client takes")
+
+    def explained(self, answer: Answer, text: str) -> Answer:
+        """With a text where the client understands and wants one, and has room for it."""
+        if not text or self.version == 4 or not self.connect.request_problem_information:
+            return answer
+        told = AcknowledgementProperties(reason_string=text[:EXPLANATION_LENGTH_MAX])
+        longer = replace(answer, properties=told)
+        return longer if self.takes(longer) else answer
+
+    def _attributes(self, endpoint: Reader, topic: bytes) -> bytes | None:
+        """Of what is published under this topic; None if the client may not do that."""
+        try:
+            return self.topics[topic]
+        except KeyError:
+            attributes = endpoint.attributes_of(self, topic)
+            if len(self.topics) >= TOPICS_KEPT_MAX:
+                self.topics.clear()
+                self.guarded.clear()
+            self.topics[topic] = attributes
+            return attributes
+
+    def _submit(
+        self, endpoint: Reader, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
+    ) -> Refusals:
+        """Hand notifications to the core, if the client may publish them."""
+        attributes = self.topics.get(topic) or self._attributes(endpoint, topic)
+        if attributes is None:
+            return endpoint.on_control(self, topic, payloads)
+        if self.guarded and topic in self.guarded:
+            count = len(payloads)
+            payloads = endpoint.permitted(self, topic, payloads, marks)
+            if not payloads:
+                return [DENIED] * count
+        endpoint.traffic.received[qos] += len(payloads)
+        request = 0
+        if qos:
+            request = self.request + 1
+            self.request += len(payloads)
+        self.published += len(payloads)
+        publish = Publish(request, attributes, tuple(payloads), marks)
+        endpoint.inputs.append(Submitted(self.client, self.id, publish))
+        if marks[0] & RETAIN:
+            self.is_durable = True
+            endpoint.on_retain(self, topic, marks, payloads[-1])
+        return ()
+
+    # --- PUBACK ---
+
+    def _pubacks(self, endpoint: Reader, data: bytes, position: int) -> int:
+        """The PUBACKs here that come in the order of sending; where they end."""
+        session = self.session
+        assert session is not None
+        in_flight = session.in_flight
+        sequence = in_flight.acknowledge_last(data, position)
+        if sequence:
+            self.is_durable = True
+            endpoint.inputs.append(Submitted(self.client, self.id, Acknowledge(session.stream, sequence)))
+            return position + 4
+        expected = in_flight.expected
+        if not expected:
+            return position
+        run = in_flight.expected_run((len(data) - position) // 4)
+        count = acknowledged(data, position, PUBACK, expected, run)
+        if count:
+            self.is_durable = True
+            self.acknowledged(endpoint, in_flight.acknowledge_in_order(count))
+        return position + 4 * count
+
+    def acknowledged(self, endpoint: Reader, sequence: int) -> None:
+        """Everything up to this sequence is acknowledged; nothing if it is 0."""
+        if sequence and self.session is not None:
+            acknowledge = Acknowledge(self.session.stream, sequence)
+            endpoint.inputs.append(Submitted(self.client, self.id, acknowledge))

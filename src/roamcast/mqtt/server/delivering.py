@@ -1,0 +1,232 @@
+"""Deliveries of the core on their way out: QoS, packet ids, what is sent again and what has expired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from roamcast.filters.filter import Attributes
+from roamcast.mqtt.codec.bursts import FrameWriter
+from roamcast.mqtt.codec.packet_ids import consecutive
+from roamcast.mqtt.server.connection import Connection, Reader
+from roamcast.mqtt.server.marks import EXPIRY, QOS, SHARED, message_expiry
+from roamcast.mqtt.server.outgoing import Encoder, runs_of
+from roamcast.mqtt.server.sessions import MqttSession, Options, Plan
+from roamcast.protocol.messages import Deliver
+from roamcast.protocol.notification import Burst
+
+PUBREL = b"\x62\x02"
+PLANS_KEPT_MAX = 1024
+ALIASES_MAX = 1024
+"""Topic aliases towards one client, however many it allows."""
+
+
+class Sender(Reader, Protocol):
+    """What delivering needs of the endpoint."""
+
+    now: float
+    encoder: Encoder
+
+    def contents(self, burst: Burst) -> Sequence[Attributes]: ...
+
+
+def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
+    """Write a delivery; returns how many notifications had to be left out (expired, or too large)."""
+    session, burst = connection.session, message.burst
+    assert session is not None
+    sequence = message.sequence
+    if sequence:
+        session.stream = message.stream
+        if session.in_flight.resend:
+            burst, sequence = _send_again(endpoint, connection, session, burst, sequence)
+            if not burst.count:
+                return 0
+    elif connection.is_slow:
+        return burst.count
+    own = burst.publisher == connection.client
+    if burst.varied:
+        return _deliver_varied(endpoint, connection, session, burst, sequence, own)
+    # Nearly all goes out like the last one of its kind, with or without packet ids.
+    plan = session.plans.get((burst.attributes, burst.marks, own))
+    if plan is not None and (plan[0] > 0 if sequence else plan[0] == 0):
+        packet_id = session.in_flight.send_together(burst, sequence, plan[0]) if sequence else 1
+        if packet_id:
+            endpoint.traffic.sent[plan[0]] += burst.count
+            if burst.count == 1:
+                connection.out.append(plan[2].write_one(burst.bodies[0], packet_id))
+            else:
+                connection.out.append(endpoint.encoder.write(burst, plan[2], packet_id))
+            return 0
+    return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
+
+
+def _deliver_uniform(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+) -> int:
+    plan = session.plans.get((burst.attributes, burst.marks, own))
+    if plan is None:
+        options = session.options(burst.attributes, own, _is_shared(burst))
+        is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
+        if options is None or options.identity or not is_plain:
+            return _send_singly(endpoint, connection, session, burst, sequence, options)
+        plan, is_lasting = _plan(endpoint, connection, burst, options)
+        if len(session.plans) >= PLANS_KEPT_MAX:
+            session.plans.clear()
+        if is_lasting:
+            session.plans[burst.attributes, burst.marks, own] = plan
+    _send(endpoint, connection, session, burst, sequence, plan)
+    return 0
+
+
+def _deliver_varied(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+) -> int:
+    """Several topics: together if all are sent with the same QoS, and nothing must be looked at singly."""
+    plans, marks, qos = session.plans, burst.marks, -1
+    writers: list[FrameWriter] = []
+    for attributes in burst.varied:
+        plan = plans.get((attributes, marks, own))
+        if plan is None or plan[0] < 0 or (writers and plan[0] != qos):
+            return _deliver_runs(endpoint, connection, session, burst, sequence, own)
+        qos = plan[0]
+        writers.append(plan[2])
+    bodies, out = burst.bodies, connection.out
+    endpoint.traffic.sent[qos if sequence else 0] += burst.count
+    if not qos or not sequence:
+        out += [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
+        _pass_over(endpoint, connection, session, burst, sequence)
+        return 0
+    position = 0
+    for packet_id, count in session.in_flight.send(burst, sequence, qos):
+        for one in consecutive(packet_id, count):
+            out.append(writers[position].write_one(bodies[position], one))
+            position += 1
+    return 0
+
+
+def _deliver_runs(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+) -> int:
+    """Topic by topic."""
+    left_out = 0
+    for part in burst.uniform():
+        left_out += _deliver_uniform(endpoint, connection, session, part, sequence, own)
+        sequence += part.count if sequence else 0
+    return left_out
+
+
+def _is_shared(burst: Burst) -> bool:
+    return bool(burst.marks[0] & SHARED)
+
+
+def _plan(endpoint: Sender, connection: Connection, burst: Burst, options: Options) -> tuple[Plan, bool]:
+    """How to send it, and whether the next of its kind are sent like that too."""
+    qos = min(burst.marks[0] & QOS, options.qos)
+    alias = 0
+    if connection.connect.topic_alias_maximum and qos >= 0:
+        alias = _alias(connection, burst.attributes)
+    writer = endpoint.encoder.writer(burst, connection.version, max(qos, 0), options, endpoint.now, alias)
+    return Plan(qos, options, writer), alias >= 0
+
+
+def _alias(connection: Connection, attributes: bytes) -> int:
+    """The alias for a topic: negative if the client does not know it yet, 0 if there is none to be had."""
+    known, connect = connection.sent_aliases, connection.connect
+    alias = known.get(attributes, 0)
+    if alias or connect.maximum_packet_size is not None:
+        # Telling an alias takes a few bytes, which could be those that are too many.
+        return alias
+    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX):
+        return 0
+    alias = known[attributes] = len(known) + 1
+    return -alias
+
+
+def _send(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, plan: Plan
+) -> None:
+    qos, _, writer = plan
+    if qos >= 0:
+        endpoint.traffic.sent[qos if sequence else 0] += burst.count
+    if qos > 0 and sequence:
+        for packet_id, part in runs_of(burst, session.in_flight.send(burst, sequence, qos)):
+            connection.out.append(endpoint.encoder.write(part, writer, packet_id))
+        return
+    if qos >= 0:
+        connection.out.append(endpoint.encoder.write(burst, writer, 1))
+    _pass_over(endpoint, connection, session, burst, sequence)
+
+
+def _pass_over(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int
+) -> None:
+    """What the client will not acknowledge is acknowledged for it."""
+    if sequence:
+        connection.acknowledged(endpoint, session.in_flight.pass_over(burst, sequence))
+
+
+def _send_singly(
+    endpoint: Sender,
+    connection: Connection,
+    session: MqttSession,
+    burst: Burst,
+    sequence: int,
+    options: Options | None,
+) -> int:
+    """One by one, because each has options, an identity, an expiry or a size of its own."""
+    own, limit, left_out = burst.publisher == connection.client, connection.connect.maximum_packet_size, 0
+    contents = endpoint.contents(burst) if options is None else [{}] * burst.count
+    for position, attributes in enumerate(contents):
+        single = burst.part(position, position + 1)
+        chosen = options or session.options_of(attributes, own, _is_shared(burst))
+        if is_expired(single, endpoint.now) or _is_too_large(endpoint, connection, single, chosen, limit):
+            left_out += 1
+            _pass_over(endpoint, connection, session, single, sequence)
+        else:
+            plan, _ = _plan(endpoint, connection, single, chosen)
+            _send(endpoint, connection, session, single, sequence, plan)
+        sequence += 1 if sequence else 0
+    return left_out
+
+
+def is_expired(burst: Burst, now: float) -> bool:
+    """Whether a burst has outlived its message expiry."""
+    expiry_s = message_expiry(burst.marks)
+    return expiry_s is not None and now - burst.published_at >= expiry_s
+
+
+def _is_too_large(
+    endpoint: Sender, connection: Connection, burst: Burst, options: Options, limit: int | None
+) -> bool:
+    if limit is None:
+        return False
+    qos = max(0, min(burst.marks[0] & QOS, options.qos))
+    frame = endpoint.encoder.again(burst, connection.version, qos, options, 1, endpoint.now)
+    return len(frame) > limit
+
+
+def _send_again(
+    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int
+) -> tuple[Burst, int]:
+    """What was in flight when the last connection ended, with its packet ids; gives what is left."""
+    in_flight, encoder, out = session.in_flight, endpoint.encoder, connection.out
+    sent, limit = 0, connection.connect.maximum_packet_size
+    while sent < burst.count and in_flight.resend:
+        single = burst.part(sent, sent + 1)
+        known = in_flight.send_again(single, sequence + sent)
+        if known is None:
+            break
+        packet_id, qos, has_it = known
+        if not has_it:
+            options = session.options(single.attributes, False, _is_shared(single))
+            options = options or Options(2, False, (), session.wants_identity)
+            frame = encoder.again(single, connection.version, qos, options, packet_id, endpoint.now)
+            if limit is None or len(frame) <= limit:
+                out.append(frame)
+            else:
+                connection.acknowledged(endpoint, in_flight.acknowledge(packet_id, qos))
+        elif in_flight.is_released(packet_id):
+            out.append(PUBREL + packet_id.to_bytes(2, "big"))
+        sent += 1
+    connection.acknowledged(endpoint, in_flight.settle_early())
+    return burst.part(sent, burst.count), sequence + sent

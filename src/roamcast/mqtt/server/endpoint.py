@@ -1,0 +1,659 @@
+"""The MQTT side of a broker: connections and sessions here, the inputs and effects of the core there.
+
+Bytes in, bytes out. It is the broker's `Front` (see broker/front.py): what it keeps
+for a client travels as the capsule of the client's session. It decides nothing
+about routing or mobility.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.filter import Attributes, Filter, Value
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.errors import PacketError, protocol_error
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reasons import IN_CONNACK, IN_SERVER_DISCONNECT, Reason
+from roamcast.mqtt.codec.topics import decode_topic
+from roamcast.mqtt.codec.user_properties import DESTINATION
+from roamcast.mqtt.codec.writing import connack, write
+from roamcast.mqtt.server.access import Access, AccessRules, Identity
+from roamcast.mqtt.server.attributes import contents_of
+from roamcast.mqtt.server.connection import DENIED, UNLIMITED, Connection, Refusal, Refusals
+from roamcast.mqtt.server.delivering import PUBREL, deliver
+from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
+from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
+from roamcast.mqtt.server.outgoing import Encoder
+from roamcast.mqtt.server.publishing import Described, PropertyReader, described
+from roamcast.mqtt.server.sessions import NEVER, MqttSession, Subscription
+from roamcast.mqtt.server.subscribing import Subscribing
+from roamcast.mqtt.server.timers import Timers
+from roamcast.mqtt.server.traffic import Note, Traffic
+from roamcast.mqtt.server.welcoming import acceptance, check_will, session_expiry_of
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, Merged, SessionOver, Submitted
+from roamcast.protocol.messages import (
+    NOT_THE_OWNER,
+    Deliver,
+    Hello,
+    Leave,
+    Move,
+    SubscriptionSettled,
+    Welcome,
+)
+from roamcast.protocol.notification import Burst, encode_attributes
+
+PUBCOMP = b"\x70\x02"
+TOPICS_KEPT_MAX = 4096
+
+
+PROVISIONAL = "\0provisional/"
+"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
+
+
+class EndpointSettings(msgspec.Struct, frozen=True):
+    packet_max: int = 1 << 20
+    receive_maximum: int = 1024
+    """QoS 2 publishes that a client may have begun and not released."""
+    topic_alias_maximum: int = 64
+    window: int = 4096
+    """QoS 1 and 2 messages sent to one client and not acknowledged, at most."""
+    session_expiry_max_s: int = 7 * 24 * 3600
+    session_expiry_v3_s: int = 7 * 24 * 3600
+    """Of clients of MQTT 3.1.1, which cannot say how long."""
+    keep_alive_max_s: int = 0
+    """The longest keep-alive a client may ask for; 0: any."""
+    settle_timeout_s: float = 5.0
+    """SUBACK waits at most so long for the subscription to be known everywhere."""
+    locate_timeout_s: float = 10.0
+    """CONNACK waits at most so long for the session."""
+    subscriptions_max: int = 1000
+    """Of one client."""
+    waiting_bytes_max: int = 1 << 20
+    """What a client may send before its session is there."""
+    sessions_max: int = 100_000
+    qos_max: int = 2
+    topic_bytes_max: int = 4096
+    topic_levels_max: int = 256
+    user_properties_max: int = 64
+    """Of one PUBLISH."""
+    shared: bool = True
+    serves_unreachable: bool = False
+    """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
+    retain: bool = True
+
+
+class Keeper(Protocol):
+    """What the endpoint asks of the site around it."""
+
+    def publish(self, topic: str, marks: bytes, body: bytes) -> None:
+        """Publish for somebody who is not there any more: a will."""
+
+    def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
+        """Keep what a client ("" for a will) published as retained under the topic; if empty, keep none."""
+
+    def recall(self, client: str, subscription: Subscription) -> None:
+        """Send the retained messages that a new subscription wants."""
+
+    def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
+        """A client takes part in a shared subscription; or comes here with it, or connects, or goes away.
+
+        If it asks, `group_settled` is the answer."""
+
+    def leave(self, client: str, subscription: Subscription) -> None: ...
+
+    def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
+        """A session ends without what its shared subscription owed it: for another member."""
+
+    def refusal_of_filter(self, filter: Filter, client: str) -> str:
+        """Why the client cannot subscribe to a filter on its own state; "" if it can."""
+
+    def refusal_of_move(self, values: dict[str, Value]) -> str:
+        """Why a client cannot be there; "" if it can."""
+
+
+class Endpoint:
+    outside = frozenset({TOPIC})
+
+    __unsaved__ = ("_attributes", "packets_max", "packets_per_turn", "traffic", "unread")
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.access = Access()
+        self.keeper = keeper
+        self.configure(EndpointSettings())
+        self.now = 0.0
+        self.inputs: list[Input] = []
+        """For the core, not yet taken."""
+        self.touched: dict[int, Connection] = {}
+        """Connections that may have something to write."""
+        self.closes: dict[int, None] = {}
+        """Connections to be closed when everything has been written."""
+        self.timers = Timers()
+        self.encoder = Encoder()
+        self.connections: dict[int, Connection] = {}
+        self.sessions: dict[str, MqttSession] = {}
+        self._elsewhere: str | None = None
+        """While nobody is served here: where clients are told to go, "" if that is not known."""
+        self._attaching: dict[str, Connection] = {}
+        self._present: dict[str, bool] = {}
+        """Whether the session that has just arrived existed before."""
+        self._wills: dict[str, packets.Will] = {}
+        """Of clients that are away, until their delay is over."""
+        self._subscribing = Subscribing(self)
+        self._properties = PropertyReader()
+        self._restore()
+
+    def _restore(self) -> None:
+        self.packets_per_turn = 0
+        """What is taken of all clients together in one turn; 0, as for what comes from the journal: all."""
+        self.packets_max = UNLIMITED
+        self.unread: dict[int, None] = {}
+        self.traffic = Traffic()
+        self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        for connection in (*self.connections.values(), *self._attaching.values()):
+            connection.access = self.access.of(connection.identity)
+
+    def configure(self, settings: EndpointSettings) -> None:
+        self.settings = settings
+        self.packet_max = settings.packet_max
+        self.received_max = settings.receive_maximum
+        self.waiting_max = settings.waiting_bytes_max
+        self.alias_max = settings.topic_alias_maximum
+        self.qos_max = settings.qos_max
+        self.retains = settings.retain
+
+    # --- the broker's front ---
+
+    def contents(self, burst: Burst) -> Sequence[Attributes]:
+        return contents_of(self.encoder.topic_of(burst.attributes), burst.marks[1:], burst.bodies)
+
+    def pack(self, client: str) -> bytes:
+        session = self.sessions[client]
+        will, at = self._take_will(session)
+        del self.sessions[client]
+        if will is not None and at <= self.now:
+            self._publish_will(will)
+            will = None
+        return session.pack(will, at)
+
+    def arrived(self, client: str, capsule: bytes) -> None:
+        self._present[client] = bool(capsule)
+        session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
+        self.sessions[client] = session
+        if session.will is not None:
+            # Whoever comes for the session makes it void, and whoever ends it publishes it.
+            self._wills[client], session.will = session.will, None
+            session.will_timer = self.timers.set(session.will_at, ("will", client))
+        self._join_groups(session)
+        is_coming = client in self._attaching
+        session.since = self.now if is_coming else session.since or self.now
+        if not is_coming:
+            self._begin_expiry(session)
+        if PROVISIONAL + client in self.sessions:
+            self._reunite(client, session)
+
+    def is_connected(self, client: str) -> bool:
+        session = self.sessions.get(client)
+        return session is not None and session.connection != 0
+
+    def _join_groups(self, session: MqttSession) -> None:
+        """Say of its shared subscriptions where it is, and whether it is connected."""
+        for subscription in session.subscriptions.values():
+            if subscription.group:
+                self.keeper.join(session.client, subscription)
+
+    def join_all_groups(self) -> None:
+        for session in self.sessions.values():
+            self._join_groups(session)
+
+    def group_settled(self, client: str, group: tuple[str, str]) -> None:
+        session = self.sessions.get(client)
+        if session is not None:
+            self._subscribing.on_group_settled(session.connection, group)
+
+    def left_over(self, client: str, burst: Burst) -> None:
+        session = self.sessions.get(client)
+        if session is None or not burst.marks[0] & SHARED:
+            return
+        for part in burst.uniform():
+            for position, attributes in enumerate(self.contents(part)):
+                one = part.part(position, position + 1)
+                subscription = session.gives_back(one, attributes)
+                if subscription is not None:
+                    self.keeper.give_back(client, subscription, one)
+
+    def ended(self, client: str) -> None:
+        session = self.sessions.get(client)
+        if session is None:
+            return
+        will, _ = self._take_will(session)
+        del self.sessions[client]
+        if will is not None:
+            self._publish_will(will)
+        for subscription in session.subscriptions.values():
+            if subscription.group:
+                self.keeper.leave(client, subscription)
+
+    # --- connecting ---
+
+    def set_access(self, rules: AccessRules) -> None:
+        self.access = Access(rules)
+        for connection in self.connections.values():
+            connection.access = self.access.of(connection.identity)
+            connection.topics.clear()
+            connection.guarded.clear()
+
+    def set_slow(self, id: int, is_slow: bool) -> None:
+        connection = self.connections.get(id)
+        if connection is not None:
+            connection.is_slow = is_slow
+
+    def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
+        """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
+        client = identity.client
+        connection = Connection(id, connect, identity, self.access.of(identity), self.qos_max)
+        self.connections[id] = connection
+        for other in self._others_of(client):
+            if other is not None and other.identity.owner != identity.owner:
+                self._end(connection, Reason.NOT_AUTHORIZED, "this client id is somebody else's")
+                return
+            if other is not None:
+                self._end(other, Reason.SESSION_TAKEN_OVER)
+        try:
+            check_will(connect, self.settings)
+            if connect.maximum_packet_size is not None:
+                connection.check_takes(acceptance(connection, False, self.settings))
+        except PacketError as error:
+            self._end(connection, error.reason, str(error))
+            return
+        if connect.will is not None and not _may_publish(connection, connect.will):
+            self._end(connection, Reason.NOT_AUTHORIZED, "its will may not be published")
+            return
+        self._attaching[client] = connection
+        if self._elsewhere is not None:
+            self._send_elsewhere(connection)
+            return
+        window = min(connect.receive_maximum, self.settings.window)
+        hello = Hello(
+            client,
+            fresh=not connect.client_id,
+            clean=connect.clean_start,
+            window=window,
+            owner=identity.owner,
+        )
+        self.inputs.append(Attached(client, id, hello))
+        self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
+
+    def _others_of(self, client: str) -> list[Connection | None]:
+        """The connections that this client may still have here."""
+        names = (client, PROVISIONAL + client)
+        return [find(name) for name in names for find in (self._attaching.get, self._connection_of)]
+
+    def _connection_of(self, client: str) -> Connection | None:
+        session = self.sessions.get(client)
+        return self.connections.get(session.connection) if session is not None else None
+
+    def _on_welcome(self, connection: Connection, message: Welcome) -> None:
+        client = connection.client
+        self._attaching.pop(client, None)
+        self._wills.pop(client, None)
+        session, is_new = self.sessions[client], not self._present.get(client, True)
+        if is_new and len(self.sessions) > self.settings.sessions_max:
+            self._end(connection, Reason.QUOTA_EXCEEDED, "there are too many sessions here")
+            return
+        session.connection, session.timer, session.since = connection.id, 0, self.now
+        session.plans.clear()
+        self._join_groups(session)
+        session.expiry_s = session_expiry_of(connection.connect, self.settings)
+        connection.session, connection.request = session, message.accepted
+        present = self._present.pop(client, True)
+        answer = acceptance(connection, present, self.settings)
+        written = write if answer.assigned_client_id else connack
+        connection.out.append(written(answer, connection.version))
+        self.traffic.welcomed += 1
+        self._note(connection, "connected", "with its session" if present else "with a new session")
+
+    def _on_not_located(self, connection: Connection) -> None:
+        """A broker that may hold the session has not answered in time."""
+        if self.settings.serves_unreachable and not connection.is_provisional:
+            self._serve(connection)
+        else:
+            self.traffic.unavailable += 1
+            self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+
+    def _serve(self, connection: Connection) -> None:
+        """The session cannot be found now: begin (or go on with) one that stands for it."""
+        client, id = connection.client, connection.id
+        name = PROVISIONAL + client
+        self._attaching.pop(client, None)
+        self.inputs.append(Detached(client, id))
+        connection.client, connection.is_provisional = name, True
+        connection.qos_max = min(connection.qos_max, 1)
+        self._attaching[name] = connection
+        window = min(connection.connect.receive_maximum, self.settings.window)
+        hello = Hello(name, fresh=name not in self.sessions, window=window, owner=connection.identity.owner)
+        self.inputs.append(Attached(name, id, hello))
+        self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
+
+    def _reunite(self, client: str, session: MqttSession) -> None:
+        """The session has come after all: what its stand-in has goes over, and the client connects again."""
+        name = PROVISIONAL + client
+        stand_in = self.sessions[name]
+        for subscription in stand_in.subscriptions.values():
+            if subscription.name not in session.subscriptions:
+                session.subscribe(subscription)
+        for connection in (self._attaching.get(name), self._connection_of(name)):
+            if connection is not None:
+                self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
+        self._wills.pop(client, None)
+        if name in self._wills:
+            self._wills[client], session.will_at = self._wills.pop(name), stand_in.will_at
+            session.will_timer = self.timers.set(session.will_at, ("will", client))
+        self.inputs.append(Merged(name, client))
+
+    # --- reading ---
+
+    def read(self, id: int, data: bytes) -> bytes:
+        """Bytes of a connection; gives what of them must be in the journal, whole packets."""
+        connection = self.connections.get(id)
+        if connection is None:
+            return b""
+        connection.is_durable = False
+        self.touched[id] = connection
+        try:
+            whole = connection.read(self, data)
+        except PacketError as error:
+            self._end(connection, error.reason, str(error))
+            return connection.taken
+        return whole if connection.is_durable else b""
+
+    def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
+        known = self._attributes.get(topic)
+        if known is None:
+            name = decode_topic(topic)
+            self.check_size(name)
+            if len(self._attributes) >= TOPICS_KEPT_MAX:
+                self._attributes.clear()
+            known = self._attributes[topic] = (name, encode_attributes({TOPIC: name}))
+        name, attributes = known
+        if topic.startswith(CONTROL):
+            return None
+        decision = connection.access.publish(name)
+        if decision.needs_content:
+            connection.guarded[topic] = None
+            return attributes
+        return attributes if decision.allowed else None
+
+    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> Refusals:
+        if topic != MOVE_TOPIC:
+            return [DENIED] * len(payloads)
+        return [self._move(connection, payload) for payload in payloads]
+
+    def _move(self, connection: Connection, payload: bytes) -> Refusal | None:
+        """A client says where it is, or what else of its own state has changed."""
+        try:
+            values = read_move(payload)
+        except InputError as error:
+            return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
+        # Also one that will be refused: the core writes down that it was.
+        connection.is_durable = True
+        connection.request += 1
+        self.inputs.append(Submitted(connection.client, connection.id, Move(connection.request, values)))
+        refusal = self.keeper.refusal_of_move(values)
+        return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
+
+    def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
+        """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
+        longest, deepest = self.settings.topic_bytes_max, self.settings.topic_levels_max
+        if len(topic.encode()) > longest:
+            raise PacketError(reason, f"a topic of more than {longest} bytes")
+        if topic.count("/") >= deepest:
+            raise PacketError(reason, f"a topic of more than {deepest} levels")
+
+    def permitted(
+        self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
+    ) -> list[bytes]:
+        name = self._attributes[topic][0]
+        contents = contents_of(name, marks[1:], bodies)
+        return [
+            body
+            for body, attributes in zip(bodies, contents, strict=True)
+            if connection.access.may_publish(name, attributes)
+        ]
+
+    def described(self, block: bytes) -> Described:
+        return self._properties.read(block, self.settings.user_properties_max)
+
+    def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
+        self.keeper.retain(self._attributes[topic][0], marks, body, connection.client)
+
+    def on_packet(self, connection: Connection, packet: Packet) -> None:
+        session = connection.session
+        assert session is not None
+        match packet:
+            case packets.Pingreq():
+                connection.out.append(b"\xd0\x00")
+            case packets.Puback():
+                connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 1))
+            case packets.Pubcomp():
+                connection.acknowledged(self, session.in_flight.complete(packet.packet_id))
+            case packets.Pubrec():
+                self._on_pubrec(connection, session, packet)
+            case packets.Pubrel():
+                known = packet.packet_id in session.received
+                session.received.pop(packet.packet_id, None)
+                self._answer(connection, packets.Pubcomp(packet.packet_id), PUBCOMP, known)
+            case packets.Subscribe():
+                self._subscribing.on_subscribe(connection, session, packet)
+            case packets.Unsubscribe():
+                self._subscribing.on_unsubscribe(connection, session, packet)
+            case packets.Disconnect():
+                self._on_disconnect(connection, session, packet)
+            case _:
+                raise protocol_error(f"a {type(packet).__name__.upper()} is not expected here")
+
+    def _on_pubrec(self, connection: Connection, session: MqttSession, packet: packets.Pubrec) -> None:
+        if packet.reason >= Reason.UNSPECIFIED_ERROR:
+            connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 2))
+        else:
+            known = session.in_flight.release(packet.packet_id)
+            self._answer(connection, packets.Pubrel(packet.packet_id), PUBREL, known)
+
+    def _answer(self, connection: Connection, packet: Packet, start: bytes, known: bool) -> None:
+        """PUBREL or PUBCOMP; in MQTT 5 it says if the packet id was not known."""
+        if known or connection.version == 4:
+            connection.out.append(start + packet.packet_id.to_bytes(2, "big"))  # type: ignore[union-attr]
+        else:
+            unknown = Reason.PACKET_IDENTIFIER_NOT_FOUND
+            self._write(connection, msgspec.structs.replace(packet, reason=unknown))
+
+    def _write(self, connection: Connection, packet: Packet) -> None:
+        connection.out.append(write(packet, connection.version))
+
+    # --- maintenance ---
+
+    def send_away(self, reference: str) -> None:
+        """Close all connections, and refuse new ones: there is another broker."""
+        self._elsewhere = reference
+        for connection in list(self.connections.values()):
+            self._send_elsewhere(connection)
+
+    def _send_elsewhere(self, connection: Connection) -> None:
+        self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)
+
+    def serve_again(self) -> None:
+        self._elsewhere = None
+
+    # --- ending a connection ---
+
+    def _on_disconnect(
+        self, connection: Connection, session: MqttSession, packet: packets.Disconnect
+    ) -> None:
+        if packet.session_expiry is not None:
+            if packet.session_expiry and not session.expiry_s:
+                raise protocol_error("a session that ends with its connection cannot get an expiry now")
+            session.expiry_s = min(packet.session_expiry, self.settings.session_expiry_max_s)
+        destination = dict(packet.user_properties).get(DESTINATION, "")
+        if destination:
+            self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
+        self._note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
+        self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
+
+    def closed(self, id: int) -> None:
+        """The connection is gone, and the client said nothing."""
+        connection = self.connections.get(id)
+        if connection is not None:
+            self._note(connection, "disconnected", "connection lost")
+            self._drop(connection, with_will=True)
+
+    def _note(self, connection: Connection, kind: str, reason: str) -> None:
+        self.traffic.notes.append(Note(kind, connection.id, connection.client, reason))
+
+    def _end(
+        self, connection: Connection, reason: Reason, text: str = "", reference: str | None = None
+    ) -> None:
+        """Close a connection from this side, and say why where the client can understand it."""
+        told = text if connection.connect.request_problem_information and text else None
+        kind: type[packets.Connack | packets.Disconnect] = packets.Disconnect
+        if connection.session is None:
+            # A CONNACK cannot say that another connection of the same client came first.
+            reason = reason if reason in IN_CONNACK else Reason.SERVER_BUSY
+            kind = packets.Connack
+        elif reason not in IN_SERVER_DISCONNECT:
+            # That of a second CONNECT, which is not allowed whatever it says.
+            reason = Reason.PROTOCOL_ERROR
+        if kind is packets.Connack or connection.version == 5:
+            answer = kind(reason=reason, reason_string=told, server_reference=reference)
+            if not connection.takes(answer):
+                answer = kind(reason=reason)
+            if connection.takes(answer):
+                self._write(connection, answer)
+        why = reason.name.lower().replace("_", " ")
+        ended = "disconnected" if connection.session is not None else "refused"
+        self._note(connection, ended, f"{why}: {text}" if text else why)
+        self._drop(connection, with_will=True)
+
+    def _drop(self, connection: Connection, with_will: bool) -> None:
+        id, client, session = connection.id, connection.client, connection.session
+        connection.is_open = False
+        self.touched[id] = connection
+        del self.connections[id]
+        self.closes[id] = None
+        self._subscribing.forget(id)
+        if self._attaching.get(client) is connection:
+            del self._attaching[client]
+        self.inputs.append(Detached(client, id))
+        if session is None or session.connection != id:
+            return
+        connection.session = None
+        if self.sessions.get(client) is not session:
+            return  # It has gone to another broker, or is over: then so has its will.
+        will, at = self._will_of(connection, session) if with_will else (None, 0.0)
+        session.connection, session.since = 0, self.now
+        self._join_groups(session)
+        session.in_flight.rewind()
+        self._begin_expiry(session)
+        if will is not None and at <= self.now:
+            self._publish_will(will)
+        elif will is not None:
+            self._wills[client] = will
+            session.will_at = at
+            session.will_timer = self.timers.set(at, ("will", client))
+
+    def _begin_expiry(self, session: MqttSession) -> None:
+        """It ends so long after its connection did."""
+        if not session.expiry_s:
+            self.inputs.append(SessionOver(session.client))
+        elif session.expiry_s != NEVER:
+            session.timer = self.timers.set(session.since + session.expiry_s, ("expiry", session.client))
+
+    def _take_will(self, session: MqttSession) -> tuple[packets.Will | None, float]:
+        """What is to be published for this client, and when: of the connection that it had, or has."""
+        connection = self.connections.get(session.connection)
+        if connection is not None:
+            return self._will_of(connection, session)
+        return self._wills.pop(session.client, None), session.will_at
+
+    def _will_of(self, connection: Connection, session: MqttSession) -> tuple[packets.Will | None, float]:
+        """The will of a connection that ends now, if it may be published, and when."""
+        will = connection.connect.will
+        if will is None or not _may_publish(connection, will):
+            return None, 0.0
+        return will, self.now + min(will.delay, session.expiry_s)
+
+    def _publish_will(self, will: packets.Will) -> None:
+        marks = _marks_of(will)
+        self.keeper.publish(will.topic, marks, will.payload)
+        if will.retain:
+            self.keeper.retain(will.topic, marks, will.payload, "")
+
+    # --- time ---
+
+    def on_deadline(self) -> None:
+        for number, key in self.timers.due(self.now):
+            match key:
+                case ("locate", id):
+                    connection = self.connections.get(id)
+                    if connection is not None and connection.session is None:
+                        self._on_not_located(connection)
+                case ("suback", id, request):
+                    self._subscribing.give_up(id, request)
+                case ("expiry", client):
+                    session = self.sessions.get(client)
+                    if session is not None and session.timer == number and not session.connection:
+                        self.inputs.append(SessionOver(client))
+                case ("will", client):
+                    session = self.sessions.get(client)
+                    if session is not None and session.will_timer == number and client in self._wills:
+                        self._publish_will(self._wills.pop(client))
+
+    # --- what the core wants done ---
+
+    def perform(self, effects: Effects) -> None:
+        welcomed = []
+        for _, id, message in effects.to_clients:
+            connection = self.connections.get(id)
+            if connection is None:
+                continue
+            self.touched[id] = connection
+            if type(message) is Deliver:
+                if connection.session is not None:
+                    left_out = deliver(self, connection, message)
+                    if left_out:
+                        self.traffic.left_out[message.burst.marks[0] & QOS] += left_out
+            elif type(message) is Welcome:
+                # The session may have been called away again within the same step.
+                if connection.client in self.sessions:
+                    self._on_welcome(connection, message)
+                    welcomed.append(connection)
+            elif type(message) is SubscriptionSettled:
+                self._subscribing.on_settled(id, message.request)
+        for _, id, why in effects.closes:
+            connection = self.connections.get(id)
+            if connection is not None:
+                # Whatever it sent in this turn came too late: no answer may say otherwise.
+                connection.out.clear()
+                is_foreign = why == NOT_THE_OWNER
+                self._end(connection, Reason.NOT_AUTHORIZED if is_foreign else Reason.SESSION_TAKEN_OVER)
+        for connection in welcomed:
+            if connection.is_open and connection.waiting:
+                self._read_waiting(connection)
+
+    def _read_waiting(self, connection: Connection) -> None:
+        try:
+            connection.read_waiting(self)
+        except PacketError as error:
+            self._end(connection, error.reason, str(error))
+
+
+def _may_publish(connection: Connection, will: packets.Will) -> bool:
+    (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
+    return connection.access.may_publish(will.topic, attributes)
+
+
+def _marks_of(will: packets.Will) -> bytes:
+    found = described(will.properties)
+    return bytes((will.qos | found.flags | (RETAIN if will.retain else 0),)) + found.block

@@ -1,0 +1,282 @@
+"""What was sent to a client with QoS 1 or 2 and is not acknowledged: packet ids in the order of sending.
+
+Packet ids are given in turn, so runs of them stand for runs of notifications, and
+nothing is kept for a single one. Acknowledgements nearly always come in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from roamcast.mqtt.codec.errors import protocol_error
+from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, following
+from roamcast.protocol.notification import Burst
+
+Identity = tuple[str, int, int]
+"""Publisher, incarnation and number."""
+
+
+class Run(msgspec.Struct, gc=False):
+    """Consecutive packet ids, given to consecutive notifications of one publisher."""
+
+    packet_id: int
+    count: int
+    sequence: int
+    """Of the first, on the access link of the core."""
+    qos: int
+    publisher: str
+    incarnation: int
+    number: int
+
+    def holds(self, packet_id: int) -> bool:
+        return self.qos > 0 and (packet_id - self.packet_id) % PACKET_ID_MAX < self.count
+
+    def skip(self, count: int) -> None:
+        self.packet_id = following(self.packet_id, count)
+        self.count -= count
+        self.sequence += count
+        self.number += count
+
+
+class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
+    """As it travels with the session: nothing is on a connection then."""
+
+    next_id: int = 1
+    resend: list[tuple[str, int, int, int, int]] = []
+    """Identity, packet id and QoS."""
+    early: list[int] = []
+    released: list[int] = []
+
+
+class InFlight:
+    """The state of one session's outgoing QoS 1 and 2."""
+
+    __slots__ = ("_early", "_next", "_released", "_runs", "count", "resend")
+
+    def __init__(self, packed: PackedInFlight | None = None) -> None:
+        packed = packed or PackedInFlight()
+        self._runs: deque[Run] = deque()
+        """In the order of sending; together always consecutive packet ids, unless they were sent again."""
+        self.count = 0
+        self._next = packed.next_id
+        self._early: dict[int, None] = dict.fromkeys(packed.early)
+        """Acknowledged before others that were sent earlier."""
+        self._released: dict[int, None] = dict.fromkeys(packed.released)
+        """QoS 2: PUBREC has come; the client has it, and never gets it again."""
+        self.resend: dict[Identity, tuple[int, int]] = {}
+        """What was in flight when the connection ended, and its packet id and QoS."""
+        for one in packed.resend:
+            self.resend[one[:3]] = one[3:]
+
+    def pack(self) -> PackedInFlight:
+        if self._runs:
+            self.rewind()
+        resend = [(*identity, *known) for identity, known in self.resend.items()] if self.resend else []
+        return PackedInFlight(self._next, resend, list(self._early), list(self._released))
+
+    # --- sending ---
+
+    def send_together(self, burst: Burst, sequence: int, qos: int) -> int:
+        """Give packet ids to a burst that is sent for the first time: the first, or 0: then see `send`."""
+        count, packet_id = burst.count, self._next
+        if self.count + count > PACKET_ID_MAX // 2:
+            return 0
+        self._runs.append(
+            Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number)
+        )
+        self._next = (packet_id - 1 + count) % PACKET_ID_MAX + 1
+        self.count += count
+        return packet_id
+
+    def send(self, burst: Burst, sequence: int, qos: int) -> list[tuple[int, int]]:
+        """Give packet ids to a burst that is sent for the first time: runs of (packet id, count)."""
+        packet_id = self.send_together(burst, sequence, qos)
+        if packet_id:
+            return [(packet_id, burst.count)]
+        runs = self._free_runs(burst.count)
+        number = burst.number
+        for packet_id, count in runs:
+            self._runs.append(
+                Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number)
+            )
+            sequence += count
+            number += count
+            self._next = following(packet_id, count)
+        self.count += burst.count
+        return runs
+
+    def pass_over(self, burst: Burst, sequence: int) -> int:
+        """A burst that needs no acknowledgement; the last sequence up to which all is acknowledged, or 0."""
+        last = sequence + burst.count - 1
+        if not self._runs:
+            return last
+        self._runs.append(Run(0, burst.count, sequence, 0, "", 0, 0))
+        return 0
+
+    def _free_runs(self, count: int) -> list[tuple[int, int]]:
+        """Runs of packet ids that nothing uses."""
+        used = {following(run.packet_id, i) for run in self._runs if run.qos for i in range(run.count)}
+        runs: list[tuple[int, int]] = []
+        packet_id = self._next
+        for _ in range(PACKET_ID_MAX):
+            if count == 0:
+                break
+            if packet_id not in used:
+                if runs and following(*runs[-1]) == packet_id:
+                    runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+                else:
+                    runs.append((packet_id, 1))
+                count -= 1
+            packet_id = following(packet_id, 1)
+        return runs
+
+    # --- acknowledgements ---
+
+    @property
+    def expected(self) -> int:
+        """The packet id that is to be acknowledged next, or 0."""
+        return self._runs[0].packet_id if self._runs else 0
+
+    def expected_run(self, count_max: int) -> int:
+        """How many of QoS 1 follow each other from there on without a break; it need not count further."""
+        count, packet_id = 0, self.expected
+        for run in self._runs:
+            if run.packet_id != packet_id or run.qos != 1 or count >= count_max:
+                break
+            count += run.count
+            packet_id = following(packet_id, run.count)
+        return count
+
+    def acknowledge_last(self, data: bytes, position: int) -> int:
+        """If one QoS 1 message is in flight and its PUBACK is here: the sequence of it; else 0."""
+        runs = self._runs
+        if len(runs) != 1:
+            return 0
+        run = runs[0]
+        if run.count != 1 or run.qos != 1:
+            return 0
+        if data[position : position + 4] != b"\x40\x02" + ENCODED[run.packet_id - 1]:
+            return 0
+        runs.clear()
+        self.count -= 1
+        return run.sequence
+
+    def acknowledge_in_order(self, count: int) -> int:
+        """The client acknowledged the next so many (or all there are); the last sequence of them."""
+        sequence = 0
+        while count and self._runs:
+            run = self._runs[0]
+            done = min(count, run.count)
+            sequence = run.sequence + done - 1
+            self._pop(run, done)
+            count -= done
+            sequence = self._take_early(sequence)
+        return sequence
+
+    def complete(self, packet_id: int) -> int:
+        """PUBCOMP: as `acknowledge`, for what PUBREC has come for."""
+        if packet_id not in self._released and self._find(packet_id) is not None:
+            raise protocol_error(f"packet id {packet_id}: PUBCOMP came before PUBREC")
+        return self.acknowledge(packet_id, 2)
+
+    def acknowledge(self, packet_id: int, qos: int) -> int:
+        """PUBACK, or the end of QoS 2: the last sequence up to which all is acknowledged now, or 0."""
+        is_expected = packet_id == self.expected
+        run = self._runs[0] if is_expected else self._find(packet_id)
+        if run is not None and run.qos != qos:
+            raise protocol_error(f"packet id {packet_id} has QoS {run.qos}: that is no answer to it")
+        self._released.pop(packet_id, None)
+        if is_expected:
+            return self.acknowledge_in_order(1)
+        if run is not None:
+            self._early[packet_id] = None
+        return 0
+
+    def release(self, packet_id: int) -> bool:
+        """PUBREC: whether this was in flight with QoS 2, so that PUBREL may follow."""
+        run = self._find(packet_id)
+        if run is None:
+            return False
+        if run.qos != 2:
+            raise protocol_error(f"packet id {packet_id} has QoS {run.qos}: a PUBREC is no answer to it")
+        self._released[packet_id] = None
+        return True
+
+    def is_released(self, packet_id: int) -> bool:
+        return packet_id in self._released
+
+    def settle_early(self) -> int:
+        """After sending again: the last sequence up to which all is acknowledged already, or 0."""
+        return self._take_early(0)
+
+    def _take_early(self, sequence: int) -> int:
+        while self._runs:
+            run = self._runs[0]
+            if run.qos == 0:
+                sequence = run.sequence + run.count - 1
+                self._runs.popleft()
+            elif run.packet_id in self._early:
+                del self._early[run.packet_id]
+                sequence = run.sequence
+                self._pop(run, 1)
+            else:
+                break
+        return sequence
+
+    def _pop(self, run: Run, count: int) -> None:
+        self.count -= count
+        if count == run.count:
+            self._runs.popleft()
+        else:
+            run.skip(count)
+
+    def _find(self, packet_id: int) -> Run | None:
+        if packet_id in self._early:
+            return None
+        # PUBRECs come in the order of sending: where runs are short and therefore many, the one that is
+        # looked for stands behind as many as have been released.
+        likely = self._runs[len(self._released)] if len(self._released) < len(self._runs) else None
+        if likely is not None and likely.holds(packet_id):
+            return likely
+        return next((run for run in self._runs if run.holds(packet_id)), None)
+
+    # --- after a reconnect ---
+
+    def rewind(self) -> None:
+        """The connection has ended: all of it will be handed to us again, and keeps its packet ids."""
+        resend: dict[Identity, tuple[int, int]] = {}
+        for run in self._runs:
+            for i in range(run.count if run.qos else 0):
+                identity = (run.publisher, run.incarnation, run.number + i)
+                resend[identity] = (following(run.packet_id, i), run.qos)
+        # What had not even been handed to us again since the last time comes behind.
+        self.resend = {**resend, **self.resend}
+        self._runs.clear()
+        self.count = 0
+
+    def send_again(self, burst: Burst, sequence: int) -> tuple[int, int, bool] | None:
+        """For a burst of one: its packet id, its QoS, and whether the client has it already.
+
+        None if it was not in flight. Then nothing behind it was, for the order is kept.
+        """
+        known = self.resend.pop((burst.publisher, burst.incarnation, burst.number), None)
+        if known is None:
+            self._forget_resend()
+            return None
+        packet_id, qos = known
+        self._runs.append(Run(packet_id, 1, sequence, qos, burst.publisher, burst.incarnation, burst.number))
+        self.count += 1
+        return packet_id, qos, packet_id in self._early or packet_id in self._released
+
+    def may_go_elsewhere(self, identity: Identity) -> bool:
+        """Whether it may be given to another client now: this one does not have it, and may never answer."""
+        packet_id, qos = self.resend.get(identity, (0, 1))
+        return qos == 1 and packet_id not in self._early
+
+    def _forget_resend(self) -> None:
+        for packet_id, _ in self.resend.values():
+            self._early.pop(packet_id, None)
+            self._released.pop(packet_id, None)
+        self.resend.clear()

@@ -1,0 +1,35 @@
+"""What is noted on a burst of the MQTT side: a byte of flags, then the property block of MQTT 5.
+
+The properties (without their length) are the same for all notifications of a
+burst; the bodies are the payloads alone.
+"""
+
+from __future__ import annotations
+
+from roamcast.mqtt.codec.packets import PublishProperties
+from roamcast.mqtt.codec.properties import publish_properties
+
+QOS = 0x03
+RETAIN = 0x04
+"""The publisher set the retain flag."""
+RETAINED = 0x08
+"""Stored before the subscription was made, and sent because of it."""
+EXPIRY = 0x10
+"""The properties name a message expiry."""
+
+SHARED = 0x20
+"""For a member of a shared subscription, and picked for it."""
+
+TOPIC = "topic"
+"""The attribute that is the topic."""
+
+PLAIN = tuple(bytes((flags,)) for flags in range(256))
+"""Marks without properties."""
+
+
+def message_expiry(marks: bytes) -> int | None:
+    """Seconds after publishing, if there is such a limit."""
+    if not marks or not marks[0] & EXPIRY:
+        return None
+    found: PublishProperties | None = publish_properties(marks[1:], from_client=False)
+    return found.message_expiry if found is not None else None

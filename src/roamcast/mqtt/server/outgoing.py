@@ -1,0 +1,124 @@
+"""From bursts to the bytes of PUBLISH packets, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from roamcast.mqtt.codec import properties
+from roamcast.mqtt.codec.bursts import FrameWriter
+from roamcast.mqtt.codec.fields import write_variable
+from roamcast.mqtt.server.identities import identity_properties
+from roamcast.mqtt.server.marks import EXPIRY, RETAIN, RETAINED, TOPIC
+from roamcast.mqtt.server.sessions import Options
+from roamcast.protocol.notification import Burst, decode_attributes
+
+TOPICS_KEPT_MAX = 4096
+WRITERS_KEPT_MAX = 4096
+
+
+class Encoder:
+    """Writes bursts; the same burst for several clients is written once, where it can be."""
+
+    __unsaved__ = ("_bursts", "_topics", "_writers", "written")
+
+    def __init__(self) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        self._topics: dict[bytes, str] = {}
+        self._writers: dict[tuple[bytes, bytes, int, int, Options, int], FrameWriter] = {}
+        self.written: dict[tuple[int, int, int], bytes] = {}
+        self._bursts: list[tuple[Burst, FrameWriter]] = []
+        """Keeps them alive while their ids are keys."""
+
+    def forget(self) -> None:
+        """The turn is over: what was written in it is not asked for again."""
+        self.written.clear()
+        self._bursts.clear()
+
+    def topic_of(self, attributes: bytes) -> str:
+        topic = self._topics.get(attributes)
+        if topic is None:
+            if len(self._topics) >= TOPICS_KEPT_MAX:
+                self._topics.clear()
+            topic = self._topics[attributes] = str(decode_attributes(attributes)[TOPIC])
+        return topic
+
+    def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> bytes:
+        """The PUBLISH packets of a burst, with consecutive packet ids."""
+        if burst.count == 1:
+            return writer.write_one(burst.bodies[0], packet_id)
+        key = (id(burst), id(writer), packet_id)
+        frames = self.written.get(key)
+        if frames is None:
+            frames = self.written[key] = writer.write(burst.bodies, packet_id)
+            self._bursts.append((burst, writer))
+        return frames
+
+    def again(
+        self, burst: Burst, version: int, qos: int, options: Options, packet_id: int, now: float
+    ) -> bytes:
+        """As it was sent before, with the same packet id, marked as sent again."""
+        frames = self.writer(burst, version, qos, options, now).write(burst.bodies, packet_id)
+        return bytes((frames[0] | 0x08,)) + frames[1:]
+
+    def writer(
+        self, burst: Burst, version: int, qos: int, options: Options, now: float, alias: int = 0
+    ) -> FrameWriter:
+        """An alias stands for the topic; a negative one is told together with it, and stands for it then."""
+        marks = burst.marks
+        if marks[0] & EXPIRY or options.identity:
+            return self._new_writer(burst, version, qos, options, int(now - burst.published_at), alias)
+        key = (burst.attributes, marks, version, qos, options, alias)
+        writer = self._writers.get(key)
+        if writer is None:
+            if len(self._writers) >= WRITERS_KEPT_MAX:
+                self._writers.clear()
+            writer = self._writers[key] = self._new_writer(burst, version, qos, options, 0, alias)
+        return writer
+
+    def _new_writer(
+        self, burst: Burst, version: int, qos: int, options: Options, age_s: int, alias: int
+    ) -> FrameWriter:
+        flags = burst.marks[0]
+        retain = bool(flags & RETAINED) or (options.retain_as_published and bool(flags & RETAIN))
+        # What is retained names the subscription that asked for it already, and no other.
+        identifiers = () if flags & RETAINED else options.identifiers
+        block = _amended(burst.marks[1:], identifiers, age_s) if version == 5 else b""
+        if options.identity and version == 5:
+            number = 0 if flags & RETAINED else burst.number
+            block += identity_properties(burst.publisher, burst.incarnation, number)
+        if alias:
+            block += b"\x23" + abs(alias).to_bytes(2, "big")
+        described = write_variable(len(block)) + block if version == 5 else b""
+        topic = b"" if alias > 0 else self.topic_of(burst.attributes).encode()
+        return FrameWriter(topic, qos, retain, described)
+
+
+def _amended(block: bytes, identifiers: Sequence[int], age_s: int) -> bytes:
+    """Properties with the subscription identifiers, and with what is left of the expiry."""
+    if age_s > 0:
+        found = properties.publish_properties(block, from_client=False)
+        if found is not None and found.message_expiry is not None:
+            left_s = max(0, found.message_expiry - age_s)
+            found = msgspec.structs.replace(found, message_expiry=left_s)
+            block = properties.encode(found, properties.PUBLISH)
+    return block + identified(*identifiers)
+
+
+def identified(*identifiers: int) -> bytes:
+    """Subscription identifiers as they stand among the properties."""
+    return b"".join(b"\x0b" + write_variable(one) for one in identifiers)
+
+
+def runs_of(burst: Burst, runs: Sequence[tuple[int, int]]) -> list[tuple[int, Burst]]:
+    """The burst cut where its packet ids are: (packet id, part)."""
+    if len(runs) == 1:
+        return [(runs[0][0], burst)]
+    parts, start = [], 0
+    for packet_id, count in runs:
+        parts.append((packet_id, burst.part(start, start + count)))
+        start += count
+    return parts

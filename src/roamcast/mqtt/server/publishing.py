@@ -1,0 +1,72 @@
+"""Properties of PUBLISH packets on their way in: aliases, expiry, and what travels on with the message."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from roamcast.mqtt.codec import properties
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packets import PublishProperties
+from roamcast.mqtt.codec.properties import publish_properties
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.server.marks import EXPIRY
+
+BLOCKS_KEPT_MAX = 1024
+
+
+class Described(NamedTuple):
+    """A property block as it travels on."""
+
+    flags: int
+    block: bytes
+    """Without its length, and without the alias, which belongs to the connection alone."""
+    alias: int
+
+
+def described(found: PublishProperties | None) -> Described:
+    if found is None:
+        return Described(0, b"", 0)
+    alias = found.topic_alias or 0
+    block = properties.encode(msgspec.structs.replace(found, topic_alias=None), properties.PUBLISH)
+    return Described(EXPIRY if found.message_expiry is not None else 0, block, alias)
+
+
+class PropertyReader:
+    """Checks property blocks; those that come again and again are read once."""
+
+    __unsaved__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        self._known: dict[bytes, Described] = {}
+
+    def read(self, block: bytes, user_properties_max: int) -> Described:
+        found = self._known.get(block)
+        if found is None:
+            properties = publish_properties(block)
+            if properties is not None and len(properties.user_properties) > user_properties_max:
+                raise PacketError(
+                    Reason.QUOTA_EXCEEDED, f"more than {user_properties_max} user properties in one packet"
+                )
+            found = described(properties)
+            if len(self._known) >= BLOCKS_KEPT_MAX:
+                self._known.clear()
+            self._known[block] = found
+        return found
+
+
+def resolve(alias: int, topic: bytes, alias_max: int, aliases: dict[int, bytes]) -> bytes:
+    """The topic of a PUBLISH with an alias, which is learned or used."""
+    if alias > alias_max:
+        raise PacketError(Reason.TOPIC_ALIAS_INVALID, f"topic alias {alias}: at most {alias_max} are allowed")
+    if topic:
+        aliases[alias] = topic
+        return topic
+    try:
+        return aliases[alias]
+    except KeyError:
+        raise PacketError(Reason.PROTOCOL_ERROR, f"topic alias {alias} stands for nothing yet") from None

@@ -1,0 +1,251 @@
+"""What the MQTT side keeps for a client: subscriptions with their options, packet ids, expiry.
+
+It lives where the session lives, and travels as the session's capsule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.expression import names_of
+from roamcast.filters.filter import Attributes, Filter
+from roamcast.filters.own import widest
+from roamcast.filters.selector import parse
+from roamcast.mqtt.codec.bursts import FrameWriter
+from roamcast.mqtt.codec.packets import Will
+from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
+from roamcast.mqtt.server.marks import QOS, TOPIC
+from roamcast.protocol.notification import Burst, decode_attributes
+
+NEVER = 0xFFFF_FFFF
+"""The session expiry that means: keep it for ever."""
+
+OPTIONS_KEPT_MAX = 1024
+
+
+class Subscription(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a SUBSCRIBE."""
+
+    name: str
+    """The topic filter as the client wrote it: its key."""
+    filter: str
+    """The filter of the core, as text."""
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    identifier: int | None
+    group: str = ""
+    """Of a shared subscription."""
+    identity: bool = False
+    """Whether the client wants to know whose each notification is, and which."""
+
+
+class Plan(NamedTuple):
+    """How bursts of one kind are sent to a client: nothing about them is looked at one by one."""
+
+    qos: int
+    options: Options
+    writer: FrameWriter
+
+
+class Options(NamedTuple):
+    """How a notification is to be sent to one client."""
+
+    qos: int
+    retain_as_published: bool
+    identifiers: tuple[int, ...]
+    identity: bool = False
+    """Say whose it is, and which: each notification then has properties of its own."""
+
+
+class Capsule(msgspec.Struct, frozen=True, array_like=True):
+    expiry_s: int
+    subscriptions: list[Subscription]
+    in_flight: PackedInFlight
+    received: list[int]
+    """Packet ids of QoS 2 publishes that the client has not released."""
+    since: float = 0.0
+    """When the client went; 0 if it was there until its session was called away."""
+    will: Will | None = None
+    will_at: float = 0.0
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Capsule).decode
+
+
+class MqttSession:
+    __unsaved__ = ("_filters", "_options", "plans")
+    __slots__ = (
+        "_filters", "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since",
+        "stream", "subscriptions", "timer", "will", "will_at", "will_timer",
+    )  # fmt: skip
+
+    def __init__(self, client: str, capsule: Capsule | None = None) -> None:
+        self.client = client
+        self.connection = 0
+        """The connection on which the client is; 0 while it is away."""
+        self.since = 0.0
+        """When it came or went."""
+        self.timer = 0
+        """Which timer ends the session; an older one has no effect."""
+        self.will_timer = 0
+        self.will: Will | None = None
+        """What came with the session to be published, if its client does not come back before …"""
+        self.will_at = 0.0
+        self.expiry_s = 0
+        self.subscriptions: dict[str, Subscription] = {}
+        self.in_flight = InFlight(capsule.in_flight if capsule is not None else None)
+        self.received: dict[int, None] = {}
+        self.stream = ""
+        """The stream of the core's access link that is being delivered."""
+        if capsule is not None:
+            self.expiry_s = capsule.expiry_s
+            self.subscriptions = {one.name: one for one in capsule.subscriptions}
+            self.received = dict.fromkeys(capsule.received)
+            self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
+        self._restore()
+
+    def _restore(self) -> None:
+        self._filters: dict[str, int] = {}
+        """What is asked of the core, and by how many subscriptions."""
+        for subscription in self.subscriptions.values():
+            self._count(subscription, +1)
+        self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
+        """By attributes, marks, and whether the client published it itself, for the connection there is."""
+        self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
+
+    def pack(self, will: Will | None = None, will_at: float = 0.0) -> bytes:
+        """As it travels, with what is to be published unless its client comes."""
+        subscriptions, received = list(self.subscriptions.values()), list(self.received)
+        since = 0.0 if self.connection else self.since
+        capsule = Capsule(
+            self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at
+        )
+        return _encode(capsule)
+
+    @classmethod
+    def unpack(cls, client: str, capsule: bytes) -> MqttSession:
+        try:
+            return cls(client, _decode(capsule))
+        except msgspec.MsgspecError as error:
+            raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
+
+    # --- subscriptions ---
+
+    def subscribe(self, subscription: Subscription) -> bool:
+        """Add or replace; whether the core must hear of a new filter."""
+        known = self.holds(subscription.filter)
+        former = self.subscriptions.get(subscription.name)
+        self.subscriptions[subscription.name] = subscription
+        self._count(former, -1)
+        self._count(subscription, +1)
+        self._forget_options()
+        return not known and not subscription.group
+
+    def unsubscribe(self, name: str) -> Subscription | None:
+        """Remove; what was removed."""
+        subscription = self.subscriptions.pop(name, None)
+        self._count(subscription, -1)
+        self._forget_options()
+        return subscription
+
+    def _count(self, subscription: Subscription | None, change: int) -> None:
+        if subscription is not None and not subscription.group:
+            count = self._filters.get(subscription.filter, 0) + change
+            if count:
+                self._filters[subscription.filter] = count
+            else:
+                del self._filters[subscription.filter]
+
+    def _forget_options(self) -> None:
+        self._options.clear()
+        self.plans.clear()
+
+    def holds(self, filter: str) -> bool:
+        """Whether some subscription still needs this filter of the core."""
+        return filter in self._filters
+
+    # --- how to send ---
+
+    def options(self, attributes: bytes, own: bool, shared: bool = False) -> Options | None:
+        """For a burst with these attributes; None if it depends on what is in the bodies.
+
+        What comes by shared subscriptions comes by them alone, and the other way round.
+        """
+        key = (attributes, own, shared)
+        try:
+            return self._options[key]
+        except KeyError:
+            options = self._common_options(own, shared)
+            if options is None and not self._needs_contents():
+                options = self.options_of(decode_attributes(attributes), own, shared)
+            if len(self._options) >= OPTIONS_KEPT_MAX:
+                self._options.clear()
+            self._options[key] = options
+            return options
+
+    def options_of(self, attributes: Attributes, own: bool, shared: bool = False) -> Options:
+        """For one notification whose attributes are all known."""
+        wanting = [
+            one
+            for one in self._by_way(shared)
+            if not (own and one.no_local) and _may_want(parse(one.filter), attributes)
+        ]
+        if not wanting:
+            # Its subscription has gone since; or it is one's own and not wanted: then QoS is -1.
+            unwanted = own and any(one.no_local for one in self.subscriptions.values())
+            return Options(-1 if unwanted else 2, False, (), self.wants_identity)
+        return Options(
+            max(one.qos for one in wanting),
+            any(one.retain_as_published for one in wanting),
+            tuple(one.identifier for one in wanting if one.identifier is not None),
+            self.wants_identity,
+        )
+
+    def gives_back(self, burst: Burst, attributes: Attributes) -> Subscription | None:
+        """If one notification is owed by a group, and another member may get it: by which subscription.
+
+        Section 4.8.2 of MQTT 5.0: never with QoS 2, and never what this client has answered.
+        """
+        wanting = [one for one in self._by_way(True) if _may_want(parse(one.filter), attributes)]
+        if len(wanting) != 1 or min(burst.marks[0] & QOS, wanting[0].qos) != 1:
+            return None
+        identity = (burst.publisher, burst.incarnation, burst.number)
+        return wanting[0] if self.in_flight.may_go_elsewhere(identity) else None
+
+    def _by_way(self, shared: bool) -> Iterable[Subscription]:
+        return (one for one in self.subscriptions.values() if bool(one.group) is shared)
+
+    def _common_options(self, own: bool, shared: bool) -> Options | None:
+        """What all subscriptions ask for alike; then it does not matter which of them it was for."""
+        common: tuple[int, bool] | None = None
+        for one in self.subscriptions.values():
+            if bool(one.group) is not shared:
+                continue
+            asked = (one.qos, one.retain_as_published)
+            # How many matched would show in the identifiers.
+            if (common or asked) != asked or one.identifier is not None or (own and one.no_local):
+                return None
+            common = asked
+        return None if common is None else Options(*common, (), self.wants_identity)
+
+    @property
+    def wants_identity(self) -> bool:
+        return any(one.identity for one in self.subscriptions.values())
+
+    def _needs_contents(self) -> bool:
+        return any(_asks_more(parse(one.filter)) for one in self.subscriptions.values())
+
+
+def _asks_more(filter: Filter) -> bool:
+    return not names_of(filter.expression) <= {TOPIC}
+
+
+def _may_want(filter: Filter, attributes: Attributes) -> bool:
+    """Where the client is, the core knows; a condition on that has been looked at there."""
+    return (widest(filter) if filter.own else filter).matches(attributes)

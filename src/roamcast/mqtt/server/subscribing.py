@@ -1,0 +1,209 @@
+"""SUBSCRIBE and UNSUBSCRIBE: what they ask of the core, and when they are answered.
+
+A subscription is acknowledged when every broker that must know it does, or when
+that has taken too long. Then retained messages follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.selector import parse
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.topics import split_shared, subscription_filter
+from roamcast.mqtt.codec.user_properties import IDENTITY, WHERE
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.connection import Connection
+from roamcast.mqtt.server.sessions import MqttSession, Subscription
+from roamcast.protocol.effects import Submitted
+from roamcast.protocol.messages import Request, Subscribe, Unsubscribe
+
+if TYPE_CHECKING:
+    from roamcast.mqtt.server.endpoint import Endpoint
+
+GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
+
+
+Asked = int | tuple[str, str, int]
+"""What is waited for: a request to the core, or a group and its filter, in a packet with this id."""
+
+
+class Pending(msgspec.Struct):
+    """An answer that waits for the core."""
+
+    connection: int
+    answer: packets.Suback | packets.Unsuback
+    open: int = 0
+    """Requests that have not settled."""
+    recall: list[Subscription] = []
+
+
+class Subscribing:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._pending: dict[tuple[int, Asked], Pending] = {}
+        """By connection and request."""
+
+    # --- requests ---
+
+    def on_subscribe(self, connection: Connection, session: MqttSession, packet: packets.Subscribe) -> None:
+        granted = (Reason.GRANTED_QOS_0,) * len(packet.entries)
+        connection.check_takes(packets.Suback(packet.packet_id, granted))
+        asked = dict(packet.user_properties)
+        requests: list[Asked] = []
+        reasons: list[Reason] = []
+        refusals: list[str] = []
+        recall: list[Subscription] = []
+        for place, entry in enumerate(packet.entries):
+            try:
+                self._check_room(session, entry.filter, place)
+                subscription = self._read(connection, session, entry, packet.subscription_identifier, asked)
+            except PacketError as error:
+                reasons.append(error.reason)
+                refusals.append(error.text)
+                continue
+            is_new = entry.filter not in session.subscriptions
+            requests += self._enter(connection, session, subscription)
+            if subscription.group:
+                requests.append((subscription.group, subscription.filter, packet.packet_id))
+            reasons.append(GRANTED[subscription.qos])
+            if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
+                recall.append(subscription)
+        answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
+        requests = list(dict.fromkeys(requests))
+        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
+
+    def _check_room(self, session: MqttSession, name: str, place: int) -> None:
+        """Before a closer look at it, which takes longer."""
+        most = self._endpoint.settings.subscriptions_max
+        is_new = name not in session.subscriptions
+        if place >= most or (is_new and len(session.subscriptions) >= most):
+            raise PacketError(Reason.QUOTA_EXCEEDED, "a client may not have more subscriptions")
+
+    def _read(
+        self,
+        connection: Connection,
+        session: MqttSession,
+        entry: packets.SubscriptionEntry,
+        identifier: int | None,
+        asked: Mapping[str, str],
+    ) -> Subscription:
+        """The subscription that an entry asks for, if it may have it."""
+        endpoint = self._endpoint
+        shared = split_shared(entry.filter) if connection.version == 5 else None
+        group, text = shared if shared is not None else ("", entry.filter)
+        try:
+            filter = subscription_filter(text, asked.get(WHERE))
+        except InputError as error:
+            raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
+        endpoint.check_size(entry.filter, Reason.TOPIC_FILTER_INVALID)
+        if group and not endpoint.settings.shared:
+            raise PacketError(Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are off")
+        subscription = Subscription(
+            entry.filter, filter.text, min(entry.qos, connection.qos_max), entry.no_local,
+            entry.retain_as_published, identifier, group, asked.get(IDENTITY) == "1",
+        )  # fmt: skip
+        refusal = endpoint.keeper.refusal_of_filter(filter, connection.client)
+        if group and filter.own:
+            refusal = "a shared subscription cannot depend on where one client is"
+        if refusal:
+            raise PacketError(Reason.TOPIC_FILTER_INVALID, refusal)
+        if not connection.access.may_subscribe(filter):
+            raise PacketError(Reason.NOT_AUTHORIZED, f"{entry.filter} may not be subscribed to")
+        return subscription
+
+    def _enter(
+        self, connection: Connection, session: MqttSession, subscription: Subscription
+    ) -> list[Asked]:
+        """Note the subscription; what it has to wait for."""
+        former = session.subscriptions.get(subscription.name)
+        requests: list[Asked] = []
+        if session.subscribe(subscription):
+            requests.append(self._ask(connection, Subscribe, subscription.filter))
+        if subscription.group:
+            self._endpoint.keeper.join(connection.client, subscription, asks=True)
+        if former is not None and former.filter != subscription.filter:
+            requests += self._withdraw(connection, session, former)
+        return requests
+
+    def on_unsubscribe(
+        self, connection: Connection, session: MqttSession, packet: packets.Unsubscribe
+    ) -> None:
+        done = (Reason.SUCCESS,) * len(packet.filters)
+        connection.check_takes(packets.Unsuback(packet.packet_id, done))
+        requests: list[Asked] = []
+        reasons: list[Reason] = []
+        for name in packet.filters:
+            former = session.unsubscribe(name)
+            reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
+            if former is not None:
+                requests += self._withdraw(connection, session, former)
+        answer = packets.Unsuback(packet.packet_id, tuple(reasons))
+        self._wait(connection, requests, Pending(connection.id, answer, len(requests)))
+
+    def _withdraw(self, connection: Connection, session: MqttSession, former: Subscription) -> list[Asked]:
+        if former.group:
+            self._endpoint.keeper.leave(connection.client, former)
+        elif not session.holds(former.filter):
+            return [self._ask(connection, Unsubscribe, former.filter)]
+        return []
+
+    def _ask(self, connection: Connection, kind: type[Subscribe | Unsubscribe], filter: str) -> int:
+        connection.request += 1
+        request: Request = kind(connection.request, parse(filter))
+        self._endpoint.inputs.append(Submitted(connection.client, connection.id, request))
+        return connection.request
+
+    # --- answers ---
+
+    def _wait(self, connection: Connection, requests: list[Asked], pending: Pending) -> None:
+        if not requests:
+            self._answer(pending)
+            return
+        for request in requests:
+            self._pending[connection.id, request] = pending
+        endpoint = self._endpoint
+        at = endpoint.now + endpoint.settings.settle_timeout_s
+        endpoint.timers.set(at, ("suback", connection.id, requests[-1]))
+
+    def on_settled(self, connection: int, request: Asked) -> None:
+        pending = self._pending.pop((connection, request), None)
+        if pending is not None:
+            pending.open -= 1
+            if not pending.open:
+                self._answer(pending)
+
+    def on_group_settled(self, connection: int, group: tuple[str, str]) -> None:
+        for id, asked in list(self._pending):
+            if id == connection and isinstance(asked, tuple) and asked[:2] == group:
+                self.on_settled(id, asked)
+
+    def give_up(self, connection: int, request: Asked) -> None:
+        """It took too long: answer all the same."""
+        pending = self._pending.get((connection, request))
+        if pending is not None:
+            for key in [key for key, one in self._pending.items() if one is pending]:
+                del self._pending[key]
+            self._answer(pending)
+
+    def _answer(self, pending: Pending) -> None:
+        endpoint = self._endpoint
+        connection = endpoint.connections.get(pending.connection)
+        if connection is None:
+            return
+        endpoint.touched[connection.id] = connection
+        connection.out.append(write(pending.answer, connection.version))
+        for subscription in pending.recall:
+            if not subscription.group:
+                endpoint.keeper.recall(connection.client, subscription)
+
+    def forget(self, connection: int) -> None:
+        """The connection is gone: nobody waits for its answers."""
+        for key in [key for key in self._pending if key[0] == connection]:
+            del self._pending[key]

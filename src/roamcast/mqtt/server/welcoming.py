@@ -1,0 +1,75 @@
+"""What a CONNECT asks for and what it gets: session expiry, keep-alive, limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packets import RECEIVE_MAXIMUM_DEFAULT, Connack, Connect
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+
+if TYPE_CHECKING:
+    from roamcast.mqtt.server.connection import Connection
+    from roamcast.mqtt.server.endpoint import EndpointSettings
+
+
+def check_will(connect: Connect, settings: EndpointSettings) -> None:
+    """PacketError if the will asks for what there is not: the client is refused, not only its will."""
+    will = connect.will
+    if will is None:
+        return
+    if will.qos > settings.qos_max:
+        raise PacketError(Reason.QOS_NOT_SUPPORTED, f"a will of QoS {will.qos}: at most {settings.qos_max}")
+    if will.retain and not settings.retain:
+        raise PacketError(Reason.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
+
+
+def session_expiry_of(connect: Connect, settings: EndpointSettings) -> int:
+    """Seconds that the session outlives its connection."""
+    if connect.version == 4:
+        return 0 if connect.clean_start else settings.session_expiry_v3_s
+    return min(connect.session_expiry or 0, settings.session_expiry_max_s)
+
+
+def keep_alive_of(connect: Connect, longest_s: int) -> int:
+    """Seconds of silence that are agreed on; a client of MQTT 3.1.1 cannot be told other than its own."""
+    asked = connect.keep_alive
+    is_too_long = longest_s and (asked == 0 or asked > longest_s)
+    return longest_s if is_too_long and connect.version == 5 else asked
+
+
+def refused(connect: Connect, reason: Reason, text: str) -> bytes:
+    """A CONNACK that lets nobody in: with a text if the client takes so much; empty if it takes neither."""
+    size_max = connect.maximum_packet_size
+    for told in (text, None):
+        answer = write(Connack(reason=reason, reason_string=told), connect.version)
+        if size_max is None or len(answer) <= size_max:
+            return answer
+    return b""
+
+
+def acceptance(connection: Connection, present: bool, settings: EndpointSettings) -> Connack:
+    connect = connection.connect
+    expiry_s = session_expiry_of(connect, settings)
+    keep_alive_s = keep_alive_of(connect, settings.keep_alive_max_s)
+    answer = Connack(
+        session_present=present,
+        session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
+        receive_maximum=settings.receive_maximum,
+        maximum_qos=connection.qos_max,
+        shared_subscription_available=settings.shared,
+        retain_available=settings.retain,
+        maximum_packet_size=settings.packet_max,
+        assigned_client_id=None if connect.client_id else connection.client,
+        topic_alias_maximum=settings.topic_alias_maximum,
+        server_keep_alive=keep_alive_s if keep_alive_s != connect.keep_alive else None,
+    )
+    if connection.takes(answer):
+        return answer
+    # What a client need not know as long as it does not overdo it is left out.
+    return replace(
+        answer, receive_maximum=RECEIVE_MAXIMUM_DEFAULT, maximum_packet_size=None, topic_alias_maximum=0
+    )

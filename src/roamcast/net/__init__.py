@@ -1,0 +1,1 @@
+"""Listeners, TLS, WebSocket, handshakes, users and links over TCP."""

@@ -1,0 +1,43 @@
+"""Where peers can be dialed: what the configuration says, and what was heard of them since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roamcast.config.sections import Peer
+
+
+class AddressBook:
+    def __init__(self, peers: Iterable[Peer]) -> None:
+        self._configured = {peer.id: peer.address for peer in peers}
+        self._found: dict[str, str] = {}
+        """What was heard last, of peers of any kind."""
+
+    def configure(self, peers: Iterable[Peer]) -> list[str]:
+        """Other peers are configured; those whose address is another than before."""
+        before, self._configured = self._configured, {peer.id: peer.address for peer in peers}
+        return [
+            peer for peer, address in self._configured.items() if before.get(peer, address) != address
+        ]
+
+    def find(self, peer: str, address: str) -> bool:
+        """The peer says that it is there; whether that is elsewhere than before."""
+        before = self.addresses(peer)
+        self._found[peer] = address
+        return bool(before) and before[0] != address
+
+    def lose(self, peer: str) -> None:
+        """The peer has not been heard of for long."""
+        self._found.pop(peer, None)
+
+    def addresses(self, peer: str) -> list[str]:
+        """Where to try, the likeliest first; nowhere if the peer is not known."""
+        known = (self._found.get(peer), self._configured.get(peer))
+        return list(dict.fromkeys(address for address in known if address is not None))
+
+    @property
+    def peers(self) -> list[str]:
+        return sorted({**self._configured, **self._found})
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._configured or peer in self._found

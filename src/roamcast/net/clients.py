@@ -1,0 +1,348 @@
+"""MQTT connections of the daemon: sockets on one side, inputs of the site on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol, cast
+
+import msgspec
+
+from roamcast.broker.inputs import Connected, Frames, Gone, SiteInput, Slow
+from roamcast.config.sections import Listener
+from roamcast.mqtt.codec.errors import PacketError, protocol_error
+from roamcast.mqtt.codec.packets import Connect
+from roamcast.mqtt.codec.reading import CONNECT, cut, parse_connect
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import refusal
+from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.welcoming import keep_alive_of, refused
+from roamcast.net.tls import PeerCertificate
+
+log = logging.getLogger("roamcast.clients")
+
+KEEP_ALIVE_GRACE = 1.5
+FULL_READ_BYTES = 200_000
+"""A read that brings as much is followed by the next one at once, so that nobody else would have a turn."""
+DISCARDED_BYTES_MAX = 4 << 20
+LINGER_S = 5.0
+"""What was written last may take so long to reach the client, and the client to close."""
+
+
+class Budget:
+    """How much a client may send: notifications and bytes per second, and so many at once after a pause."""
+
+    def __init__(
+        self, count: Callable[[], int], per_s: float | None, burst: int, bytes_per_s: float | None
+    ) -> None:
+        self._count = count
+        """How many notifications have come so far."""
+        self._counted = 0
+        self._rates = (per_s or float("inf"), bytes_per_s or float("inf"))
+        self._burst = (float(burst), bytes_per_s or float("inf"))
+        self._left = list(self._burst)
+        self._at_s = 0.0
+
+    def spend(self, now_s: float, size: int) -> float:
+        """So many bytes have come; for how many seconds nothing more should."""
+        counted = self._count()
+        spent, self._counted = (counted - self._counted, size), counted
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
+        pause_s = 0.0
+        for i, rate in enumerate(self._rates):
+            if rate != float("inf"):
+                self._left[i] = min(self._burst[i], self._left[i] + elapsed_s * rate) - spent[i]
+                pause_s = max(pause_s, -self._left[i] / rate)
+        return pause_s
+
+
+def _ignore(data: bytes) -> None:
+    """There is nobody to read it."""
+
+
+class Refused(Exception):
+    """A client may not come in."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def without_secrets(connect: Connect) -> Connect:
+    """What of a CONNECT may be written down, once it has been accepted."""
+    return msgspec.structs.replace(connect, password=None, authentication_data=None)
+
+
+class Door(Protocol):
+    """What a connection needs of the server."""
+
+    connect_packet_max: int
+    output_bytes_max: int
+    keep_alive_max_s: int
+
+    def push(self, item: SiteInput) -> None: ...
+    def take(self, item: SiteInput, now_s: float) -> None:
+        """Bytes of a client, come at this time."""
+
+    def opened(self, client: ClientConnection) -> int:
+        """A number for the connection; Refused if there are too many."""
+
+    def lost(self, client: ClientConnection) -> None: ...
+    def came_in(self, id: int) -> Budget | None:
+        """A connection was admitted: how fast it may send; None: as fast as it can."""
+
+    async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
+        """Who this is; Refused if it may not come in."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection, from its first byte to its end."""
+
+    __slots__ = (
+        "_admission", "_budget", "_discarded", "_door", "_first", "_has_unread", "_is_clogged",
+        "_is_finished", "_is_held", "_pauses", "_push", "_take", "address", "host", "id", "is_noted",
+        "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
+    )  # fmt: skip
+
+    def __init__(self, door: Door, listener: Listener) -> None:
+        self._door = door
+        self._push = door.push
+        self._take = door.take
+        self.listener = listener
+        self.address = self.host = ""
+        self.id = 0
+        self.transport: asyncio.Transport | None = None
+        self.write: Callable[[bytes], None] = _ignore
+        """The transport's own, while there is something to write to."""
+        self.keep_alive_s = 0.0
+        self.last_heard_s = 0.0
+        self.is_noted = False
+        """Whether it has been logged that it ended."""
+        self.why = ""
+        """Why this side ended it, if it did."""
+        self._first: bytes | None = b""
+        """What came before the CONNECT was whole; None once it has been accepted."""
+        self._admission: asyncio.Task[None] | None = None
+        self._budget: Budget | None = None
+        self._is_finished = False
+        """Whether the last bytes have been written: nothing that comes counts any more."""
+        self._discarded = 0
+        """Bytes that came after that."""
+        self._is_clogged = False
+        """Whether it is not read from because it does not even read the answers."""
+        self._has_unread = False
+        """Whether the site has packets of it that are to be taken then."""
+        self._is_held = False
+        """Whether the server wants nothing to be read."""
+        self._pauses = 0
+        """Other reasons to read nothing for now."""
+
+    # --- called by asyncio ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not every loop's transports are of asyncio's classes.
+        self.transport = cast(asyncio.Transport, transport)
+        self.write = self.transport.write
+        self.transport.set_write_buffer_limits(high=self._door.output_bytes_max)
+        self.last_heard_s = monotonic()
+        found = transport.get_extra_info("peername")
+        self.host = str(found[0]) if found else ""
+        self.address = f"{found[0]}:{found[1]}" if found else "a client"
+        try:
+            self.id = self._door.opened(self)
+        except Refused:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_finished:
+            self._discard(len(data))
+            return
+        if self._first is None:
+            self.last_heard_s = now_s = monotonic()
+            self._take(Frames(self.id, data), now_s)
+            if self._budget is not None:
+                self._spend(self._budget, len(data))
+            if len(data) > FULL_READ_BYTES:
+                self.hold_back()
+        elif self.id:
+            self._first += data
+            if self._admission is None:
+                self._read_connect()
+            elif self._pauses == 0:
+                self._pause()  # Until it is known who this is.
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.write = _ignore
+        if self._admission is not None:
+            self._admission.cancel()
+        if self._first is None:
+            self._push(Gone(self.id))
+        if self.id:
+            self._door.lost(self)
+
+    def pause_writing(self) -> None:
+        if not self._is_finished:
+            self.write = self._write_slowly
+            self._look_whether_clogged()
+        if self._first is None:
+            self._push(Slow(self.id, is_slow=True))
+
+    def resume_writing(self) -> None:
+        if not self._is_finished and self.transport is not None:
+            self.write = self.transport.write
+        if self._is_clogged:
+            self._is_clogged = False
+            self._read_on()
+            if self._has_unread:
+                self._has_unread = False
+                self._push(Frames(self.id, b""))
+        if self._first is None:
+            self._push(Slow(self.id, is_slow=False))
+
+    # --- reading, or not for now ---
+
+    def _spend(self, budget: Budget, size: int) -> None:
+        """Read nothing more for a while from a client that sends faster than it may."""
+        pause_s = budget.spend(monotonic(), size)
+        if pause_s > 0:
+            self._pause()
+            asyncio.get_running_loop().call_later(pause_s, self._read_on)
+
+    def hold_back(self) -> bool:
+        """Read nothing more before the next turn is over; whether that may take what it has."""
+        self._pause()
+        asyncio.get_running_loop().call_soon(self._read_on)
+        self._has_unread = self._is_clogged
+        return not self._is_clogged
+
+    def hold(self) -> None:
+        """Read nothing until `release`."""
+        self._is_held = True
+        self._read_or_not()
+
+    def release(self) -> None:
+        self._is_held = False
+        self._read_or_not()
+
+    def _pause(self) -> None:
+        self._pauses += 1
+        self._read_or_not()
+
+    def _read_on(self) -> None:
+        self._pauses -= 1
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self.transport is None or self.transport.is_closing() or self._is_finished:
+            return
+        if self._is_held or self._pauses:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    # --- coming in ---
+
+    @property
+    def certificate(self) -> PeerCertificate | None:
+        """What the client showed and TLS has verified, if anything."""
+        return self.transport.get_extra_info("peercert") if self.transport is not None else None
+
+    def is_silent(self, now_s: float, connect_timeout_s: float) -> bool:
+        """Whether it is overdue: with its CONNECT, or with any packet."""
+        limit_s = connect_timeout_s if self._first is not None else self.keep_alive_s * KEEP_ALIVE_GRACE
+        return bool(limit_s) and now_s - self.last_heard_s > limit_s and not self._is_finished
+
+    def _read_connect(self) -> None:
+        first = self._first or b""
+        try:
+            whole = cut(first, 0, self._door.connect_packet_max)
+            if first and first[0] >> 4 != CONNECT:
+                raise protocol_error("the first packet is not a CONNECT")
+            if whole is None:
+                return
+            if whole[0] & 0x0F:
+                raise PacketError(Reason.MALFORMED_PACKET, "reserved flags of the CONNECT are set")
+            connect = parse_connect(first[whole[1] : whole[2]])
+        except PacketError as error:
+            log.info("%s: %s", self.address, error)
+            self.finish(refusal(error))
+            return
+        self._first = first[whole[2] :]
+        self._admission = asyncio.get_running_loop().create_task(self._admit(connect))
+
+    async def _admit(self, connect: Connect) -> None:
+        try:
+            identity = await self._door.admit(self, connect)
+        except Refused as error:
+            log.info("%s: %s", self.address, error)
+            self.finish(refused(connect, error.reason, str(error)))
+            return
+        finally:
+            self._admission = None
+            if self._pauses:
+                self._read_on()
+        rest, self._first = self._first, None
+        self._budget = self._door.came_in(self.id)
+        self.keep_alive_s = keep_alive_of(connect, self._door.keep_alive_max_s)
+        self.last_heard_s = monotonic()
+        self._push(Connected(self.id, without_secrets(connect), identity))
+        if rest:
+            self._push(Frames(self.id, rest))
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether its CONNECT has come, and is being looked at."""
+        return self._admission is not None
+
+    @property
+    def is_admitted(self) -> bool:
+        return self._first is None
+
+    # --- going out ---
+
+    def _write_slowly(self, data: bytes) -> None:
+        """While the client reads less than is sent: what is delivered stops then, so these are answers."""
+        assert self.transport is not None
+        self.transport.write(data)
+        self._look_whether_clogged()
+
+    def _look_whether_clogged(self) -> None:
+        if not self._is_clogged and self.transport is not None:
+            self._is_clogged = self.transport.get_write_buffer_size() > 2 * self._door.output_bytes_max
+            if self._is_clogged:
+                self._pause()
+
+    def finish(self, data: bytes = b"", lingers: bool = True) -> None:
+        """Write the last bytes and close.
+
+        Closing at once, while the client still sends, would make its kernel throw away what was written
+        last; so the client may close first, for a while.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing() or self._is_finished:
+            return
+        self._is_finished = True
+        self.write = _ignore
+        if data:
+            transport.write(data)
+        if lingers and transport.can_write_eof():
+            transport.write_eof()
+            transport.resume_reading()
+        else:
+            transport.close()
+        # Also a client that never reads what was written last has to go some time.
+        asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+
+    def drop(self, why: str) -> None:
+        """Close without a word."""
+        self.why, self._is_finished, self.write = why, True, _ignore
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _discard(self, size: int) -> None:
+        """Somebody who goes on and on behind the end is not waiting for the last bytes."""
+        self._discarded += size
+        if self._discarded > DISCARDED_BYTES_MAX and self.transport is not None:
+            self.transport.abort()

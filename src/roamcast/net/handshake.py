@@ -1,0 +1,297 @@
+"""How two brokers find out who is at the other end of a connection, and whether they fit together.
+
+    dialer                                  listener
+    preface, Hello         ->
+                           <-               preface, Hello
+    Proof                  ->
+                           <-               Proof, Terms
+    Terms, Offering        ->
+                           <-               Offering, Accept
+    Accept                 ->
+
+Either side may say `Refuse` instead and close. The dialer proves first that it
+has the shared secret: strangers who connect learn nothing but the broker's id.
+The secret itself is never sent; a proof is an HMAC over both ids, both nonces and
+the role, so that it serves for this one connection and this direction. With TLS
+the certificates prove the ids, and a secret, if there is one, is asked for too.
+The preface is the same in every version, so that a mismatch can be named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
+
+import msgspec
+
+from roamcast.broker.links.frames import FRAME_BYTES_MAX
+from roamcast.broker.links.links import Offer
+from roamcast.config.sections import NAME_PATTERN
+from roamcast.errors import InputError
+from roamcast.protocol.codec import LENGTH_BYTES
+
+MAGIC = b"roamlink"
+WIRE_VERSION = 1
+PREFACE = MAGIC + WIRE_VERSION.to_bytes(2, "big")
+
+NONCE_BYTES = 32
+STRANGER_BYTES_MAX = 1024
+"""No frame may be longer before its sender has proved who it is."""
+TEXT_MAX = 500
+"""Characters of what a peer says that may come into the log."""
+
+
+class _Frame(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """One step of the handshake."""
+
+
+class Hello(_Frame, frozen=True):
+    id: str
+    boot: bytes
+    """Drawn when the process starts: the same for all connections of one life of a broker."""
+    nonce: bytes
+
+
+class Proof(_Frame, frozen=True):
+    proof: bytes
+
+
+class Terms(_Frame, frozen=True):
+    """What all brokers of a network must agree on, by name."""
+
+    terms: dict[str, str]
+
+
+class Offering(_Frame, frozen=True):
+    offer: Offer
+
+
+class Accept(_Frame, frozen=True):
+    pass
+
+
+Reason = Literal["secret", "certificate", "identity", "terms", "duplicate", "link"]
+
+REASONS: dict[Reason, str] = {
+    "secret": "the shared secrets differ",
+    "certificate": "the certificate is not for that broker id",
+    "identity": "the broker ids do not fit",
+    "terms": "the brokers' settings differ",
+    "duplicate": "there is another connection already",
+    "link": "the links do not fit together",
+}
+
+
+class Refuse(_Frame, frozen=True):
+    """`text` is believed only from a peer that has proved who it is."""
+
+    reason: Reason
+    text: str = ""
+
+
+class Refused(Exception):
+    """The handshake ended without a link; the text is one line for the log."""
+
+    def __init__(self, text: str, reason: Reason | None = None, is_told: bool = False) -> None:
+        super().__init__(text)
+        self.reason = reason
+        """What to tell the other side; None: nothing that it would understand."""
+        self.is_told = is_told
+        """Whether it was the other side that refused."""
+
+
+class Ended(Exception):
+    """The connection was closed before the handshake was over."""
+
+
+class Pipe(Protocol):
+    """The connection, as far as the handshake concerns it."""
+
+    is_dialer: bool
+    frame_bytes_max: int
+
+    async def read(self, size: int) -> bytes: ...
+    async def read_frame(self) -> bytes: ...
+    def write(self, data: bytes) -> None: ...
+
+
+class Own(msgspec.Struct, frozen=True):
+    """What this broker brings into every handshake."""
+
+    id: str
+    boot: bytes
+    secret: str
+    terms: dict[str, str]
+
+
+class Host(Protocol):
+    """Who decides what the handshake is about."""
+
+    def claim(self, peer: Hello) -> bool:
+        """Whether this connection is the one for the peer; another one that is not is closed first."""
+
+    def offer(self, peer: str) -> Offer: ...
+    def refusal(self, peer: str, offer: Offer) -> str: ...
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Hello | Proof | Terms | Offering | Accept | Refuse).decode
+_Step = TypeVar("_Step", bound=_Frame)
+
+
+def frame(step: _Frame) -> bytes:
+    data = _encode(step)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def proof(secret: str, role: str, dialer: Hello, listener: Hello) -> bytes:
+    """That the sender has the secret and takes part in this very handshake, in this role."""
+    said = _encode(("roamcast link", WIRE_VERSION, role, dialer, listener))
+    return hmac.new(secret.encode(), said, hashlib.sha256).digest()
+
+
+def line(text: str) -> str:
+    """What a peer said, fit for a log."""
+    return text[:TEXT_MAX].encode("unicode_escape").decode()
+
+
+class Handshake:
+    """One handshake over one connection."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        own: Own,
+        nonce: bytes,
+        expected: str = "",
+        is_certified: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`expected` is the id that the configuration names; `is_certified` asks the peer's certificate."""
+        self._pipe = pipe
+        self._own = own
+        self._hello = Hello(own.id, own.boot, nonce)
+        self._expected = expected
+        self._is_certified = is_certified
+        self.peer: Hello | None = None
+        """Who the other side says that it is."""
+        self.is_authenticated = False
+        """Whether it has proved that."""
+
+    async def run(self, host: Host) -> tuple[str, Offer]:
+        """The peer and what it offers, once both sides have accepted."""
+        try:
+            peer = await self._authenticate()
+            return peer.id, await self._agree(peer, host)
+        except Refused as refused:
+            if refused.reason is not None and not refused.is_told:
+                text = str(refused) if self.is_authenticated else ""
+                self._write(Refuse(refused.reason, text))
+            raise
+
+    # --- who is there ---
+
+    async def _authenticate(self) -> Hello:
+        pipe, own = self._pipe, self._hello
+        if pipe.is_dialer:
+            pipe.write(PREFACE + frame(own))
+            await self._read_preface()
+            peer = await self._read(Hello)
+        else:
+            await self._read_preface()
+            peer = await self._read(Hello)
+            self._write(own)
+        self.peer = peer
+        self._check_identity(peer)
+        dialer, listener = (own, peer) if pipe.is_dialer else (peer, own)
+        if pipe.is_dialer:
+            self._write(Proof(proof(self._own.secret, "dialer", dialer, listener)))
+            self._check(await self._read(Proof), "listener", dialer, listener)
+        else:
+            self._check(await self._read(Proof), "dialer", dialer, listener)
+            self._write(Proof(proof(self._own.secret, "listener", dialer, listener)))
+        return peer
+
+    async def _read_preface(self) -> None:
+        preface = await self._pipe.read(len(PREFACE))
+        if not preface.startswith(MAGIC):
+            raise Refused("what is there does not speak as brokers do to each other")
+        if not self._pipe.is_dialer:
+            self._pipe.write(PREFACE)
+        version = int.from_bytes(preface[len(MAGIC) :], "big")
+        if version != WIRE_VERSION:
+            raise Refused(f"it speaks version {version} of the link protocol, and here it is {WIRE_VERSION}")
+
+    def _check_identity(self, peer: Hello) -> None:
+        if not re.fullmatch(NAME_PATTERN, peer.id) or len(peer.nonce) != NONCE_BYTES:
+            raise Refused("what is there says no valid broker id", "identity")
+        if peer.id == self._own.id:
+            raise Refused(f"it has the id {peer.id}, which is that of this broker", "identity")
+        if self._expected and peer.id != self._expected:
+            raise Refused(f"it has the id {peer.id}, but {self._expected} is configured", "identity")
+        if self._is_certified is not None and not self._is_certified(peer.id):
+            raise Refused(f"its certificate is not for {peer.id}", "certificate")
+
+    def _check(self, given: Proof, role: str, dialer: Hello, listener: Hello) -> None:
+        if not hmac.compare_digest(given.proof, proof(self._own.secret, role, dialer, listener)):
+            raise Refused(REASONS["secret"], "secret")
+        self.is_authenticated = True
+        self._pipe.frame_bytes_max = FRAME_BYTES_MAX
+
+    # --- whether the two fit together ---
+
+    async def _agree(self, peer: Hello, host: Host) -> Offer:
+        if self._pipe.is_dialer:
+            self._check_terms(peer.id, await self._read(Terms))
+            self._claim(peer, host)
+            self._write(Terms(self._own.terms))
+            self._write(Offering(host.offer(peer.id)))
+            offer = (await self._read(Offering)).offer
+            await self._read(Accept)
+            self._check_offer(peer.id, offer, host)
+            self._write(Accept())
+        else:
+            self._write(Terms(self._own.terms))
+            self._check_terms(peer.id, await self._read(Terms))
+            offer = (await self._read(Offering)).offer
+            self._claim(peer, host)
+            self._write(Offering(host.offer(peer.id)))
+            self._check_offer(peer.id, offer, host)
+            self._write(Accept())
+            await self._read(Accept)
+        return offer
+
+    def _check_terms(self, peer: str, given: Terms) -> None:
+        sides = sorted([(self._own.id, self._own.terms), (peer, given.terms)])
+        for name in sorted({**self._own.terms, **given.terms}):
+            if self._own.terms.get(name) != given.terms.get(name):
+                said = [f"{id} has {line(terms.get(name, 'nothing'))}" for id, terms in sides]
+                raise Refused(f"{line(name)}: {', '.join(said)}", "terms")
+
+    def _claim(self, peer: Hello, host: Host) -> None:
+        if not host.claim(peer):
+            raise Refused(REASONS["duplicate"], "duplicate")
+
+    def _check_offer(self, peer: str, offer: Offer, host: Host) -> None:
+        refusal = host.refusal(peer, offer)
+        if refusal:
+            raise Refused(refusal, "link")
+
+    # --- frames ---
+
+    def _write(self, step: _Frame) -> None:
+        self._pipe.write(frame(step))
+
+    async def _read(self, wanted: type[_Step]) -> _Step:
+        try:
+            step = _decode(await self._pipe.read_frame())
+        except (msgspec.MsgspecError, UnicodeDecodeError, InputError):
+            raise Refused("what is there does not speak as brokers do to each other") from None
+        if isinstance(step, Refuse):
+            text = line(step.text) if self.is_authenticated and step.text else REASONS[step.reason]
+            raise Refused(text, step.reason, is_told=True)
+        if not isinstance(step, wanted):
+            raise Refused("what is there does not speak as brokers do to each other")
+        return step

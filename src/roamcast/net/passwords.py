@@ -1,0 +1,200 @@
+"""Proving passwords without stalling anyone, and without helping whoever guesses.
+
+Checking an argon2 hash is slow on purpose. It is done on a few threads beside the event loop, with a
+bounded queue before them. What has been proved is remembered for a while under a keyed hash, so that a
+thousand clients that reconnect at once cost a thousand looks into a dict. Who guesses has to wait, for
+longer each time; an unknown user takes as long as a known one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from hashlib import blake2b
+from ipaddress import IPv6Address, ip_address
+
+from argon2 import PasswordHasher, extract_parameters
+from argon2.exceptions import Argon2Error, InvalidHash
+
+from roamcast.config.sections import Access
+from roamcast.net.users import HASHER, NAME_CHARACTERS_MAX
+
+ADDRESSES_KEPT_MAX = 10_000
+"""Addresses (and pairs of address and user) whose failures are remembered."""
+
+FAILURES_BY_ANY_USER = 20
+"""An address may fail so many times more often over all user names than under one: many may share it."""
+
+
+class Outcome(Enum):
+    """How a try ended; everything but `ACCEPTED` means no."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "bad user name or password"
+    WAIT = "too many failed tries from this address; wait"
+    BUSY = "too many passwords are being checked; try again"
+
+
+class Failures:
+    """Failed tries by key, and until when each key has to wait."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """The number of failures, and when the last one happened."""
+
+    def must_wait(self, key: str, now: float, allowed: int, settings: Access) -> bool:
+        failures, last = self._known.get(key, (0, 0.0))
+        if failures < allowed:
+            return False
+        # The exponent is bounded too: 2 to the power of some thousand is no float.
+        pause_s = settings.backoff_s * 2.0 ** min(failures - allowed, 64)
+        return now < last + min(pause_s, settings.backoff_max_s)
+
+    def add(self, key: str, now: float, settings: Access) -> None:
+        failures, last = self._known.pop(key, (0, now))
+        if now - last > settings.backoff_max_s:
+            failures = 0
+        self._known[key] = (failures + 1, now)
+        if len(self._known) > ADDRESSES_KEPT_MAX:
+            self._known.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        self._known.pop(key, None)
+
+
+class Verifier:
+    """Checks passwords of the users it is given; one for a broker, used from its event loop."""
+
+    def __init__(
+        self, users: Mapping[str, str], settings: Access, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._key = secrets.token_bytes(32)
+        self._verified: OrderedDict[bytes, float] = OrderedDict()
+        self._running: dict[bytes, asyncio.Future[bool]] = {}
+        self._tries: Counter[str] = Counter()
+        """Different passwords being checked, by address and user."""
+        self._by_user = Failures()
+        self._by_address = Failures()
+        self.checks = 0
+        """How many hashes were computed."""
+        self.settings = settings
+        self._threads = _new_threads(settings)
+        self._users = dict(users)
+        self._decoy = _decoy_like(next(iter(users.values()), None))
+
+    def reconfigure(self, users: Mapping[str, str], settings: Access) -> None:
+        """Other users and settings from now on; what was proved against a hash that is gone is not proved."""
+        if settings.verifications_max != self.settings.verifications_max:
+            self._threads.shutdown(wait=False)
+            self._threads = _new_threads(settings)
+        self.settings = settings
+        self._users = dict(users)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def verify(self, user: str, password: bytes, address: str) -> Outcome:
+        """Whether this is the user's password; the address is that of the client."""
+        stored = self._users.get(user, self._decoy)
+        proof = self._proof(user, password, stored)
+        if self._verified.get(proof, 0.0) > self._clock():
+            self._verified.move_to_end(proof)
+            return Outcome.ACCEPTED
+        network = network_of(address)
+        # A stranger decides how long the name is, and how many there are; no user's name is longer.
+        pair = f"{network} {user[:NAME_CHARACTERS_MAX]}"
+        running = self._running.get(proof)
+        if running is None:
+            obstacle = self._obstacle(network, pair)
+            if obstacle is not None:
+                return obstacle
+            running = self._start(proof, pair, stored, password)
+        # Shielded, because others may wait for the same answer when this client goes away.
+        right = await asyncio.shield(running)
+        if right and self._users.get(user) == stored:
+            self._by_user.forget(pair)
+            self._remember(proof)
+            return Outcome.ACCEPTED
+        self._by_user.add(pair, self._clock(), self.settings)
+        self._by_address.add(network, self._clock(), self.settings)
+        return Outcome.REFUSED
+
+    def _obstacle(self, network: str, pair: str) -> Outcome | None:
+        """Why a password is not even looked at, if there is a reason."""
+        settings, now = self.settings, self._clock()
+        # Tries at once count like failures, or a guesser would make them all before the first one fails.
+        if self._tries[pair] >= settings.failures_max:
+            return Outcome.WAIT
+        if self._by_user.must_wait(pair, now, settings.failures_max, settings):
+            return Outcome.WAIT
+        if self._by_address.must_wait(network, now, settings.failures_max * FAILURES_BY_ANY_USER, settings):
+            return Outcome.WAIT
+        if len(self._running) >= settings.verifications_max + settings.verifications_waiting_max:
+            return Outcome.BUSY
+        return None
+
+    def _start(self, proof: bytes, pair: str, stored: str, password: bytes) -> asyncio.Future[bool]:
+        def finish(_: asyncio.Future[bool]) -> None:
+            del self._running[proof]
+            self._tries[pair] -= 1
+            if not self._tries[pair]:
+                del self._tries[pair]
+
+        self.checks += 1
+        running = asyncio.get_running_loop().run_in_executor(self._threads, is_password, stored, password)
+        self._running[proof] = running
+        self._tries[pair] += 1
+        running.add_done_callback(finish)
+        return running
+
+    def _proof(self, user: str, password: bytes, stored: str) -> bytes:
+        """Stands for the credentials in memory; the stored hash is in it, so a new password ends it."""
+        name = user.encode("utf-8", "surrogatepass")
+        digest = blake2b(key=self._key, digest_size=32)
+        for part in (name, stored.encode(), password):
+            digest.update(len(part).to_bytes(4, "big") + part)
+        return digest.digest()
+
+    def _remember(self, proof: bytes) -> None:
+        if not self.settings.verified_max:
+            return
+        self._verified[proof] = self._clock() + self.settings.verified_s
+        if len(self._verified) > self.settings.verified_max:
+            self._verified.popitem(last=False)
+
+
+def _new_threads(settings: Access) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(settings.verifications_max, thread_name_prefix="password")
+
+
+def is_password(stored: str, password: bytes) -> bool:
+    """Whether the hash is that of the password; slow on purpose."""
+    try:
+        return HASHER.verify(stored, password)
+    except (Argon2Error, InvalidHash):
+        return False
+
+
+def _decoy_like(stored: str | None) -> str:
+    """A hash of something unknown that takes as long to check as the users' own."""
+    hasher = PasswordHasher.from_parameters(extract_parameters(stored)) if stored else HASHER
+    return hasher.hash(secrets.token_bytes(32))
+
+
+def network_of(address: str) -> str:
+    """What counts as one address: with IPv6 a client has a whole /64 to itself."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return str(ip.ipv4_mapped)
+        return str(IPv6Address(int(ip) >> 64 << 64))
+    return str(ip)

@@ -1,0 +1,198 @@
+"""One connection between two brokers: bytes in, frames out, and signs of life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, Protocol, cast
+
+from roamcast.broker.links.end import LinkError
+from roamcast.broker.links.frames import FrameCutter
+from roamcast.config.addresses import is_loopback, join_endpoint
+from roamcast.errors import InputError
+from roamcast.net.handshake import STRANGER_BYTES_MAX, Ended, Hello
+from roamcast.net.tls import is_broker
+
+WRITE_BYTES_HIGH = 4 * 1024 * 1024
+"""When so much waits to be sent, nothing more should be written until most of it is gone."""
+
+
+class Owner(Protocol):
+    """Who has the connections: `Peers`."""
+
+    def arrived(self, connection: Connection, frames: bytes) -> None:
+        """May raise LinkError: then the connection is closed, and not opened again soon."""
+
+    def heartbeat(self, connection: Connection) -> bytes: ...
+    def writable(self, connection: Connection) -> None: ...
+    def lost(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """A handshake reads it frame by frame; afterwards its frames go to the owner as they come."""
+
+    def __init__(self, owner: Owner, is_dialer: bool, expected: str = "") -> None:
+        self.is_dialer = is_dialer
+        self.expected = expected
+        """The id of the broker that was dialed."""
+        self.peer: Hello | None = None
+        """Who is there, once that is proved."""
+        self.state: Literal["shaking", "up", "closed"] = "shaking"
+        self.is_writable = True
+        self.is_local = False
+        self.host = ""
+        self.address = ""
+        self.dialed = ""
+        """The address as it was given, if this end dialed."""
+        self.local_host = ""
+        """The address of this machine at its end."""
+        self.why = "the peer closed the connection"
+        """Why the connection ended."""
+        self.is_refused = False
+        """Whether it would end in the same way if it were opened again at once."""
+        self.up_s = 0.0
+        """How long it was up, once it has ended."""
+        self.ended = asyncio.Event()
+        self.transport: asyncio.Transport
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._cutter = FrameCutter(STRANGER_BYTES_MAX)
+        self._news = asyncio.Event()
+        self._up_since = 0.0
+        self._last_received = 0.0
+        self._last_tick = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- what asyncio calls ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
+        self.host, port = (self.transport.get_extra_info("peername") or ("", 0))[:2]
+        self.address, self.is_local = join_endpoint(self.host, port), is_loopback(self.host)
+        self.local_host = str((self.transport.get_extra_info("sockname") or ("",))[0])
+        self._last_received = self._loop.time()
+
+    def data_received(self, data: bytes) -> None:
+        self._last_received = self._loop.time()
+        if self.state == "closed":
+            return
+        self._cutter.feed(data)
+        if self.state == "up":
+            self._pass_on()
+            return
+        self._news.set()
+        if self._cutter.frame_bytes_max == STRANGER_BYTES_MAX < self._cutter.waiting_bytes // 4:
+            self.close("it sent more than a stranger may")
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        if self.state == "up":
+            self._owner.writable(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.state != "closed" and error is not None:
+            self.why = f"the connection broke: {error}"
+        self._finish()
+
+    # --- the handshake ---
+
+    @property
+    def frame_bytes_max(self) -> int:
+        return self._cutter.frame_bytes_max
+
+    @frame_bytes_max.setter
+    def frame_bytes_max(self, value: int) -> None:
+        self._cutter.frame_bytes_max = value
+
+    async def read(self, size: int) -> bytes:
+        return await self._read(lambda: self._cutter.take_bytes(size))
+
+    async def read_frame(self) -> bytes:
+        return await self._read(self._cutter.take_one)
+
+    async def _read(self, take: Callable[[], bytes]) -> bytes:
+        while True:
+            if self.state == "closed":
+                raise Ended(self.why)
+            data = take()
+            if data:
+                return data
+            self._news.clear()
+            await self._news.wait()
+
+    def is_certified(self, id: str) -> bool:
+        """Whether the peer showed a certificate that was given to the broker with this id."""
+        return is_broker(self.transport.get_extra_info("ssl_object").getpeercert(), id)
+
+    def write(self, data: bytes) -> None:
+        if self.state != "closed":
+            self.transport.write(data)
+
+    # --- the link ---
+
+    @property
+    def peer_id(self) -> str:
+        assert self.peer is not None
+        return self.peer.id
+
+    def begin(self, heartbeat_s: float, timeout_s: float) -> None:
+        """The handshake is over: frames go to the owner from now on."""
+        self.state = "up"
+        self._up_since = self._last_tick = self._loop.time()
+        self._timer = self._loop.call_later(heartbeat_s, self._tick, heartbeat_s, timeout_s)
+
+    def flush(self) -> None:
+        """Frames that came right behind the handshake."""
+        if self.state == "up":
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        try:
+            frames = self._cutter.take_all()
+            if frames:
+                self._owner.arrived(self, frames)
+        except (LinkError, InputError) as error:
+            self.is_refused = True
+            self.close(str(error))
+
+    def _tick(self, heartbeat_s: float, timeout_s: float) -> None:
+        now = self._loop.time()
+        if now - self._last_tick > 2 * heartbeat_s or not self.transport.is_reading():
+            self._last_received = now  # The silence was on this side: it was stopped, or did not listen.
+        self._last_tick = now
+        silent_s = now - self._last_received
+        if silent_s > timeout_s:
+            self.close(f"no sign of life for {silent_s:.1f} s")
+            return
+        if self.is_writable:
+            self.transport.write(self._owner.heartbeat(self))
+        self._timer = self._loop.call_later(heartbeat_s, self._tick, heartbeat_s, timeout_s)
+
+    # --- the end ---
+
+    def close(self, why: str) -> None:
+        """What has been written is still sent, as far as the peer takes it at once."""
+        if self.state == "closed":
+            return
+        self.why = why
+        if self.transport.get_write_buffer_size():
+            # A peer that does not read would keep it open for ever.
+            self._loop.call_later(1.0, self.transport.abort)
+        self.transport.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        was_up, self.state = self.state == "up", "closed"
+        if self.ended.is_set():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._news.set()
+        self.ended.set()
+        if was_up:
+            self.up_s = self._loop.time() - self._up_since
+            self._owner.lost(self)

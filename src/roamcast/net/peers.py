@@ -1,0 +1,492 @@
+"""Connections to peers: a listener, and a dialer for every peer of the configuration.
+
+All that is decided about links is decided by the handler, which is pure code
+behind a journal; here are only sockets, who is at their other end, and when to
+try again. Brokers may dial each other: of two connections the one dialed by the
+lower id survives, unless the peer has been restarted since the other was made.
+A peer that is heard of somewhere else than before is dialed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from roamcast.broker.links.end import LinkError
+from roamcast.broker.links.links import Offer
+from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
+from roamcast.config.sections import Link, Peer
+from roamcast.errors import InputError
+from roamcast.net.address_book import AddressBook
+from roamcast.net.complaints import Complaints
+from roamcast.net.handshake import NONCE_BYTES, Ended, Handshake, Hello, Own, Refused, line
+from roamcast.net.peer_connection import Connection
+from roamcast.net.tls import LinkContexts
+
+log = logging.getLogger("roamcast.peers")
+
+STRANGERS_MAX = 64
+"""Connections at once that have not proved yet who they are."""
+STRANGERS_PER_HOST_MAX = 16
+"""Of these from one host, so that nobody alone keeps the others out."""
+REFUSED_FACTOR = 4
+"""After a refusal the pause is so many times the longest one: somebody has to change something first."""
+STABLE_S = 1.0
+"""A connection that was up for so long was a success: the pauses begin anew."""
+ACCEPT_AGAIN_S = 1.0
+
+
+class LinkHandler(Protocol):
+    """The daemon, as far as its links concern it."""
+
+    def offer(self, peer: str) -> Offer:
+        """What to tell the peer. No connection to it is there at this time."""
+
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no link, given what the peer told; "" if there may be one."""
+
+    def on_refused(self, peer: str, why: str) -> None:
+        """One of the two ends refused the link because of what the offers say."""
+
+    def on_link_up(self, peer: str, offer: Offer) -> None:
+        """Both ends have accepted; from now on `write` works. LinkError closes the connection."""
+
+    def on_frames(self, peer: str, frames: bytes) -> None:
+        """Whole frames. LinkError closes the connection."""
+
+    def on_link_down(self, peer: str) -> None: ...
+
+    def on_writable(self, peer: str) -> None:
+        """After `is_writable` was false: the connection takes more."""
+
+    def heartbeat(self, peer: str) -> bytes:
+        """A frame as sign of life."""
+
+
+async def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on every address of the host."""
+    sockets: list[socket.socket] = []
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    try:
+        for family, _, _, _, address in found:
+            port = int(sockets[0].getsockname()[1] if sockets else port)
+            one = socket.create_server((address[0], port), family=family, backlog=STRANGERS_MAX)
+            one.setblocking(False)
+            sockets.append(one)
+    except OSError:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+class LinkStatus(msgspec.Struct, frozen=True):
+    """For people and metrics."""
+
+    peer: str
+    is_up: bool
+    address: str = ""
+    why: str = ""
+    """Why it is down."""
+
+
+class Peers:
+    """The connections of one broker to its peers."""
+
+    def __init__(
+        self,
+        id: str,
+        terms: Mapping[str, str],
+        link: Link,
+        peers: Iterable[Peer],
+        handler: LinkHandler,
+        contexts: LinkContexts | None = None,
+    ) -> None:
+        """`terms` is what the brokers of a network must agree on, in words for the log."""
+        self.id = id
+        self._own = Own(id, secrets.token_bytes(16), link.secret, dict(terms))
+        self._link = link
+        self._book = AddressBook(peers)
+        self._handler = handler
+        self._contexts = contexts
+        self._sockets: list[socket.socket] = []
+        self._listeners: list[asyncio.Task[None]] = []
+        self._dialers: dict[str, asyncio.Task[None]] = {}
+        self._hurry: dict[str, asyncio.Event] = {}
+        """Set to end a dialer's pause."""
+        self._shaking: set[asyncio.Task[None]] = set()
+        """Handshakes that are not over, of strangers and of those who were dialed."""
+        self._unproved: dict[asyncio.Task[None] | None, None] = {}
+        """Handshakes with those who have not proved yet who they are, the oldest first."""
+        self._strangers: Counter[str] = Counter()
+        """By host, those who have connected and whose handshake is not over."""
+        self._connections: set[Connection] = set()
+        self._slots: dict[str, Connection] = {}
+        """The connection to each peer: up, or about to be."""
+        self._whys: dict[str, str] = {}
+        self._complaints = Complaints()
+
+    # --- from start to end ---
+
+    async def start(self) -> None:
+        if self._link.port is not None:
+            try:
+                self._sockets = await listen(self._link.address, self._link.port)
+            except OSError as error:
+                raise InputError(
+                    f"link.address = {join_endpoint(self._link.address, self._link.port)}: "
+                    f"cannot listen there ({error.strerror or error})"
+                ) from None
+        self._listeners = [asyncio.create_task(self._accept(one)) for one in self._sockets]
+        self._dial_all()
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 if it does not."""
+        return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
+
+    def reload(self, link: Link, peers: Iterable[Peer], contexts: LinkContexts | None = None) -> None:
+        """Another configuration: for handshakes from now on, and for who is dialed. It listens as before."""
+        self._own = msgspec.structs.replace(self._own, secret=link.secret)
+        self._link, self._contexts = link, contexts
+        for peer in self._book.configure(peers):
+            self._follow(peer)
+        for peer in [peer for peer in self._dialers if peer not in self._book]:
+            self._dialers.pop(peer).cancel()
+        self._dial_all()
+
+    def _dial_all(self) -> None:
+        for peer in self._book.peers:
+            self._dial_soon(peer)
+
+    def _dial_soon(self, peer: str, first_pause_s: float = 0.0) -> None:
+        if peer not in self._dialers:
+            self._hurry[peer] = asyncio.Event()
+            self._dialers[peer] = asyncio.create_task(self._dial(peer, first_pause_s))
+        self._hurry[peer].set()
+
+    async def stop(self) -> None:
+        tasks = [*self._listeners, *self._dialers.values(), *self._shaking]
+        for task in tasks:
+            task.cancel()
+        for connection in list(self._connections):
+            connection.close("this broker stops")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in self._sockets:
+            one.close()
+        self._sockets, self._dialers = [], {}
+
+    # --- peers that are found (see discovery.Finder) ---
+
+    def found(self, peer: str, address: str) -> None:
+        """The peer listens there, as somebody says who knows the secret."""
+        if self._book.find(peer, address):
+            self._follow(peer)
+        if peer not in self._slots:
+            # An attempt that is under way may be for where the peer was, or was begun while it was cut off.
+            if peer in self._dialers:
+                self._dialers.pop(peer).cancel()
+            # Both ends hear of each other; the lower one dials first, so that the two do not get in the way.
+            self._dial_soon(peer, self._link.reconnect_min_s if self.id > peer else 0.0)
+
+    def lose(self, peer: str) -> bool:
+        if peer in self._slots:
+            return False
+        self._book.lose(peer)
+        if peer not in self._book and peer in self._dialers:
+            self._dialers.pop(peer).cancel()
+        return True
+
+    def leave(self, host: str) -> None:
+        for connection in list(self._connections):
+            if connection.local_host == host:
+                connection.close(f"this broker is not at {host} any more")
+        self._dial_all()
+
+    def _follow(self, peer: str) -> None:
+        """The peer is elsewhere now; a connection to where it was would only be missed after a while."""
+        address, connection = self._book.addresses(peer)[0], self._slots.get(peer)
+        if connection is None or address == connection.dialed:
+            return
+        if connection.dialed or connection.host != split_endpoint(address)[0]:
+            connection.close(f"the peer is at {address} now")
+
+    # --- what the daemon asks for ---
+
+    def write(self, peer: str, data: bytes) -> None:
+        """Frames for the peer; nothing happens if the connection has just been lost."""
+        connection = self._slots.get(peer)
+        if connection is not None and connection.state == "up":
+            connection.transport.write(data)
+
+    def is_writable(self, peer: str) -> bool:
+        connection = self._slots.get(peer)
+        return connection is not None and connection.state == "up" and connection.is_writable
+
+    def pause_reading(self, peer: str) -> None:
+        connection = self._slots.get(peer)
+        if connection is not None and connection.state == "up" and connection.transport.is_reading():
+            connection.transport.pause_reading()
+
+    def resume_reading(self, peer: str) -> None:
+        connection = self._slots.get(peer)
+        if connection is not None and connection.state == "up" and not connection.transport.is_reading():
+            connection.transport.resume_reading()
+
+    def close(self, peer: str, why: str) -> None:
+        """The link was given up. If the peer is configured, it is dialed again after a long pause."""
+        connection = self._slots.get(peer)
+        if connection is not None:
+            connection.is_refused = True
+            connection.close(why)
+
+    def statuses(self, others: Iterable[str] = ()) -> list[LinkStatus]:
+        """Of every peer that is configured or connected, and of these."""
+        statuses = []
+        for peer in sorted(dict.fromkeys([*self._book.peers, *self._slots, *others])):
+            connection = self._slots.get(peer)
+            is_up = connection is not None and connection.state == "up"
+            address = connection.address if connection is not None else ""
+            if not address and peer in self._book:
+                address = self._book.addresses(peer)[0]
+            statuses.append(LinkStatus(peer, is_up, address, "" if is_up else self._whys.get(peer, "")))
+        return statuses
+
+    # --- listening ---
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:  # Too many open files, or the peer is gone already.
+                self._complain("", "a stranger", error.strerror or str(error), logging.WARNING)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            self._start(self._admit(accepted, join_endpoint(*address[:2])))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._shaking.add(task)
+        task.add_done_callback(self._started)
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        """What the handler raises is not for peers to swallow."""
+        self._shaking.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a handshake failed", "exception": task.exception(), "task": task}
+            )
+
+    async def _admit(self, accepted: socket.socket, address: str) -> None:
+        """Someone has connected."""
+        host = split_endpoint(address)[0]
+        task = asyncio.current_task()
+        self._strangers[host] += 1
+        self._unproved[task] = None
+        try:
+            await self._receive(accepted, address, host)
+        finally:
+            self._unproved.pop(task, None)
+            self._strangers[host] -= 1
+            if not self._strangers[host]:
+                del self._strangers[host]
+
+    async def _receive(self, accepted: socket.socket, address: str, host: str) -> None:
+        why = ""
+        if len(self._unproved) > STRANGERS_MAX:
+            # Who was silent for longest gives way: strangers at many addresses must keep no peer out.
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            if oldest is not None:
+                oldest.cancel()
+        if self._strangers[host] > STRANGERS_PER_HOST_MAX:
+            why = "too many connections at once that have not said who they are"
+        elif not (self._own.secret or self._contexts or is_loopback(host)):
+            why = "without a secret or TLS, links are for this machine alone"
+        if why:
+            accepted.close()
+        else:
+            connection = Connection(self, is_dialer=False)
+            context = self._contexts.server if self._contexts else None
+            try:
+                async with asyncio.timeout(self._link.timeout_s):
+                    await asyncio.get_running_loop().connect_accepted_socket(
+                        lambda: connection, accepted, ssl=context
+                    )
+            except (OSError, TimeoutError) as error:
+                why = f"TLS failed: {getattr(error, 'reason', None) or error or 'no answer'}"
+        if why:
+            self._complain(host, f"a stranger at {address}", why, logging.WARNING)
+        else:
+            await self._shake(connection)
+
+    # --- dialing ---
+
+    async def _dial(self, peer: str, first_pause_s: float) -> None:
+        """For ever: connect, stay connected, and after the end or a failure try again."""
+        failures = 0
+        hurry = self._hurry[peer]
+        await asyncio.sleep(first_pause_s)
+        while True:
+            hurry.clear()
+            addresses = self._book.addresses(peer)
+            connection = self._slots.get(peer) or await self._connect(
+                peer, addresses[failures % len(addresses)]
+            )
+            if connection is not None:
+                await connection.ended.wait()
+                if connection.up_s >= STABLE_S:
+                    failures = 0
+            if connection is not None and connection.is_refused:
+                pause_s = self._link.reconnect_max_s * REFUSED_FACTOR
+            else:
+                pause_s = min(self._link.reconnect_max_s, self._link.reconnect_min_s * 2.0**failures)
+                failures = min(failures + 1, 30)
+            # Not `wait_for`, which takes a cancellation for the event if both come at once.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s * random.uniform(0.5, 1.0)):
+                    await hurry.wait()
+
+    async def _connect(self, peer: str, address: str) -> Connection | None:
+        host, port = split_endpoint(address)
+        connection = Connection(self, is_dialer=True, expected=peer)
+        connection.dialed = address
+        context = self._contexts.client if self._contexts else None
+        try:
+            async with asyncio.timeout(self._link.timeout_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, host, port, ssl=context
+                )
+        except (OSError, TimeoutError) as error:
+            why = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error) or "no answer"
+            self._whys[peer] = f"{address} cannot be reached: {why}"
+            self._complain(peer, peer, self._whys[peer], logging.INFO)
+            return None
+        self._start(self._shake(connection))
+        return connection
+
+    # --- what connections call ---
+
+    def arrived(self, connection: Connection, frames: bytes) -> None:
+        self._handler.on_frames(connection.peer_id, frames)
+
+    def heartbeat(self, connection: Connection) -> bytes:
+        return self._handler.heartbeat(connection.peer_id)
+
+    def writable(self, connection: Connection) -> None:
+        self._handler.on_writable(connection.peer_id)
+
+    def lost(self, connection: Connection) -> None:
+        peer = connection.peer_id
+        self._release(connection)
+        self._whys[peer] = connection.why
+        level = logging.WARNING if connection.is_refused else logging.INFO
+        log.log(level, "the link to %s is down: %s", peer, connection.why)
+        self._handler.on_link_down(peer)
+
+    def _release(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        for peer in [peer for peer, one in self._slots.items() if one is connection]:
+            del self._slots[peer]
+
+    # --- the handshake ---
+
+    async def _shake(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        handshake = Handshake(
+            connection,
+            self._own,
+            secrets.token_bytes(NONCE_BYTES),
+            connection.expected,
+            connection.is_certified if self._contexts else None,
+        )
+        try:
+            async with asyncio.timeout(self._link.timeout_s):
+                peer, offer = await handshake.run(_HandshakeHost(self, connection, self._handler))
+        except Refused as refused:
+            self._refused(connection, handshake, refused)
+        except TimeoutError:
+            connection.close(f"no handshake within {self._link.timeout_s:g} s")
+            self._failed(connection, handshake)
+        except Ended:
+            self._failed(connection, handshake)
+        except BaseException:
+            connection.close("the handshake was broken off")
+            raise
+        else:
+            self._up(connection, peer, offer)
+        finally:
+            if connection.state == "closed":
+                self._release(connection)
+
+    def _up(self, connection: Connection, peer: str, offer: Offer) -> None:
+        connection.begin(self._link.heartbeat_s, self._link.timeout_s)
+        self._whys.pop(peer, None)
+        self._complaints.forget(peer)
+        log.info("the link to %s is up (%s)", peer, connection.address)
+        try:
+            self._handler.on_link_up(peer, offer)
+        except LinkError as error:
+            self.close(peer, str(error))
+        connection.flush()
+
+    def _refused(self, connection: Connection, handshake: Handshake, refused: Refused) -> None:
+        connection.is_refused = refused.reason != "duplicate"
+        connection.close(f"it refuses: {refused}" if refused.is_told else str(refused))
+        if connection.is_refused:
+            self._failed(connection, handshake)
+        if refused.reason == "link" and connection.peer is not None:
+            self._handler.on_refused(connection.peer.id, str(refused))
+
+    def _failed(self, connection: Connection, handshake: Handshake | None = None) -> None:
+        """There will be no link over this connection; say so, but not again and again."""
+        claimed = handshake.peer.id if handshake is not None and handshake.peer is not None else ""
+        proved = claimed if handshake is not None and handshake.is_authenticated else connection.expected
+        if proved:
+            self._whys[proved] = connection.why
+        who = proved or (f"who calls itself {line(claimed)}" if claimed else "a stranger")
+        level = logging.WARNING if connection.is_refused or not proved else logging.INFO
+        self._complain(proved or connection.host, f"{who} at {connection.address}", connection.why, level)
+
+    def _complain(self, about: str, who: str, why: str, level: int) -> None:
+        if self._complaints.is_due(about, why):
+            log.log(level, "no link with %s: %s", who, why)
+
+    def claim(self, connection: Connection, peer: Hello) -> bool:
+        """Whether this connection is to be the one for the peer; the other one, if any, is closed then."""
+        other = self._slots.get(peer.id)
+        if other is not None and other.state != "closed" and other.peer is not None:
+            is_same_life = other.peer.boot == peer.boot
+            is_dialed_by_lower = connection.is_dialer == (self.id < peer.id)
+            if is_same_life and other.is_dialer != connection.is_dialer and not is_dialed_by_lower:
+                return False
+            other.close("another connection takes its place")
+        connection.peer = peer
+        self._unproved.pop(asyncio.current_task(), None)
+        self._slots[peer.id] = connection
+        return True
+
+
+class _HandshakeHost:
+    """Decides for one handshake: about connections `Peers`, about links the handler."""
+
+    def __init__(self, peers: Peers, connection: Connection, handler: LinkHandler) -> None:
+        self._peers = peers
+        self._connection = connection
+        self.offer = handler.offer
+        self.refusal = handler.refusal
+
+    def claim(self, peer: Hello) -> bool:
+        return self._peers.claim(self._connection, peer)

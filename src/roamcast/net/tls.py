@@ -1,0 +1,141 @@
+"""TLS: contexts from the configuration, and certificates that are replaced while the broker runs.
+
+A listening socket keeps the context it was opened with. So the context stays, and each handshake is
+told at its beginning to go on with the newest one; connections that are there already go on as they are.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from roamcast.config.sections import Link, Listener
+from roamcast.errors import InputError
+from roamcast.net.private_files import check_private, check_readable
+
+PeerCertificate = dict[str, Any]
+"""What `SSLObject.getpeercert()` gives."""
+
+NAME_FIELDS = {"dns": "DNS", "email": "email", "uri": "URI"}
+
+
+class ServerContext:
+    """The context of a listener; `reload` replaces what later handshakes use, or changes nothing."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
+        self.context = make()
+        """What the listening socket is opened with."""
+        self._newest = self.context
+        self.context.sni_callback = self._choose
+
+    def reload(self, make: Callable[[], ssl.SSLContext]) -> None:
+        """Use other files from now on; InputError if they cannot be used, and then the old ones stay."""
+        newest = make()
+        # Whether a certificate is asked for is decided before `_choose` is called.
+        self.context.verify_mode = newest.verify_mode
+        self._newest = newest
+
+    def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = self._newest
+
+
+class LinkContexts(NamedTuple):
+    """Both directions of links to peers."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def listener_context(listener: Listener, key: str) -> ssl.SSLContext:
+    """A context for clients; the key names the listener in error lines."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"] if listener.is_websocket else ["mqtt"])
+    load_own(context, listener.certificate, listener.key, key)
+    if listener.client_ca:
+        load_authorities(context, listener.client_ca, f"{key}.client_ca")
+        context.verify_mode = ssl.CERT_REQUIRED if listener.require_certificate else ssl.CERT_OPTIONAL
+        refuse_resumption(context)
+    return context
+
+
+def link_contexts(link: Link) -> LinkContexts:
+    """Contexts for peers: both ends show a certificate, both must be signed by link.ca."""
+    contexts = LinkContexts(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    for context in contexts:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Certificates name brokers, not hosts: `is_broker` checks that, once the handshake is done.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        load_own(context, link.certificate, link.key, "link")
+        load_authorities(context, link.ca, "link.ca")
+    refuse_resumption(contexts.server)
+    return contexts
+
+
+def refuse_resumption(context: ssl.SSLContext) -> None:
+    """Every connection proves anew who it is: a resumed one would outlive a replaced authority."""
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+
+
+def load_own(context: ssl.SSLContext, certificate: str, key_file: str, key: str) -> None:
+    check_readable(certificate, f"{key}.certificate")
+    check_private(key_file, f"{key}.key")
+    load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, f"{key}.certificate")
+
+    def refuse_encrypted() -> NoReturn:
+        raise InputError(
+            f"{key}.key = {key_file}: is encrypted, and there is nobody to ask for its password; "
+            f"decrypt it with: openssl pkey -in {key_file}"
+        )
+
+    try:
+        context.load_cert_chain(certificate, key_file, refuse_encrypted)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise InputError(
+                f"{key}.key = {key_file}: does not belong to {key}.certificate = {certificate}"
+            ) from None
+        raise InputError(
+            f"{key}.key = {key_file}: holds no private key in PEM, or {certificate} no certificate that this "
+            f"version of OpenSSL accepts ({error.reason or 'PEM'})"
+        ) from None
+
+
+def load_authorities(context: ssl.SSLContext, path: str, key: str) -> None:
+    check_readable(path, key)
+    try:
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise InputError(f"{key} = {path}: holds no certificate in PEM ({error.reason or 'PEM'})") from None
+
+
+# --- who is there ---
+
+
+def certificate_name(certificate: PeerCertificate | None, field: str) -> str:
+    """The client's name in its certificate, by the listener's `certificate_name`; "" if it has none."""
+    if not certificate:
+        return ""
+    if field == "common_name":
+        return next(iter(common_names(certificate)), "")
+    return next(iter(alternative_names(certificate, NAME_FIELDS[field])), "")
+
+
+def is_broker(certificate: PeerCertificate | None, id: str) -> bool:
+    """Whether a peer's certificate was given to the broker with this id."""
+    if not certificate:
+        return False
+    return id in [*alternative_names(certificate, "DNS"), *common_names(certificate)]
+
+
+def common_names(certificate: PeerCertificate) -> list[str]:
+    return [
+        value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"
+    ]
+
+
+def alternative_names(certificate: PeerCertificate, kind: str) -> list[str]:
+    return [value for name, value in certificate.get("subjectAltName", ()) if name == kind]

@@ -1,0 +1,121 @@
+"""The file of users: a name and an argon2 hash on each line, kept so that only the broker can read it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from argon2 import PasswordHasher, Type, extract_parameters
+from argon2.exceptions import InvalidHash
+
+from roamcast.errors import InputError
+from roamcast.mqtt.server.access import ANONYMOUS
+from roamcast.net.private_files import check_private
+
+USERS_BYTES_MAX = 67_108_864
+PASSWORD_BYTES_MAX = 65_535
+"""The longest that MQTT can carry."""
+
+# OWASP's first choice for argon2id. More memory would protect a stolen file better, but after a restart
+# every client of a site proves who it is within seconds, on the cores that serve them.
+HASHER = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1, type=Type.ID)
+
+NAME_CHARACTERS_MAX = 128
+_NAME = re.compile(r"[^\x00-\x1f\x7f:/+#*]+")
+
+HEADER = "# Users of a Roamcast broker, written by `roamcast user`: a name and an argon2 hash on each line.\n"
+
+
+def check_name(name: str) -> str:
+    """The name, if users may have it: it must be safe in topics (%u) and unmistakable in rules."""
+    fits = _NAME.fullmatch(name) and len(name) <= NAME_CHARACTERS_MAX and not name.startswith("$")
+    if not fits or name != name.strip() or name == ANONYMOUS:
+        raise InputError(
+            f"user {name[:NAME_CHARACTERS_MAX]!r}: valid is a name of 1 to {NAME_CHARACTERS_MAX} characters "
+            f"without : / + # * or control characters, without $ in front or spaces around, "
+            f"and not {ANONYMOUS!r}"
+        )
+    return name
+
+
+def hash_password(password: bytes) -> str:
+    if not 1 <= len(password) <= PASSWORD_BYTES_MAX:
+        raise InputError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, this one has {len(password)}")
+    return HASHER.hash(password)
+
+
+def read_users(path: str, key: str = "access.users") -> dict[str, str]:
+    """Names and hashes; an InputError names the line that is none."""
+    check_private(path, key)
+    with open(path, "rb") as file:
+        content = file.read(USERS_BYTES_MAX + 1)
+    if len(content) > USERS_BYTES_MAX:
+        raise InputError(f"{key} = {path}: larger than {USERS_BYTES_MAX} bytes; this is no file of users")
+    users: dict[str, str] = {}
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        try:
+            line = raw.decode("utf-8").strip()
+            if line and not line.startswith("#"):
+                name, _, digest = line.partition(":")
+                extract_parameters(digest)
+                if check_name(name) in users:
+                    raise InputError(f"user {name!r} is there twice")
+                users[name] = digest
+        except (UnicodeDecodeError, InvalidHash):
+            # The line itself is not shown: it may hold a secret.
+            raise InputError(f"{key} = {path}, line {number}: valid is NAME:HASH, hashed by argon2") from None
+        except InputError as error:
+            raise InputError(f"{key} = {path}, line {number}: {error}") from None
+    return users
+
+
+@contextmanager
+def changing_users(path: str) -> Iterator[dict[str, str]]:
+    """The users for the block to change; written in one piece when it ends, unless it failed.
+
+    Two at once wait for each other. Whoever reads meanwhile finds the old file or the new one.
+    """
+    target = Path(path).resolve()  # What a symbolic link points to is replaced, not the link.
+    try:
+        folder = os.open(target.parent, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"{path}: its folder cannot be used ({error.strerror})") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        users = read_users(path, "--file") if target.exists() else {}
+        before = dict(users)
+        yield users
+        if users != before:
+            _write(target, users)
+            os.fsync(folder)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        os.close(folder)
+
+
+def _write(target: Path, users: dict[str, str]) -> None:
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(HEADER)
+            file.writelines(f"{user}:{users[user]}\n" for user in sorted(users))
+            file.flush()
+            os.fchmod(descriptor, 0o600)
+            if target.exists():
+                # An administrator's change must not lock the broker out of its own file.
+                known = target.stat()
+                os.fchmod(descriptor, stat.S_IMODE(known.st_mode) & 0o660)
+                os.fchown(descriptor, known.st_uid, known.st_gid)
+            os.fsync(descriptor)
+        os.replace(name, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,199 @@
+"""MQTT over WebSocket: the same connections, with another envelope around their bytes.
+
+The client must ask for the sub-protocol `mqtt` and the configured path. A web
+page may connect only if its origin is allowed: browsers send it, and a page that
+somebody happens to visit must not reach a broker on that person's machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
+
+from roamcast.config.sections import Listener
+from roamcast.net.clients import ClientConnection
+
+log = logging.getLogger("roamcast.clients")
+
+SUBPROTOCOL = "mqtt"
+REQUEST_BYTES_MAX = 16 << 10
+"""What somebody may send before the WebSocket is there."""
+SLICE_BYTES = 16 << 10
+"""Taken apart at once: the smallest messages are so many that others would wait for them."""
+PONGS_BYTES_MAX = 64 << 10
+"""Answers to pings that wait to be read; RFC 6455, section 5.5.3, allows to leave some out."""
+GOING_AWAY, UNSUPPORTED, NORMAL = 1001, 1003, 1000
+
+
+class WebSocketTransport(asyncio.Transport):
+    """What the connection inside writes to: each write becomes one message."""
+
+    def __init__(self, socket: WebSocketConnection) -> None:
+        super().__init__()
+        self._socket = socket
+
+    def write(self, data: Any) -> None:
+        self._socket.send(BytesMessage(data=bytes(data)))
+
+    def close(self) -> None:
+        self._socket.close(NORMAL)
+
+    def abort(self) -> None:
+        self._socket.transport.abort()
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self._socket.is_closing
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._socket.transport.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        self._socket.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._socket.transport.resume_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._socket.transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._socket.transport.get_write_buffer_size()
+
+
+class WebSocketConnection(asyncio.Protocol):
+    """Takes the envelope off, and puts it on."""
+
+    def __init__(self, inner: ClientConnection, listener: Listener) -> None:
+        self.transport = cast(asyncio.Transport, None)
+        self.is_closing = False
+        self._inner = inner
+        self._listener = listener
+        self._machine = WSConnection(ConnectionType.SERVER)
+        self._received = 0
+        self._rest = b""
+        """What has come and was not looked at yet."""
+        self._is_open = False
+
+    # --- called by asyncio ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._inner.connection_made(WebSocketTransport(self))
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_open:
+            self._received += len(data)
+            if self._received > REQUEST_BYTES_MAX:
+                self.transport.abort()
+                return
+        self._rest += data
+        self._take_some()
+
+    def _take_some(self) -> None:
+        data, self._rest = self._rest[:SLICE_BYTES], self._rest[SLICE_BYTES:]
+        self._take(data)
+        if self._rest and not self.is_closing and not self.transport.is_closing():
+            asyncio.get_running_loop().call_soon(self._take_some)
+            self._inner.hold_back()
+
+    def _take(self, data: bytes) -> None:
+        try:
+            self._machine.receive_data(data)
+            for event in self._machine.events():
+                self._on_event(event)
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            log.info("a WebSocket was closed: %s", error)
+            hint = getattr(error, "event_hint", None)
+            if hint is not None and self._machine.state is not ConnectionState.CLOSED:
+                self.send(hint)
+            self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_closing = True
+        self._inner.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    # --- messages ---
+
+    def _on_event(self, event: object) -> None:
+        match event:
+            case Request():
+                self._on_request(event)
+            case BytesMessage(data=data):
+                self._inner.data_received(bytes(data))
+            case TextMessage():
+                # MQTT is binary; section 6 of both standards.
+                self.close(UNSUPPORTED)
+            case Ping():
+                if self.transport.get_write_buffer_size() < PONGS_BYTES_MAX:
+                    self.send(event.response())
+            case CloseConnection():
+                if self._machine.state is ConnectionState.REMOTE_CLOSING:
+                    self.send(event.response())
+                self.transport.close()
+
+    def _on_request(self, request: Request) -> None:
+        why = _objection(request, self._listener)
+        if why:
+            log.info("a WebSocket was refused: %s", why)
+            self.send(RejectConnection(status_code=403 if "origin" in why else 404))
+            self.transport.close()
+            return
+        self.send(AcceptConnection(subprotocol=SUBPROTOCOL))
+        self._is_open = True
+
+    def send(self, event: Any) -> None:
+        if not self.is_closing and not self.transport.is_closing():
+            self.transport.write(self._machine.send(event))
+
+    def close(self, code: int) -> None:
+        if not self.is_closing:
+            if self._machine.state is ConnectionState.OPEN:
+                self.send(CloseConnection(code=code))
+            self.is_closing = True
+            self.transport.close()
+
+
+def _objection(request: Request, listener: Listener) -> str:
+    """Why this may not become a WebSocket; "" if it may."""
+    if request.target.partition("?")[0] != listener.path:
+        return f"there is no {request.target!r} here, only {listener.path!r}"
+    if SUBPROTOCOL not in request.subprotocols:
+        return f"the sub-protocol {SUBPROTOCOL!r} was not asked for"
+    headers = {name.lower(): value.decode("latin-1") for name, value in request.extra_headers}
+    origin = headers.get(b"origin", "")
+    if origin and not _is_allowed(origin, request.host, listener):
+        return f"the origin {origin!r} is not allowed"
+    return ""
+
+
+def _is_allowed(origin: str, host: str, listener: Listener) -> bool:
+    if listener.origins:
+        return origin in listener.origins or "*" in listener.origins
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False

@@ -1,1 +1,0 @@
-"""Pure: how brokers form one acyclic overlay."""

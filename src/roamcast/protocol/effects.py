@@ -1,0 +1,175 @@
+"""What goes into `step` and what comes out of it: both are plain data.
+
+A driver turns what happens into inputs and performs the effects; it decides
+nothing. Within one list of an `Effects` the order matters, between the lists it
+does not, because every destination reads only one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from roamcast.filters.filter import Value
+from roamcast.protocol.messages import Hello
+from roamcast.protocol.notification import Message
+from roamcast.protocol.records import Row
+
+# --- inputs of a broker ---------------------------------------------------------------------------
+
+
+class Input(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """One thing that happened to a node."""
+
+
+class Configured(Input, frozen=True):
+    """The overlay as this broker sees it: its peers, and the peer towards every other broker."""
+
+    peers: Sequence[str]
+    next_hops: Mapping[str, str]
+
+
+class Joined(Input, frozen=True):
+    """After `Configured`: these brokers were in another tree until now, with sessions of their own."""
+
+    brokers: Sequence[str]
+
+
+class Attached(Input, frozen=True):
+    """A client opened a connection and said hello."""
+
+    client: str
+    connection: int
+    hello: Hello
+
+
+class Detached(Input, frozen=True):
+    """A connection is gone; the client said nothing."""
+
+    client: str
+    connection: int
+
+
+class SessionOver(Input, frozen=True):
+    """The session of a client that is away is not to be kept any longer."""
+
+    client: str
+
+
+class Merged(Input, frozen=True):
+    """What is in one session, which nobody uses any more, goes over to another; then it ends."""
+
+    source: str
+    target: str
+
+
+class Submitted(Input, frozen=True):
+    """A client sent something over its connection."""
+
+    client: str
+    connection: int
+    message: Message
+
+
+class Received(Input, frozen=True):
+    """A peer's message arrived. Also what a client gets: there `peer` is its broker."""
+
+    peer: str
+    message: Message
+
+
+class Told(Input, frozen=True):
+    """A message of this broker to itself, from whoever drives it."""
+
+    message: Message
+
+
+class Pressed(Input, frozen=True):
+    """All queues together may hold no more than this: the longest give up first."""
+
+    bytes_max: int
+
+
+class LinkChanged(Input, frozen=True):
+    peer: str
+    up: bool
+
+
+class SendFailed(Input, frozen=True):
+    """The overlay gave a link up for good; these messages were not acknowledged by the peer."""
+
+    peer: str
+    messages: Sequence[Message]
+
+
+class Migrated(Input, frozen=True):
+    """Where the overlay is a tree that moves: the parent is another, or the same over a new link."""
+
+    old: str | None
+    new: str
+
+
+class Deadline(Input, frozen=True):
+    """The time that `deadline()` named has come."""
+
+
+# --- inputs of a client: what its application asks for --------------------------------------------
+
+
+class AttachTo(Input, frozen=True):
+    broker: str
+    connection: int
+
+
+class LeaveFor(Input, frozen=True):
+    """Go away; with a destination, say so first (a proclaimed move)."""
+
+    destination: str = ""
+
+
+class PublishThis(Input, frozen=True):
+    """One notification for each body, all with these attributes."""
+
+    attributes: bytes
+    bodies: tuple[bytes, ...] = (b"",)
+
+
+class SubscribeTo(Input, frozen=True):
+    filter: str
+
+
+class UnsubscribeFrom(Input, frozen=True):
+    filter: str
+
+
+class AdvertiseThat(Input, frozen=True):
+    filter: str
+
+
+class UnadvertiseThat(Input, frozen=True):
+    filter: str
+
+
+class MoveTo(Input, frozen=True):
+    """The client is somewhere else now, or something else of its own state has changed."""
+
+    values: Mapping[str, Value]
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+class Effects(msgspec.Struct):
+    """What a step wants done."""
+
+    sends: list[tuple[str, Message]] = []
+    """To peers, in order: (peer, message). A client's one peer is its broker."""
+    to_clients: list[tuple[str, int, Message]] = []
+    """To attached clients, in order: (client, connection, message)."""
+    closes: list[tuple[str, int, str]] = []
+    """Connections to close: (client, connection, reason)."""
+    records: list[Row] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.sends or self.to_clients or self.closes or self.records)

@@ -1,0 +1,415 @@
+"""The messages of the base: routing, relaying, locating and the access link.
+
+A mobility protocol adds its own beside them, in its own file, as further
+subclasses of `Message`; the codec finds them by their tag.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from roamcast.filters.filter import Filter, Value
+from roamcast.protocol.notification import Burst, Cause, Fleeting, Message
+from roamcast.protocol.session import Session
+from roamcast.protocol.whereabouts import Whereabouts
+
+__all__ = [
+    "About",
+    "Accepted",
+    "Acknowledge",
+    "Advertise",
+    "AttachRefused",
+    "AttachRequest",
+    "Burst",
+    "Cause",
+    "Deliver",
+    "Drain",
+    "Entry",
+    "Fleeting",
+    "Grant",
+    "GrantReceived",
+    "Hello",
+    "HolderUnknown",
+    "Leave",
+    "Locate",
+    "Located",
+    "Message",
+    "Move",
+    "Probe",
+    "Publish",
+    "Relayed",
+    "Request",
+    "RequestRefused",
+    "Settled",
+    "Subscribe",
+    "SubscriptionSettled",
+    "Unadvertise",
+    "Unsubscribe",
+    "Update",
+    "Welcome",
+]
+
+# --- between neighbouring brokers: routing --------------------------------------------------------
+
+Entry = tuple[Filter, str]
+"""A filter and whose it is; the subscriber is "" where the strategy forgets identities."""
+
+
+class Update(Message, frozen=True):
+    """Changes to what the sender wants to receive (or, of advertisements, may send).
+
+    Additions act before removals, so that replacing a filter by another opens no
+    gap. `settle` asks for a `Settled` with the same number once every broker
+    behind the receiver that must know of this and all earlier updates does;
+    `flush` makes that question travel to every broker, which also drives out
+    whatever was on its way.
+    """
+
+    subscribe: tuple[Entry, ...] = ()
+    unsubscribe: tuple[Entry, ...] = ()
+    advertise: tuple[Filter, ...] = ()
+    unadvertise: tuple[Filter, ...] = ()
+    settle: int = 0
+    flush: bool = False
+    cause: Cause = "subscribe"
+    whereabouts: tuple[Whereabouts, ...] = ()
+    """Of clients whose own state the sender's entries depend on."""
+
+    @property
+    def weight(self) -> int:
+        changes = len(self.subscribe) + len(self.unsubscribe) + len(self.advertise) + len(self.unadvertise)
+        return changes + len(self.whereabouts) or 1
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it changes anything at the receiver."""
+        return bool(
+            self.subscribe or self.unsubscribe or self.advertise or self.unadvertise or self.whereabouts
+        )
+
+
+class Settled(Message, frozen=True):
+    """The answer to `Update.settle`."""
+
+    number: int
+    cause: Cause = "subscribe"
+
+
+class Relayed(Message, frozen=True):
+    """A message for a broker that is not a neighbour, on its way along the overlay."""
+
+    source: str
+    destination: str
+    message: Message
+
+    @property
+    def cause(self) -> Cause:
+        return cause_of(self.message)
+
+    @property
+    def weight(self) -> int:
+        return self.message.weight
+
+
+class About(Message, frozen=True):
+    """A message about a client, with what its sender knows of where the client is."""
+
+    whereabouts: Whereabouts
+    message: Message
+
+    @property
+    def cause(self) -> Cause:
+        return cause_of(self.message)
+
+    @property
+    def weight(self) -> int:
+        return self.message.weight
+
+
+class Probe(Message, frozen=True):
+    """To a neighbour, which sends it back at once: so the round trip over the link is measured."""
+
+    sent_at: float
+    is_echo: bool = False
+    cause: ClassVar[Cause] = "subscribe"
+
+
+ATTACHED_AGAIN = "attached again"
+ATTACHED_ELSEWHERE = "attached elsewhere"
+NOT_THE_OWNER = "not the owner"
+"""Why a broker closes a connection."""
+
+
+# --- between brokers: locating a session and moving it --------------------------------------------
+
+
+class AttachRequest(Message, frozen=True):
+    """`broker` has the client attached and asks the holder for its session.
+
+    With the broker, `connection` identifies the attach, so that a request that
+    reaches the holder on two ways is served once. `moves` is the client's own
+    count of attaches, or -1 if it keeps none: a request with a lower count than
+    the session's is stale. `detours` counts how often the request was sent after
+    the client's own word; `deferred` says that its broker asked everyone, found
+    nobody, and gave way to the receiver, which was asking too.
+    """
+
+    client: str
+    broker: str
+    connection: int
+    moves: int
+    received: dict[str, int]
+    detours: int = 0
+    deferred: bool = False
+    owner: str = ""
+    """Who the client has proved to be; a session is given only to whom it belongs."""
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Locate(Message, frozen=True):
+    """An attach request on its way to every broker, because nobody knows the holder.
+
+    A broker may have to ask again for the same attach; `round` tells the answers apart.
+    """
+
+    request: AttachRequest
+    round: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Located(Message, frozen=True):
+    """Whether some broker behind the sender took the request; if none, the lowest that asks for it too,
+    and the incarnation that a new session has at least."""
+
+    client: str
+    broker: str
+    connection: int
+    round: int
+    found: bool
+    claim: str = ""
+    incarnation: int = 0
+    cause: ClassVar[Cause] = "handoff"
+
+
+class HolderUnknown(Message, frozen=True):
+    """The broker that the client named as its last does not hold the session."""
+
+    client: str
+    connection: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class AttachRefused(Message, frozen=True):
+    """The request was stale, because the client is attached elsewhere by now; or not its owner's."""
+
+    client: str
+    connection: int
+    reason: str = ATTACHED_ELSEWHERE
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Grant(Message, frozen=True):
+    """The session moves to the receiver, with the attach number in it.
+
+    It travels along the overlay behind everything its sender has forwarded for
+    the client, so it is also the marker that keeps a roaming publisher's order.
+    """
+
+    session: Session
+    cause: ClassVar[Cause] = "handoff"
+
+
+class GrantReceived(Message, frozen=True):
+    """The session has arrived; its former holder may forget where it went."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class GrantSought(Message, frozen=True):
+    """Follows a session that was sent to a broker which is gone: `broker` asks where it has stayed.
+
+    Who is at the end of the way answers with `GrantReceived`, whether the session is there or lost.
+    """
+
+    client: str
+    number: int
+    broker: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class TakenBack(Message, frozen=True):
+    """A broker's word to itself: a session has come back, and who waits for it can have it."""
+
+    client: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Drain(Message, frozen=True):
+    """A broker's word to itself: what is queued for a session that ends can go."""
+
+    client: str
+    cause: ClassVar[Cause] = "handoff"
+
+
+# --- on the access link, client to broker ---------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of a client on a new connection.
+
+    `received` says per stream the highest sequence that arrived. `last_broker`
+    may be "" (the client need not know), `fresh` is set by a client that never
+    attached anywhere before, so that nobody needs to be asked. `clean` ends the
+    session that is found, before a new one begins. `window` is how many
+    notifications the client takes without acknowledging; 0 leaves it to the broker.
+    `owner` is who it has proved to be.
+    """
+
+    client: str
+    moves: int = -1
+    received: dict[str, int] = msgspec.field(default_factory=dict)
+    last_broker: str = ""
+    fresh: bool = False
+    clean: bool = False
+    window: int = 0
+    owner: str = ""
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Publish(Message, frozen=True, gc=False):
+    """Notifications, one for each body.
+
+    Requests are numbered by the client, which sends those again that were not
+    accepted. Each body counts as one, from `request` on. With `request` 0 nothing
+    is promised: they go to whoever is attached and wants them (see `Fleeting`).
+    """
+
+    request: int
+    attributes: bytes
+    bodies: tuple[bytes, ...] = (b"",)
+    marks: bytes = b""
+    varied: tuple[bytes, ...] = ()
+    """See `Burst.varied`."""
+    cause: ClassVar[Cause] = "publish"
+
+    @property
+    def weight(self) -> int:
+        return len(self.bodies)
+
+
+class Subscribe(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Unsubscribe(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Advertise(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Unadvertise(Message, frozen=True):
+    request: int
+    filter: Filter
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class Move(Message, frozen=True):
+    """The client's own state has changed: these variables (`location` is one) have these values now.
+
+    `late`: it changed while the client was away, perhaps long ago and more than once.
+    """
+
+    request: int
+    values: dict[str, Value]
+    late: bool = False
+    cause: ClassVar[Cause] = "subscribe"
+
+
+Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise | Move
+"""What a client numbers, and sends again until it is accepted."""
+
+
+class Acknowledge(Message, frozen=True, gc=False):
+    """Everything of `stream` up to `sequence` has arrived."""
+
+    stream: str
+    sequence: int
+    cause: ClassVar[Cause] = "publish"
+
+
+class Leave(Message, frozen=True):
+    """The client goes away and says where to (a proclaimed move)."""
+
+    destination: str
+    received: dict[str, int] = msgspec.field(default_factory=dict)
+    cause: ClassVar[Cause] = "handoff"
+
+
+# --- on the access link, broker to client ---------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The session is here. Requests up to `accepted` need not be sent again."""
+
+    number: int
+    accepted: int
+    cause: ClassVar[Cause] = "handoff"
+
+
+class Deliver(Message, frozen=True, gc=False):
+    """A burst for the client; its notifications have the sequences from `sequence` on."""
+
+    stream: str
+    sequence: int
+    burst: Burst
+    cause: ClassVar[Cause] = "publish"
+
+    @property
+    def weight(self) -> int:
+        return self.burst.count
+
+
+class Accepted(Message, frozen=True):
+    """The broker has taken every request up to this number."""
+
+    request: int
+    cause: ClassVar[Cause] = "publish"
+
+
+class RequestRefused(Message, frozen=True):
+    """A request was taken, but cannot be carried out, and this is why."""
+
+    request: int
+    reason: str
+    cause: ClassVar[Cause] = "subscribe"
+
+
+class SubscriptionSettled(Message, frozen=True):
+    """A subscription, unsubscription, advertisement or move is known wherever it must be."""
+
+    request: int
+    cause: ClassVar[Cause] = "subscribe"
+
+
+def cause_of(message: Message) -> Cause:
+    cause: Cause = message.cause  # type: ignore[attr-defined]
+    return cause
+
+
+def client_of(message: Message) -> str:
+    """The client that a message between brokers is about; "" if it is about none."""
+    session = getattr(message, "session", None)
+    client: str = getattr(message, "client", "") or getattr(message, "subscriber", "")
+    return session.client if isinstance(session, Session) else client

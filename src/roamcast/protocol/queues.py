@@ -1,0 +1,252 @@
+"""What a broker holds for a client: numbered, in order, until the client acknowledged it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from roamcast.protocol.notification import Burst
+
+ARRIVALS_KEPT_MIN = 256
+"""A buffer looks for arrivals that are gone when it remembers more than these."""
+
+
+class QueueLimits(msgspec.Struct, frozen=True):
+    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest."""
+
+    notifications_max: int
+    bytes_max: int
+    drops_newest: bool = False
+
+
+class Buffer:
+    """Room that the queues of one broker share; the oldest gives way when it is full.
+
+    Without a limit it costs nothing. With one it remembers in which order bursts
+    came, over all queues, and takes from the oldest end, wherever that is.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, limits: QueueLimits | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.limits = limits
+        """Of each queue by itself."""
+        self.used_bytes = 0
+        self._arrivals: deque[tuple[DeliveryQueue, int]] = deque()
+        self._tidy_at = ARRIVALS_KEPT_MIN
+
+    def added(self, queue: DeliveryQueue, end: int, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
+        """Account for a new burst, which ends at this position of its queue; return what had to go."""
+        self.used_bytes += self._take_room(burst)
+        self._arrivals.append((queue, end))
+        if len(self._arrivals) > self._tidy_at:
+            self._tidy()
+        evicted = []
+        while self.limit_bytes is not None and self.used_bytes > self.limit_bytes and self._arrivals:
+            oldest, oldest_end = self._arrivals[0]
+            if oldest_end <= oldest.popped:
+                self._arrivals.popleft()
+            else:
+                evicted.append((oldest, oldest.drop_oldest()))
+        return evicted
+
+    def removed(self, burst: Burst) -> None:
+        self.used_bytes -= self._give_room(burst)
+
+    def _take_room(self, burst: Burst) -> int:
+        """The bytes that one more queue with this burst takes."""
+        return burst.size
+
+    def _give_room(self, burst: Burst) -> int:
+        """The bytes that are free when a queue no longer has this burst."""
+        return burst.size
+
+    def _tidy(self) -> None:
+        """Forget what has left by itself; at the next doubling, so that it costs little per burst."""
+        self._arrivals = deque((queue, end) for queue, end in self._arrivals if end > queue.popped)
+        self._tidy_at = max(ARRIVALS_KEPT_MIN, 2 * len(self._arrivals))
+
+
+class DeliveryQueue:
+    """A FIFO of bursts towards one client, with the sequence numbers of the access link.
+
+    `base` is the highest acknowledged sequence. In front is what was sent and not
+    yet acknowledged; it is sent again after the client has attached anew.
+    """
+
+    __slots__ = (
+        "_buffer", "_limited", "_limits", "appended", "base", "in_flight", "popped", "sent", "size_bytes",
+        "stream", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, stream: str, base: int = 0, buffer: Buffer | None = None) -> None:
+        self.stream = stream
+        self.base = base
+        self.sent = base
+        """The highest sequence sent."""
+        self.in_flight: deque[Burst] = deque()
+        self.waiting: deque[Burst] = deque()
+        self.appended = 0
+        self.popped = 0
+        """Notifications that came at the end and left at the front, ever: positions within the queue."""
+        self._limited = buffer is not None and buffer.limit_bytes is not None
+        self._buffer = buffer
+        self._limits = buffer.limits if buffer is not None else None
+        self.size_bytes = 0
+        """Counted only where there are limits."""
+
+    def __len__(self) -> int:
+        """Notifications held."""
+        return self.appended - self.popped
+
+    def __bool__(self) -> bool:
+        return bool(self.in_flight or self.waiting)
+
+    def append(self, burst: Burst) -> Sequence[tuple[DeliveryQueue, Burst]]:
+        """Add at the end; return what had to be given up for it, here or in another queue."""
+        self.waiting.append(burst)
+        self.appended += burst.count
+        limits = self._limits
+        if limits is not None:
+            self.size_bytes += burst.size
+            is_full = (
+                self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
+            )
+        if not self._limited and (limits is None or not is_full):
+            return ()
+        evicted = self._shrink(limits) if limits is not None else []
+        is_here = not evicted or evicted[-1][1] is not burst
+        if is_here and self._limited and self._buffer is not None:
+            evicted += self._buffer.added(self, self.appended, burst)
+        return evicted
+
+    def pass_through(self, burst: Burst, window: int) -> int:
+        """Do what `append` and `take` would, if it can be sent at once: its sequence, or 0 if not."""
+        count, limits = burst.count, self._limits
+        if self.waiting or self._limited or self.sent - self.base + count > window:
+            return 0
+        appended = self.appended + count
+        if limits is not None:
+            size_bytes = self.size_bytes + burst.size
+            if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
+                return 0
+            self.size_bytes = size_bytes
+        self.appended = appended
+        self.in_flight.append(burst)
+        sequence = self.sent + 1
+        self.sent += count
+        return sequence
+
+    def _shrink(self, limits: QueueLimits) -> list[tuple[DeliveryQueue, Burst]]:
+        """Keep to the limits of this queue. What was sent stays: the client may have it already."""
+        evicted: list[tuple[DeliveryQueue, Burst]] = []
+        while self.waiting and (
+            self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
+        ):
+            if limits.drops_newest:
+                burst = self.waiting.pop()
+                self.appended -= burst.count
+                self.size_bytes -= burst.size
+                return [(self, burst)]
+            evicted.append((self, self.drop_waiting()))
+        return evicted
+
+    def drop_waiting(self) -> Burst:
+        """Give up the oldest burst that was not sent."""
+        return self._pop_front(self.waiting)
+
+    def extend(self, bursts: Iterable[Burst]) -> list[tuple[DeliveryQueue, Burst]]:
+        evicted: list[tuple[DeliveryQueue, Burst]] = []
+        for burst in bursts:
+            evicted += self.append(burst)
+        return evicted
+
+    def take(self, window: int) -> list[tuple[int, Burst]]:
+        """Send what fits into the window: (sequence, burst) each, now in flight."""
+        room = window - (self.sent - self.base)
+        if len(self.waiting) == 1 and self.waiting[0].count <= room:
+            # Nearly always: the client reads as fast as notifications come.
+            burst, first = self.waiting.popleft(), self.sent + 1
+            self.in_flight.append(burst)
+            self.sent += burst.count
+            return [(first, burst)]
+        taken = []
+        while self.waiting and room > 0:
+            burst = self.waiting.popleft()
+            if burst.count > room:
+                self.waiting.appendleft(burst.tail(room))
+                burst = burst.head(room)
+            self.in_flight.append(burst)
+            taken.append((self.sent + 1, burst))
+            self.sent += burst.count
+            room -= burst.count
+        return taken
+
+    def acknowledge(self, sequence: int) -> int:
+        """Forget what the client has; return how many notifications that were.
+
+        After a rewind nothing is in flight, and yet the client may have more than it
+        had said: so what is waiting can be acknowledged, too.
+        """
+        in_flight = self.in_flight
+        if in_flight and in_flight[0].count == sequence - self.base:
+            # Nearly always: the client answers each burst by itself, in order.
+            self.base = sequence
+            return self._pop_front(in_flight).count
+        acknowledged = left = min(sequence - self.base, len(self))
+        while left > 0:
+            bursts = self.in_flight or self.waiting
+            burst = bursts[0]
+            if burst.count > left:
+                bursts[0] = burst.head(left)
+                self._pop_front(bursts)
+                bursts.appendleft(burst.tail(left))
+                break
+            left -= burst.count
+            self._pop_front(bursts)
+        if acknowledged <= 0:
+            return 0
+        self.base += acknowledged
+        self.sent = max(self.sent, self.base)
+        return acknowledged
+
+    def rewind(self, received: int) -> None:
+        """The client attached anew, having received this: send the rest again."""
+        if received > self.base:
+            self.acknowledge(received)
+        self.waiting.extendleft(reversed(self.in_flight))
+        self.in_flight.clear()
+        self.sent = self.base
+
+    def drain(self) -> list[Burst]:
+        """Take everything out, for another queue."""
+        bursts = [*self.in_flight, *self.waiting]
+        if self._limited and self._buffer is not None:
+            for burst in bursts:
+                self._buffer.removed(burst)
+        # All at once: adding up what each takes would take as long as reading them.
+        self.popped, self.size_bytes = self.appended, 0
+        self.in_flight.clear()
+        self.waiting.clear()
+        self.sent = self.base
+        return bursts
+
+    def drop_oldest(self) -> Burst:
+        """Give up the oldest burst; its sequences are skipped."""
+        front = self.in_flight or self.waiting
+        if front is self.in_flight:
+            self.base += front[0].count
+        return self._pop_front(front)
+
+    def bursts(self) -> list[Burst]:
+        return [*self.in_flight, *self.waiting]
+
+    def _pop_front(self, bursts: deque[Burst]) -> Burst:
+        burst = bursts.popleft()
+        self.popped += burst.count
+        if self._limits is not None:
+            self.size_bytes -= burst.size
+        if self._limited and self._buffer is not None:
+            self._buffer.removed(burst)
+        return burst

@@ -1,0 +1,59 @@
+"""What a broker asks of a peer on behalf of everyone behind it: one class per routing strategy.
+
+For each peer a broker collects the filters that arrived over its other
+interfaces and forwards a reduced set of them. `simple` reduces nothing,
+`identity` forwards equal filters once, `covering` only those that no other
+covers, `merging` also unites filters that have a perfect merger. Each class
+answers a change of the collected filters with the change of the forwarded set.
+"""
+
+from __future__ import annotations
+
+from roamcast.protocol.messages import Entry
+from roamcast.routing.changes import NO_CHANGE, Aggregate, Change
+from roamcast.routing.covering import CoveringAggregate
+from roamcast.routing.merging import MergingAggregate
+
+
+class SimpleAggregate:
+    """Every entry is forwarded, with the identity of its subscriber."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Entry, int] = {}
+
+    def add(self, entry: Entry) -> Change:
+        count = self._counts[entry] = self._counts.get(entry, 0) + 1
+        return Change((entry,)) if count == 1 else NO_CHANGE
+
+    def remove(self, entry: Entry) -> Change:
+        count = self._counts[entry] = self._counts[entry] - 1
+        if count:
+            return NO_CHANGE
+        del self._counts[entry]
+        return Change((), (entry,))
+
+    def forwarded(self) -> list[Entry]:
+        return list(self._counts)
+
+
+class IdentityAggregate(SimpleAggregate):
+    """Equal filters are forwarded once, whoever holds them."""
+
+    def add(self, entry: Entry) -> Change:
+        return super().add((entry[0], ""))
+
+    def remove(self, entry: Entry) -> Change:
+        return super().remove((entry[0], ""))
+
+
+AGGREGATES: dict[str, type[SimpleAggregate] | type[CoveringAggregate]] = {
+    "simple": SimpleAggregate,
+    "identity": IdentityAggregate,
+    "covering": CoveringAggregate,
+    "merging": MergingAggregate,
+}
+
+STRATEGIES = ("flooding", *AGGREGATES)
+"""The routing strategies by name; `flooding` forwards no filters at all."""
+
+__all__ = ["AGGREGATES", "NO_CHANGE", "STRATEGIES", "Aggregate", "Change"]

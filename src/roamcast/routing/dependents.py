@@ -1,0 +1,205 @@
+"""Entries whose filter depends on a client's own state: the location-dependent filter table.
+
+(Fiege et al., appendix B.1.) An entry is kept as it is, with its variables; the
+matching table gets an instance of it, a plain filter. For a local owner that is
+exact. For a peer it is wide enough for wherever the client may be when what this
+broker sends now arrives: that depends on how far away it is, and the routers on
+the way each make their own. When the client moves, instances are exchanged, and
+nothing else of the routing tables changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from roamcast.filters.filter import Filter
+from roamcast.filters.own import owner_of, widest
+from roamcast.protocol.whereabouts import Whereabouts
+from roamcast.routing.matching import Interface, MatchingTable
+
+
+class Instances(Protocol):
+    """How variables may change, which the core does not know."""
+
+    def instance(self, filter: Filter, whereabouts: Whereabouts, exact: bool) -> Filter:
+        """The plain filter: for where the client is, or for wherever it may be by now."""
+
+    def is_same(self, filters: Iterable[Filter], old: Whereabouts, new: Whereabouts) -> bool:
+        """Whether the wide instances of these filters are the same here and at every broker beyond."""
+
+
+class Wide:
+    """Where nothing is known of how variables may change, every value is possible."""
+
+    def instance(self, filter: Filter, whereabouts: Whereabouts, exact: bool) -> Filter:
+        return widest(filter)
+
+    def is_same(self, filters: Iterable[Filter], old: Whereabouts, new: Whereabouts) -> bool:
+        return True
+
+
+class Dependents:
+    def __init__(self, table: MatchingTable, instances: Instances) -> None:
+        self._table = table
+        self._instances = instances
+        self._known: dict[str, Whereabouts] = {}
+        self._heard: dict[str, tuple[str, float]] = {}
+        """From which peer, and how far that is from the client."""
+        self._here: dict[str, None] = {}
+        """Clients whose session is here: nobody else knows better."""
+        self._entries: dict[str, dict[Filter, dict[Interface, int]]] = {}
+        """Client to its filters, and which interfaces want them, reference-counted."""
+        self._made: dict[tuple[Filter, bool], Filter] = {}
+        """The instances in the table: of which filter, and whether for local owners."""
+        self._uses: Counter[str] = Counter()
+        self._unused: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything here depends on anyone."""
+        return bool(self._known)
+
+    # --- entries ---
+
+    def add(self, filter: Filter, interface: Interface) -> None:
+        interfaces = self._entries.setdefault(owner_of(filter), {}).setdefault(filter, {})
+        interfaces[interface] = interfaces.get(interface, 0) + 1
+        if interfaces[interface] == 1:
+            self._table.add(self._instance(filter, interface), interface)
+
+    def remove(self, filter: Filter, interface: Interface) -> None:
+        client = owner_of(filter)
+        filters = self._entries[client]
+        interfaces = filters[filter]
+        interfaces[interface] -= 1
+        if interfaces[interface]:
+            return
+        self._table.remove(self._instance(filter, interface), interface)
+        del interfaces[interface]
+        if not interfaces:
+            del filters[filter]
+            for exact in (True, False):
+                self._made.pop((filter, exact), None)
+        if not filters:
+            del self._entries[client]
+
+    def _instance(self, filter: Filter, interface: Interface) -> Filter:
+        exact = not isinstance(interface, str)
+        made = self._made.get((filter, exact))
+        if made is None:
+            made = self._made[filter, exact] = self._make(filter, exact)
+        return made
+
+    def _make(self, filter: Filter, exact: bool) -> Filter:
+        whereabouts = self._known.get(owner_of(filter))
+        return widest(filter) if whereabouts is None else self._instances.instance(filter, whereabouts, exact)
+
+    def local(self, filter: Filter) -> Filter:
+        """What a filter of a local owner matches at present."""
+        return self._made.get((filter, True), filter)
+
+    # --- whereabouts ---
+
+    def known(self, client: str) -> Whereabouts | None:
+        return self._known.get(client)
+
+    def heard_from(self, client: str) -> str | None:
+        """The peer that told what is known here, if one did."""
+        heard = self._heard.get(client)
+        return None if heard is None else heard[0]
+
+    def locate(self, whereabouts: Whereabouts) -> bool:
+        """The session is here and says so; whether those further away must hear it."""
+        client = whereabouts.client
+        if client not in self._here:
+            self._here[client] = None
+            self.use(client, +1)
+        self._heard.pop(client, None)
+        return self._exchange(whereabouts)
+
+    def depart(self, client: str) -> None:
+        """The session is no longer here."""
+        if client in self._here:
+            del self._here[client]
+            self.use(client, -1)
+
+    def learn(self, whereabouts: Whereabouts, peer: str, round_trip_s: float) -> bool:
+        """Take in a peer's news, unless it is old; whether those further away must hear it, too."""
+        client = whereabouts.client
+        known = self._known.get(client)
+        distance_s = whereabouts.distance_s + round_trip_s
+        if known is not None:
+            if client in self._here or whereabouts.number < known.number:
+                return False
+            if whereabouts.number == known.number and distance_s <= known.distance_s:
+                # The same on another way; what was sent on the longer one may still come.
+                return False
+        # Those behind the peer that told it before are further away now, though this broker may not be.
+        is_elsewhere = self.heard_from(client) != peer
+        self._heard[client] = (peer, whereabouts.distance_s)
+        changes = self._exchange(msgspec.structs.replace(whereabouts, distance_s=distance_s))
+        return changes or is_elsewhere
+
+    def hear_of(self, whereabouts: Whereabouts) -> bool:
+        """News by the way, of a client that stays where it is for now: its distance is as it was."""
+        known = self._known.get(whereabouts.client)
+        if known is not None and whereabouts.number <= known.number:
+            return False
+        distance_s = 0.0 if known is None else known.distance_s
+        return self._exchange(msgspec.structs.replace(whereabouts, distance_s=distance_s))
+
+    def measure(self, peer: str, round_trip_s: float) -> list[str]:
+        """The way to a peer takes this long: those clients behind it for whom that changes anything."""
+        changed = []
+        for client, (heard_from, distance_s) in list(self._heard.items()):
+            known = self._known[client]
+            moved = msgspec.structs.replace(known, distance_s=distance_s + round_trip_s)
+            if heard_from == peer and moved != known and self._exchange(moved):
+                changed.append(client)
+        return changed
+
+    def _exchange(self, new: Whereabouts) -> bool:
+        """Put the instances for the new whereabouts in place of the old ones."""
+        client = new.client
+        old = self._known.get(client)
+        filters = self._entries.get(client, {})
+        self._known[client] = new
+        is_same = old is not None and self._instances.is_same(filters, old, new)
+        for filter, interfaces in filters.items():
+            self._exchange_instance(filter, interfaces, exact=True)
+            if not is_same:
+                self._exchange_instance(filter, interfaces, exact=False)
+        return not is_same
+
+    def _exchange_instance(self, filter: Filter, interfaces: dict[Interface, int], exact: bool) -> None:
+        old = self._made.get((filter, exact))
+        if old is None:
+            return
+        new = self._made[filter, exact] = self._make(filter, exact)
+        if new is not old:
+            for interface in interfaces:
+                if isinstance(interface, str) is not exact:
+                    # Added before the other is removed: a route in both is never missing.
+                    self._table.add(new, interface)
+                    self._table.remove(old, interface)
+
+    # --- how long they are needed ---
+
+    def use(self, client: str, change: int) -> None:
+        """Something here needs to know where the client is, or does not any more."""
+        self._uses[client] += change
+        if not self._uses[client]:
+            del self._uses[client]
+            self._unused[client] = None
+
+    def forget_unused(self) -> None:
+        """Called when a change is complete: until then what is given up may be taken up again."""
+        if self._unused:
+            for client in self._unused:
+                if client not in self._uses:
+                    self._known.pop(client, None)
+                    self._heard.pop(client, None)
+            self._unused = {}

@@ -1,0 +1,652 @@
+"""Reverse-path forwarding over an acyclic overlay: who wants what, and who must be told.
+
+The matching table says which interfaces want a notification; an interface is a
+peer (its id) or a local owner (a tuple, whatever the mobility protocol uses).
+A routing strategy decides what is forwarded of it to the peers. With
+advertisements, a subscription travels only towards publishers that may match it.
+
+Settling: a broker may ask a peer, with an update, to say when every broker
+behind it knows of all updates so far. The answers are gathered over the tree,
+so the question is answered when the furthest broker has it.
+
+Filters that depend on a client's own state travel as they are, and with them what
+is known of that client; each broker makes of them what it needs (`dependents.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.filters.own import owner_of
+from roamcast.protocol.messages import Cause, Entry, Settled, Update
+from roamcast.protocol.notification import Message
+from roamcast.protocol.whereabouts import Whereabouts
+from roamcast.routing.aggregation import AGGREGATES, NO_CHANGE, STRATEGIES, Aggregate, Change
+from roamcast.routing.dependents import Dependents, Instances, Wide
+from roamcast.routing.matching import Interface, MatchingTable, Owner, Route
+
+Token = tuple[Any, ...]
+"""What a caller gets back when something it asked for has settled."""
+
+
+class _Answer(NamedTuple):
+    """Then answer the peer that asked."""
+
+    peer: str
+    message: Settled
+
+
+class _Finish(NamedTuple):
+    """Then an unsubscription takes effect."""
+
+    owner: Owner
+    filter: Filter
+    subscriber: str
+    cause: Cause
+    token: Token
+
+
+_Then = _Answer | _Finish | Token
+
+
+class _PeerState:
+    """What was agreed with one peer, and what is about to be said to it."""
+
+    def __init__(self, aggregate: Aggregate | None) -> None:
+        self.aggregate = aggregate
+        self.advertised: dict[Filter, int] = {}
+        """What may come from behind the peer."""
+        self.spread: dict[Filter, int] = {}
+        """Advertisements from elsewhere, reference-counted; equal ones are forwarded once."""
+        self.depending: dict[str, int] = {}
+        """How many of the forwarded filters depend on the own state of a client."""
+        self.staged: list[Change] = []
+        self.staged_whereabouts: dict[str, None] = {}
+        self.staged_advertise: list[Filter] = []
+        self.staged_unadvertise: list[Filter] = []
+        self.sent = 0
+        """Updates sent; the peer answers with these numbers."""
+        self.asked = 0
+        self.settled = 0
+
+    def wants(self, filter: Filter, uses_advertisements: bool) -> bool:
+        """Whether the peer must hear of a filter that came from elsewhere."""
+        if self.aggregate is None:
+            return False
+        return not uses_advertisements or _overlaps_any(self.advertised, filter)
+
+    def stage(self, change: Change) -> None:
+        """The forwarded set has changed."""
+        if change is NO_CHANGE:
+            return
+        self.staged.append(change)
+        for entry in change.subscribe:
+            if entry[0].own:
+                client = owner_of(entry[0])
+                self.depending[client] = self.depending.get(client, 0) + 1
+                self.staged_whereabouts[client] = None
+        for entry in change.unsubscribe:
+            if entry[0].own:
+                client = owner_of(entry[0])
+                self.depending[client] -= 1
+                if not self.depending[client]:
+                    del self.depending[client]
+                    self.staged_whereabouts.pop(client, None)
+
+    @property
+    def is_staged(self) -> bool:
+        return bool(
+            self.staged or self.staged_whereabouts or self.staged_advertise or self.staged_unadvertise
+        )
+
+    def take_update(self, cause: Cause, flush: bool, dependents: Dependents) -> Update:
+        """What is staged, as one update; nothing is staged any more."""
+        change = _joined(self.staged)
+        whereabouts: tuple[Whereabouts, ...] = ()
+        if self.staged_whereabouts:
+            known = map(dependents.known, self.staged_whereabouts)
+            whereabouts = tuple(one for one in known if one is not None)
+            self.staged_whereabouts = {}
+        update = Update(
+            *change, tuple(self.staged_advertise), tuple(self.staged_unadvertise),
+            flush=flush, cause=cause, whereabouts=whereabouts,
+        )  # fmt: skip
+        self.staged, self.staged_advertise, self.staged_unadvertise = [], [], []
+        return update
+
+
+class _Barrier:
+    """Something that waits until peers have settled, and what to do then, as data."""
+
+    __slots__ = ("then", "waiting")
+
+    def __init__(self, waiting: dict[str, int], then: _Then) -> None:
+        self.waiting = waiting
+        self.then = then
+
+
+class Router:
+    """The tables of one broker, and the updates they cause."""
+
+    def __init__(
+        self,
+        strategy: str,
+        send: Callable[[str, Message], None],
+        settled: Callable[[Token], None],
+        advertisements: bool = False,
+        outside: frozenset[str] | None = None,
+        instances: Instances | None = None,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
+        if strategy == "flooding" and advertisements:
+            raise InputError("flooding forwards no subscriptions, so advertisements have no use with it")
+        self.strategy = strategy
+        self.uses_advertisements = advertisements
+        self.table = MatchingTable(outside)
+        self.dependents = Dependents(self.table, instances or Wide())
+        self._round_trips_s: dict[str, float] = {}
+        """Over the links to the peers, as measured; until then they may take for ever."""
+        self._send = send
+        self._settled = settled
+        self._peers: dict[str, _PeerState] = {}
+        self._collected: dict[Interface, dict[Entry, int]] = {}
+        """Entries per interface they came from, reference-counted."""
+        self._diverted: dict[str, Interface] = {}
+        """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
+        self._local_advertisements: dict[Filter, int] = {}
+        self._barriers: list[_Barrier] = []
+
+    # --- the overlay ---
+
+    @property
+    def peers(self) -> list[str]:
+        return list(self._peers)
+
+    @property
+    def size(self) -> int:
+        """Entries of the routing table: a filter, where it came from and, if that is kept, whose it is."""
+        return sum(map(len, self._collected.values()))
+
+    def has_peer(self, peer: str) -> bool:
+        return peer in self._peers
+
+    def add_peer(self, peer: str) -> None:
+        """A new neighbour: it learns what everyone else here wants and offers."""
+        aggregate = AGGREGATES[self.strategy]() if self.strategy in AGGREGATES else None
+        state = _PeerState(aggregate)
+        state.spread = dict(self._local_advertisements)
+        for other in self._peers.values():
+            for filter in other.advertised:
+                state.spread[filter] = state.spread.get(filter, 0) + 1
+        self._peers[peer] = state
+        if self.uses_advertisements:
+            state.staged_advertise = list(state.spread)
+        elif aggregate is not None:
+            for entries in self._collected.values():
+                for entry in entries:
+                    state.stage(aggregate.add(entry))
+        self._commit("subscribe")
+
+    def remove_peer(self, peer: str) -> None:
+        """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
+        for entry, count in list(self._collected.get(peer, {}).items()):
+            for _ in range(count):
+                self._release(peer, entry)
+        for filter, count in list(self._peers[peer].advertised.items()):
+            for _ in range(count):
+                self._on_unadvertised(peer, filter)
+        del self._peers[peer]
+        self._round_trips_s.pop(peer, None)
+        self.dependents.forget_unused()
+        self._commit("subscribe")
+        self._settle(peer, None)
+
+    # --- routing ---
+
+    def route(self, attributes: bytes) -> Route:
+        """Who wants a notification with these attributes; the caller leaves out where it came from."""
+        table = self.table
+        route = table.routes.get(attributes) or table.route(attributes)
+        if self.strategy == "flooding":
+            return tuple(self._peers), route[1], route[2]
+        return route
+
+    # --- local clients ---
+
+    def subscribe(
+        self, owner: Owner, filter: Filter, subscriber: str, cause: Cause, token: Token | None = None
+    ) -> None:
+        """A local owner wants this; the token comes back once every broker that must know it does."""
+        self._collect(owner, (filter, subscriber))
+        self._commit(cause, then=token)
+
+    def unsubscribe(
+        self, owner: Owner, filter: Filter, subscriber: str, cause: Cause, token: Token | None = None
+    ) -> None:
+        """A local owner no longer wants this.
+
+        Without a token it takes effect at once. With one, what was published before
+        this call is still owed, wherever it is: first everything on its way is
+        driven out, over routes that still stand, and only then they are taken down.
+        """
+        if token is None:
+            self._release(owner, (filter, subscriber))
+            self._commit(cause)
+        else:
+            self._commit(cause, then=_Finish(owner, filter, subscriber, cause, token), flush=True)
+
+    def advertise(self, filter: Filter, token: Token) -> None:
+        """A local publisher promises to publish within this filter.
+
+        The question flushes, so that by its answer every subscription that overlaps
+        has come back along the way of the advertisement.
+        """
+        self._local_advertisements[filter] = self._local_advertisements.get(filter, 0) + 1
+        if not self.uses_advertisements:
+            self._settled(token)
+            return
+        self._spread(None, filter, +1)
+        self._commit("subscribe", then=token, flush=True)
+
+    def unadvertise(self, filter: Filter) -> None:
+        self._local_advertisements[filter] -= 1
+        if not self._local_advertisements[filter]:
+            del self._local_advertisements[filter]
+        if self.uses_advertisements:
+            self._spread(None, filter, -1)
+            self._commit("subscribe")
+
+    def relocate(
+        self,
+        filters: Iterable[Filter],
+        subscriber: str,
+        source: Interface,
+        target: Interface,
+        update: Update | None = None,
+    ) -> Update | None:
+        """A subscriber's filters no longer come from the source but from the target.
+
+        Its subscription moves over one link at a time: the broker it leaves calls
+        this with the peer as target, and sends what comes back along; the peer calls
+        it with that as `update`. Each takes for granted that the other forwards the
+        filters to it from now on. Where that is not so (equal ones were forwarded
+        before, or others cover them), it says so. Nobody else notices anything.
+        """
+        entries = [(filter, subscriber) for filter in filters]
+        # As they would come from a peer: most strategies forget whose they are.
+        from_peer = entries if self.strategy == "simple" else [(filter, "") for filter, _ in entries]
+        for entry in from_peer if isinstance(target, str) else entries:
+            self._collect(target, entry)
+        if isinstance(source, str):
+            self._apply(source, update or Update())
+            # The source has these already.
+            assumed = tuple(from_peer)
+            state = self._peers[source]
+            state.staged.append(Change(unsubscribe=assumed))
+            if self.dependents.heard_from(subscriber) == source:
+                state.staged_whereabouts.pop(subscriber, None)
+        else:
+            for entry in entries:
+                self._release(source, entry)
+        return self._carry(target if isinstance(target, str) else None)
+
+    def _carry(self, peer: str | None) -> Update | None:
+        """Send what is staged, but what is for this peer is given to the caller, who sends it along."""
+        carried = None
+        if peer is not None:
+            state = self._peers[peer]
+            state.sent += 1
+            carried = state.take_update("handoff", flush=False, dependents=self.dependents)
+        self._commit("handoff")
+        return carried
+
+    def direction(self, filters: Iterable[Filter], subscriber: str) -> Interface | None:
+        """Where what this subscriber wants goes; None if nothing is known of it."""
+        if subscriber in self._diverted:
+            return self._diverted[subscriber]
+        entries = [(filter, subscriber) for filter in filters]
+        for interface, collected in self._collected.items():
+            if any(entry in collected for entry in entries):
+                return interface
+        return None
+
+    def divert(
+        self,
+        filters: Iterable[Filter],
+        subscriber: str,
+        target: Interface,
+        onward: str | None,
+        update: Update | None = None,
+    ) -> Update | None:
+        """A subscriber is to be found in another direction: what it wants goes there and nowhere else.
+
+        Its entries from elsewhere stay until those who made them withdraw them, and so
+        the updates between brokers go on as ever; but nothing is forwarded for them.
+        With a peer as target, `update` is what it wants. What is to be told to the
+        peer `onward` comes back, so that it can travel with the news.
+        """
+        entries = [(filter, subscriber) for filter in filters]
+        before = self.direction([filter for filter, _ in entries], subscriber)
+        for entry in entries:
+            if before is not None and entry in self._collected.get(before, ()):
+                self._remove_route(entry[0], before)
+        self._diverted[subscriber] = target
+        for entry in entries:
+            if entry in self._collected.get(target, ()):
+                self._add_route(entry[0], target)
+        if isinstance(target, str):
+            self._apply(target, update or Update())
+        else:
+            for entry in entries:
+                self._collect(target, entry)
+        return self._carry(onward)
+
+    def withdraw(
+        self,
+        filters: Iterable[Filter],
+        subscriber: str,
+        source: Interface,
+        onward: str | None,
+        update: Update | None = None,
+        last: bool = True,
+    ) -> Update | None:
+        """The end of a diversion: the entries from the direction it turned away from go.
+
+        With a peer as source, `update` is what it takes back. Of several diversions of
+        one subscriber only the last one to end gives the routes back to the entries.
+        """
+        if isinstance(source, str):
+            self._apply(source, update or Update())
+        else:
+            for filter in filters:
+                self._release(source, (filter, subscriber))
+        if last:
+            del self._diverted[subscriber]
+        return self._carry(onward)
+
+    def _is_routed(self, interface: Interface, entry: Entry) -> bool:
+        return self._diverted.get(entry[1], interface) == interface
+
+    # --- the table ---
+
+    def _add_route(self, filter: Filter, interface: Interface) -> None:
+        (self.dependents if filter.own else self.table).add(filter, interface)
+
+    def _remove_route(self, filter: Filter, interface: Interface) -> None:
+        (self.dependents if filter.own else self.table).remove(filter, interface)
+
+    def listen(self, owner: Owner, filter: Filter) -> None:
+        """A local owner gets what passes; nobody is told."""
+        if filter.own:
+            self._note_use(filter, +1)
+        self._add_route(filter, owner)
+
+    def unlisten(self, owner: Owner, filter: Filter) -> None:
+        self._remove_route(filter, owner)
+        if filter.own:
+            self._note_use(filter, -1)
+        self.dependents.forget_unused()
+
+    # --- where clients are, on whose own state filters depend ---
+
+    def locate(self, whereabouts: Whereabouts, cause: Cause, token: Token | None = None) -> None:
+        """A client whose session is here has changed its own state; the token as in `subscribe`."""
+        if self.dependents.locate(whereabouts):
+            self._stage_whereabouts(whereabouts.client, None)
+        self._commit(cause, then=token)
+
+    def relocate_client(self, whereabouts: Whereabouts) -> None:
+        """A client's session has come here: whatever else is as it was, its distance from others is not."""
+        self.dependents.locate(whereabouts)
+        self._stage_whereabouts(whereabouts.client, None)
+        self._commit("handoff")
+
+    def settle(self, cause: Cause, token: Token) -> None:
+        """The token comes back once every broker that must know whatever was said so far does."""
+        self._commit(cause, then=token)
+
+    def depart(self, client: str) -> None:
+        """Its session is no longer here."""
+        self.dependents.depart(client)
+        self.dependents.forget_unused()
+
+    def hear_of(self, whereabouts: Whereabouts) -> None:
+        """Somebody who knows of a client has something to say about it: what that needs may follow."""
+        self.dependents.use(whereabouts.client, +1)
+        if self.dependents.hear_of(whereabouts):
+            self._stage_whereabouts(whereabouts.client, None)
+
+    def heard(self, whereabouts: Whereabouts) -> None:
+        """It has been said."""
+        self.dependents.use(whereabouts.client, -1)
+        self._commit("handoff")
+
+    def measure(self, peer: str, round_trip_s: float) -> None:
+        """So long it takes to a peer and back."""
+        self._round_trips_s[peer] = round_trip_s
+        for client in self.dependents.measure(peer, round_trip_s):
+            self._stage_whereabouts(client, peer)
+        self._commit("subscribe")
+
+    def _learn(self, peer: str, whereabouts: Whereabouts) -> None:
+        round_trip_s = self._round_trips_s.get(peer, float("inf"))
+        if self.dependents.learn(whereabouts, peer, round_trip_s):
+            self._stage_whereabouts(whereabouts.client, peer)
+
+    def _stage_whereabouts(self, client: str, source: str | None) -> None:
+        """Tell those peers that depend on it."""
+        for peer, state in self._peers.items():
+            if peer != source and client in state.depending:
+                state.staged_whereabouts[client] = None
+
+    def _note_use(self, filter: Filter, change: int) -> None:
+        """Of a filter that depends on its client's own state."""
+        self.dependents.use(owner_of(filter), change)
+
+    # --- peers ---
+
+    def on_update(self, peer: str, update: Update) -> None:
+        self._apply(peer, update)
+        if update.settle:
+            answer = _Answer(peer, Settled(update.settle, update.cause))
+            self._commit(update.cause, peer, answer, update.flush)
+        else:
+            self._commit(update.cause)
+
+    def _apply(self, peer: str, update: Update) -> None:
+        """Take in what a peer says it wants and offers; what follows from it is staged."""
+        for whereabouts in update.whereabouts:
+            self._learn(peer, whereabouts)
+        for filter in update.advertise:
+            self._on_advertised(peer, filter)
+        for entry in update.subscribe:
+            self._collect(peer, entry)
+        for entry in update.unsubscribe:
+            self._release(peer, entry)
+        for filter in update.unadvertise:
+            self._on_unadvertised(peer, filter)
+
+    def on_settled(self, peer: str, message: Settled) -> None:
+        state = self._peers[peer]
+        state.settled = max(state.settled, message.number)
+        self._settle(peer, message.number)
+
+    def _settle(self, peer: str, number: int | None) -> None:
+        """Nobody waits any longer for what the peer was told up to this number, or for anything of it."""
+        finished = []
+        for barrier in self._barriers:
+            awaited = barrier.waiting.get(peer)
+            if awaited is None:
+                continue
+            if number is not None and awaited > number:
+                # Later ones wait for later answers.
+                break
+            del barrier.waiting[peer]
+            if not barrier.waiting:
+                finished.append(barrier)
+        for barrier in finished:
+            self._barriers.remove(barrier)
+        for barrier in finished:
+            self._continue(barrier.then)
+
+    def unfinished(self) -> list[str]:
+        """Settlements that peers have not answered yet, and subscribers still on the move."""
+        barriers = [f"{barrier.then} waits for {', '.join(barrier.waiting)}" for barrier in self._barriers]
+        return barriers + [f"{client} is diverted to {target}" for client, target in self._diverted.items()]
+
+    # --- subscriptions on their way ---
+
+    def _collect(self, interface: Interface, entry: Entry) -> None:
+        filter = entry[0]
+        if filter.own:
+            self._note_use(filter, +1)
+        if not self._diverted or self._is_routed(interface, entry):
+            self._add_route(filter, interface)
+        entries = self._collected.setdefault(interface, {})
+        count = entries[entry] = entries.get(entry, 0) + 1
+        if count == 1:
+            for peer, state in self._peers.items():
+                if peer != interface and state.wants(filter, self.uses_advertisements):
+                    state.stage(state.aggregate.add(entry))  # type: ignore[union-attr]
+
+    def _release(self, interface: Interface, entry: Entry) -> None:
+        filter = entry[0]
+        if not self._diverted or self._is_routed(interface, entry):
+            self._remove_route(filter, interface)
+        if filter.own:
+            self._note_use(filter, -1)
+        entries = self._collected[interface]
+        count = entries[entry] = entries[entry] - 1
+        if count:
+            return
+        del entries[entry]
+        if not entries:
+            del self._collected[interface]
+        for peer, state in self._peers.items():
+            if peer != interface and state.wants(filter, self.uses_advertisements):
+                state.stage(state.aggregate.remove(entry))  # type: ignore[union-attr]
+
+    # --- advertisements ---
+
+    def _on_advertised(self, peer: str, filter: Filter) -> None:
+        """A publisher behind the peer: subscriptions that overlap must now travel there."""
+        state = self._peers[peer]
+        already = dict(state.advertised)
+        state.advertised[filter] = already.get(filter, 0) + 1
+        if filter in already:
+            return
+        for entry in self._collected_elsewhere(peer, filter):
+            if state.aggregate is not None and not _overlaps_any(already, entry[0]):
+                state.stage(state.aggregate.add(entry))
+        self._spread(peer, filter, +1)
+
+    def _on_unadvertised(self, peer: str, filter: Filter) -> None:
+        state = self._peers[peer]
+        state.advertised[filter] -= 1
+        if state.advertised[filter]:
+            return
+        del state.advertised[filter]
+        for entry in self._collected_elsewhere(peer, filter):
+            if state.aggregate is not None and not _overlaps_any(state.advertised, entry[0]):
+                state.stage(state.aggregate.remove(entry))
+        self._spread(peer, filter, -1)
+
+    def _collected_elsewhere(self, peer: str, filter: Filter) -> list[Entry]:
+        """Entries from all other interfaces that overlap the filter."""
+        return [
+            entry
+            for interface, entries in self._collected.items()
+            if interface != peer
+            for entry in entries
+            if entry[0].overlaps(filter)
+        ]
+
+    def _spread(self, source: str | None, filter: Filter, change: int) -> None:
+        for peer, state in self._peers.items():
+            if peer == source:
+                continue
+            before = state.spread.get(filter, 0)
+            state.spread[filter] = before + change
+            if before == 0:
+                state.staged_advertise.append(filter)
+            elif before + change == 0:
+                del state.spread[filter]
+                state.staged_unadvertise.append(filter)
+
+    # --- saying it, and settling ---
+
+    def _commit(
+        self,
+        cause: Cause,
+        asker: str | None = None,
+        then: _Then | None = None,
+        flush: bool = False,
+    ) -> None:
+        """Send what is staged, one update to a peer; go on with `then` when all but the asker have settled.
+
+        A peer is asked when it has something left to learn. `flush` asks the others
+        too, so that the answers come behind whatever they had on its way.
+        """
+        waiting = {}
+        for peer, state in self._peers.items():
+            if then is None and not state.is_staged:
+                continue
+            update = state.take_update(cause, flush, self.dependents)
+            news = update.is_news
+            must_answer = then is not None and peer != asker and (flush or news or state.settled < state.sent)
+            if news or (must_answer and (flush or state.asked < state.sent)):
+                state.sent += 1
+                if must_answer:
+                    state.asked = state.sent
+                    update = msgspec.structs.replace(update, settle=state.sent)
+                self._send(peer, update)
+            if must_answer:
+                waiting[peer] = state.asked
+        self.dependents.forget_unused()
+        if then is None:
+            return
+        if waiting:
+            self._barriers.append(_Barrier(waiting, then))
+        else:
+            self._continue(then)
+
+    def _continue(self, then: _Then) -> None:
+        if isinstance(then, _Answer):
+            if then.peer in self._peers:
+                self._send(then.peer, then.message)
+        elif isinstance(then, _Finish):
+            self.unsubscribe(then.owner, then.filter, then.subscriber, then.cause)
+            self._settled(then.token)
+        else:
+            self._settled(then)
+
+
+def _overlaps_any(advertised: Iterable[Filter], filter: Filter) -> bool:
+    return any(filter.overlaps(one) for one in advertised)
+
+
+def _joined(changes: Sequence[Change]) -> Change:
+    """Several changes as one: what was added and removed again on the way cancels out."""
+    if len(changes) == 1:
+        return changes[0]
+    net: dict[Entry, int] = {}
+    for change in changes:
+        for entry in change.subscribe:
+            net[entry] = net.get(entry, 0) + 1
+        for entry in change.unsubscribe:
+            net[entry] = net.get(entry, 0) - 1
+    subscribe: list[Entry] = []
+    unsubscribe: list[Entry] = []
+    for entry, count in net.items():
+        if count:
+            (subscribe if count > 0 else unsubscribe).append(entry)
+    return Change(tuple(subscribe), tuple(unsubscribe))
+
+
+__all__ = ["STRATEGIES", "Interface", "MatchingTable", "Owner", "Route", "Router"]

@@ -1,0 +1,537 @@
+"""The journal of a broker's inputs: what was committed is there again after a crash.
+
+    journal, recovered = Journal.open(folder, sync="group", version=__version__)
+    …                           # thaw recovered.snapshot, replay recovered.entries
+    journal.write(entry)        # what a turn of the loop needs; then let out what the turn promises
+
+`write` is `append`, which can be called several times, and `commit` in one.
+
+What `commit` promises: with `sync="process"` that its entries survive the end of the process, however
+it ends; with `sync="group"` that they survive a power loss, as far as the disk keeps what it says it
+has. Recovery gives a prefix of what was appended that includes everything committed; recovery.py has
+the rules for torn and damaged files. (A flipped bit in the very last commit looks like a torn one.)
+
+When a write fails, `commit` raises `JournalFailed` and the journal refuses everything until
+`try_again` succeeds. What was committed before stays promised; what was appended since is kept in
+memory and written by `try_again`, in a new segment, so that a part of it that did reach the disk is
+superseded.
+
+Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two
+snapshots, the spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the
+journal fails as on a full disk, and goes on when a snapshot has been written.
+
+One process at a time can have a folder open; the folder and its files are its owner's alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from roamcast.errors import InputError
+from roamcast.storage.mapping import FILE_SYSTEMS, MAPPED_BYTES_MAX, MappedSegment, file_system_of
+from roamcast.storage.recovery import Found, Recovered, check_version, find_recoverable
+from roamcast.storage.segments import (
+    END_MARK,
+    HEADER_BYTES,
+    LENGTH_BYTES,
+    RECORD_HEAD_BYTES,
+    SEGMENT_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TEMPORARY_SUFFIX,
+    SegmentHead,
+    encode_version,
+    new_marker,
+    numbered,
+    pack_length,
+    seal_record,
+    segment_path,
+    single_record,
+    sync_folder,
+    write_all,
+)
+from roamcast.storage.snapshots import SnapshotChild, SnapshotFile, SnapshotOutcome
+from roamcast.storage.spares import Spares
+
+Sync = Literal["process", "group"]
+
+MEBIBYTE = 1 << 20
+SEGMENT_BYTES = 16 * MEBIBYTE
+SEGMENT_BYTES_MIN = 64 << 10
+SNAPSHOT_AFTER_BYTES = 64 * MEBIBYTE
+JOURNAL_BYTES_MAX = 1024 * MEBIBYTE
+SNAPSHOT_RETRY_S = 30.0
+ENTRY_BYTES_MAX = 512 * MEBIBYTE
+RECORD_BYTES_MAX = 1024 * MEBIBYTE
+
+
+class JournalFailed(Exception):
+    """Nothing can be promised now; the text says why, in one line."""
+
+
+class _Settings(NamedTuple):
+    """What `Journal.open` was given."""
+
+    sync: Sync
+    version: str
+    segment_bytes: int
+    snapshot_after_bytes: int
+    journal_bytes_max: int
+    snapshot_retry_s: float
+
+    def check(self) -> None:
+        if self.sync not in get_args(Sync):
+            raise InputError(f"journal sync {self.sync!r}: valid are {', '.join(get_args(Sync))}")
+        encode_version(self.version)
+        if self.segment_bytes < SEGMENT_BYTES_MIN:
+            raise InputError(
+                f"journal segments of {self.segment_bytes} bytes: at least {SEGMENT_BYTES_MIN} are needed"
+            )
+        if not 0 < self.snapshot_after_bytes <= self.journal_bytes_max:
+            raise InputError(
+                f"a journal snapshot after {self.snapshot_after_bytes} bytes: expected 1 to"
+                f" {self.journal_bytes_max}, the most that the journal may take"
+            )
+
+
+class SnapshotTicket:
+    """A snapshot of the state after the entry `sequence`: `write` it, then `commit` it."""
+
+    def __init__(self, journal: Journal, file: SnapshotFile, first_needed: int, at_bytes: int) -> None:
+        self.sequence = file.sequence
+        self.first_needed = first_needed
+        """The number of the segment with the entries after it."""
+        self.at_bytes = at_bytes
+        """How much had been written to the journal before it."""
+        self.size_bytes = 0
+        self._journal = journal
+        self._file = file
+        self.child: SnapshotChild | None = None
+        """The process that writes it, if there is one; its `fileno` becomes readable at its end."""
+
+    def write(self, data: bytes) -> None:
+        """Write it to the disk, not yet as the one that counts; JournalFailed if that cannot be."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.abandon()
+            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+        self.size_bytes = len(data)
+
+    def commit(self) -> None:
+        """From now on recovery begins with it, and older files are not needed any more."""
+        try:
+            self._file.publish()
+        except OSError as error:
+            self.abandon()
+            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+        self._journal._snapshot_done(self)
+
+    def abandon(self) -> None:
+        """Leave everything as it was before."""
+        if self.child is not None:
+            self.child.kill()
+        self._file.forget()
+        self._journal._snapshot_abandoned()
+
+    def write_in_child(self, freeze: Callable[[], bytes]) -> None:
+        """Write and commit what `freeze` gives in a copy of this process; `Journal.poll_snapshot` follows."""
+        self._journal._spares.wait()
+        try:
+            self.child = SnapshotChild(self._file, freeze)
+        except OSError as error:
+            self.abandon()
+            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+
+    def poll(self) -> SnapshotOutcome | None:
+        outcome = self.child.poll() if self.child is not None else None
+        if outcome is None:
+            return None
+        self.child = None
+        if outcome.error is None:
+            self.size_bytes = outcome.size_bytes
+            self._journal._snapshot_done(self)
+        else:
+            self.abandon()
+        return outcome
+
+
+class Journal:
+    """The journal in one folder. `open` is the way to get one."""
+
+    def __init__(self, folder: Path, lock: int, found: Found, settings: _Settings) -> None:
+        self.folder = folder
+        self.failed: str | None = None
+        """Why nothing can be promised now."""
+        self.commits = 0
+        self.syncs = 0
+        self.sync_last_s = 0.0
+        self.sync_total_s = 0.0
+        self.snapshot_bytes = 0
+        """The size of the last snapshot, …"""
+        self._snapshot_wanted_bytes = 0
+        """… and after how many bytes of entries the next one is worth its while."""
+        self._lock = lock
+        self._settings = settings
+        self._set_snapshot_bytes(len(found.snapshot or b""))
+        self._version = settings.version
+        self._syncs_commits = settings.sync == "group"
+        self._spares = Spares(
+            folder,
+            segment_bytes=settings.segment_bytes,
+            synced=self._syncs_commits,
+            kept_max=max(2, settings.snapshot_after_bytes // settings.segment_bytes + 1),
+        )
+        self._ticket: SnapshotTicket | None = None
+        self._snapshot_not_before_s = 0.0
+        self._found_bytes = found.journal_bytes
+        """Bytes of records since the snapshot that the journal was opened with."""
+        self._before_bytes = found.journal_bytes - HEADER_BYTES
+        """To be added to the offset in the segment, for what there is now."""
+        self._snapshot_at_bytes = 0
+        """What that was when the last snapshot was begun that is now on the disk."""
+        self._record = bytearray(RECORD_HEAD_BYTES)
+        self._pending = 0
+        self._file = -1
+        self._map: MappedSegment | None = None
+        """The file's memory, where that can be used."""
+        self._maps = settings.sync == "process" and file_system_of(folder) in FILE_SYSTEMS
+        self._head = SegmentHead(0, found.sequence + 1, 0, self._version)
+        self._offset = HEADER_BYTES
+        self._plain_until = 0
+        """Up to here a record is written into the segment, and that is all that has to be done."""
+        self._next = found.sequence + 1
+        """The sequence of the next entry that is committed."""
+
+    # --- opening and closing ---
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        sync: Sync,
+        version: str,
+        segment_bytes: int = SEGMENT_BYTES,
+        snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
+        journal_bytes_max: int = JOURNAL_BYTES_MAX,
+        snapshot_retry_s: float = SNAPSHOT_RETRY_S,
+    ) -> tuple[Journal, Recovered]:
+        """Take the folder, which is made if it is not there, and recover what it holds."""
+        settings = _Settings(
+            sync, version, segment_bytes, snapshot_after_bytes, journal_bytes_max, snapshot_retry_s
+        )
+        settings.check()
+        lock = -1
+        try:
+            lock = _lock_folder(folder)
+            found = find_recoverable(folder)
+            check_version(folder, found, version)
+            journal = cls(folder, lock, found, settings)
+            journal._continue_from(found)
+        except BaseException as error:
+            if lock >= 0:
+                os.close(lock)
+            if isinstance(error, OSError):
+                where = f", {error.filename}" if error.filename not in (None, str(folder)) else ""
+                raise InputError(
+                    f"journal folder {folder}: cannot be used ({_reason(error)}{where})"
+                ) from None
+            raise
+        return journal, found.recovered()
+
+    def _continue_from(self, found: Found) -> None:
+        """Clear away what a crash left, cut what it tore, and be ready to append."""
+        for path in self.folder.glob(f"*{TEMPORARY_SUFFIX}"):
+            path.unlink()
+        if not found.scans:
+            self._begin_segment()
+            return
+        last = found.scans[-1]
+        self._head, self._next = last.head, last.next
+        if last.head.version == self._version:
+            self._take(os.open(last.path, os.O_RDWR | os.O_CLOEXEC))
+            self._offset = last.end
+            self._before_bytes = self._found_bytes - last.end
+            write_all(self._file, END_MARK, last.end)
+            if self._syncs_commits:
+                os.fdatasync(self._file)
+        else:
+            self._begin_segment()
+        self._remove_before(found.sequence, found.scans[0].head.number)
+        self._look_ahead()
+
+    def close(self) -> None:
+        """Commit what is pending, unless the journal has failed, and give the folder free."""
+        if self._lock < 0:
+            return
+        if self._ticket is not None:
+            self._ticket.abandon()
+        try:
+            if self.failed is None:
+                self.commit()
+        finally:
+            self._spares.wait()
+            self._let_go()
+            os.close(self._lock)
+            self._lock = -1
+
+    # --- entries ---
+
+    @property
+    def last_sequence(self) -> int:
+        """The number of the last entry that was committed; 0 if there was none yet."""
+        return self._next - 1
+
+    @property
+    def bytes_written(self) -> int:
+        """Since it was opened."""
+        return self._total_bytes - self._found_bytes
+
+    @property
+    def _total_bytes(self) -> int:
+        return self._before_bytes + self._offset
+
+    @property
+    def pending_bytes(self) -> int:
+        """What was appended and not yet committed."""
+        return len(self._record) - RECORD_HEAD_BYTES
+
+    def write(self, entry: bytes) -> None:
+        """Commit this entry; when this returns it is promised."""
+        offset = self._offset
+        end = offset + RECORD_HEAD_BYTES + LENGTH_BYTES + len(entry)
+        if end <= self._plain_until and not self._pending and self.failed is None:
+            record = single_record(self._head.marker, self._next, entry)
+            try:
+                is_written = False
+                if self._map is not None and len(record) <= MAPPED_BYTES_MAX:
+                    is_written = self._map.put(record, offset)
+                    if not is_written:
+                        self._map = None
+                if not is_written:
+                    is_written = os.pwrite(self._file, record, offset) == len(record)
+                if is_written and self._syncs_commits:
+                    self._sync()
+            except OSError as error:
+                self.append(entry)
+                raise self._cannot_write(error) from None
+            if is_written:
+                self._offset, self._next = end, self._next + 1
+                self.commits += 1
+                return
+        self.append(entry)
+        self.commit()
+
+    def append(self, entry: bytes) -> None:
+        """Add an entry to what the next `commit` writes."""
+        if self.failed is not None:
+            raise JournalFailed(self.failed)
+        if len(entry) > ENTRY_BYTES_MAX:
+            raise InputError(f"an entry of {len(entry)} bytes: at most {ENTRY_BYTES_MAX} are allowed")
+        if len(self._record) + len(entry) > RECORD_BYTES_MAX:
+            self.commit()
+        self._record += pack_length(len(entry))
+        self._record += entry
+        self._pending += 1
+
+    def commit(self) -> None:
+        """Write what was appended; when this returns it is promised."""
+        if self.failed is not None:
+            raise JournalFailed(self.failed)
+        if not self._pending:
+            return
+        try:
+            self._write_pending()
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        self._look_ahead()
+
+    def try_again(self) -> None:
+        """Write what a failed `commit` did not; JournalFailed if that fails, too."""
+        if self.failed is None:
+            return
+        try:
+            # An empty segment has nothing that would have to be superseded.
+            if self._offset > HEADER_BYTES:
+                self._begin_segment()
+            if self._pending:
+                self._write_pending()
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        self.failed = None
+        self._look_ahead()
+        if self.failed is not None:
+            raise JournalFailed(self.failed)
+
+    def _look_ahead(self) -> None:
+        """Take nothing more once the limit is reached; what was written up to here is promised."""
+        most = self._settings.journal_bytes_max
+        if self._since_snapshot_bytes >= most:
+            self._fail(
+                f"{self.folder}: {self._since_snapshot_bytes} bytes since the last snapshot, at most"
+                f" {most} are allowed: nothing is promised until a snapshot is written"
+            )
+        end = self._settings.segment_bytes // 2
+        if self._offset > end:
+            self._spares.prepare()
+            end = self._settings.segment_bytes - len(END_MARK)
+        self._plain_until = min(end, self._offset + most - self._since_snapshot_bytes - 1)
+
+    def _write_pending(self) -> None:
+        record = self._record
+        size = len(record)
+        if self._offset + size + len(END_MARK) > self._settings.segment_bytes and self._offset > HEADER_BYTES:
+            self._begin_segment()
+        seal_record(record, self._head.marker, self._next, self._pending)
+        record += END_MARK
+        try:
+            write_all(self._file, record, self._offset)
+            if self._syncs_commits:
+                self._sync()
+        except OSError:
+            del record[size:]
+            raise
+        self._offset += size
+        self._next += self._pending
+        self.commits += 1
+        self._record = bytearray(RECORD_HEAD_BYTES)
+        self._pending = 0
+
+    def _sync(self) -> None:
+        started_s = time.perf_counter()
+        os.fdatasync(self._file)
+        self.sync_last_s = time.perf_counter() - started_s
+        self.sync_total_s += self.sync_last_s
+        self.syncs += 1
+
+    def _begin_segment(self) -> None:
+        head = SegmentHead(self._head.number + 1, self._next, new_marker(), self._version)
+        file = self._spares.begin_segment(head)
+        self._let_go()
+        self._take(file)
+        self._before_bytes += self._offset - HEADER_BYTES
+        self._head, self._offset = head, HEADER_BYTES
+        self._plain_until = 0
+
+    def _take(self, file: int) -> None:
+        self._file = file
+        self._map = MappedSegment(file) if self._maps else None
+
+    def _let_go(self) -> None:
+        if self._map is not None:
+            self._map.close()
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _cannot_write(self, error: OSError) -> JournalFailed:
+        path = segment_path(self.folder, self._head.number)
+        return self._fail(f"{path}: cannot be written ({_reason(error)})")
+
+    def _fail(self, why: str) -> JournalFailed:
+        self.failed = " ".join(why.split())
+        return JournalFailed(self.failed)
+
+    # --- snapshots ---
+
+    @property
+    def _since_snapshot_bytes(self) -> int:
+        return self._before_bytes + self._offset - self._snapshot_at_bytes
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether replaying has become long enough to be worth a snapshot, and one can be begun."""
+        return (
+            self._since_snapshot_bytes >= self._snapshot_wanted_bytes
+            and self._ticket is None
+            and not (self.failed is not None and self._pending)
+            and not self._spares.is_preparing
+            and time.monotonic() >= self._snapshot_not_before_s
+        )
+
+    def _set_snapshot_bytes(self, size: int) -> None:
+        """A large state is written less often than a small one, or writing it would be most of the work."""
+        self.snapshot_bytes = size
+        settings = self._settings
+        self._snapshot_wanted_bytes = min(
+            max(settings.snapshot_after_bytes, size), settings.journal_bytes_max // 2
+        )
+
+    def begin_snapshot(self) -> SnapshotTicket:
+        """A snapshot of the state as it is now, everything having been committed, can be written."""
+        if self._ticket is not None:
+            raise RuntimeError("a snapshot is being written")
+        if self._pending:
+            self.commit()
+        try:
+            if self._offset > HEADER_BYTES:
+                self._begin_segment()
+        except OSError as error:
+            self._snapshot_abandoned()
+            why = f"{self.folder}: no new segment ({_reason(error)})"
+            if segment_path(self.folder, self._head.number + 1).exists():
+                # It would supersede whatever is committed from now on.
+                raise self._fail(why) from None
+            raise JournalFailed(why) from None
+        file = SnapshotFile(self.folder, self._next - 1, self._version)
+        self._ticket = SnapshotTicket(self, file, self._head.number, self._total_bytes)
+        return self._ticket
+
+    def write_snapshot(self, data: bytes) -> None:
+        """Write a snapshot here and now, as for a clean stop; one that a child writes is given up."""
+        if self._ticket is not None:
+            self._ticket.abandon()
+        ticket = self.begin_snapshot()
+        ticket.write(data)
+        ticket.commit()
+
+    def poll_snapshot(self) -> SnapshotOutcome | None:
+        """How the snapshot that a child writes has ended; None while it works, or if there is none."""
+        return self._ticket.poll() if self._ticket is not None else None
+
+    def _snapshot_done(self, ticket: SnapshotTicket) -> None:
+        self._ticket = None
+        self._snapshot_at_bytes = ticket.at_bytes
+        self._set_snapshot_bytes(ticket.size_bytes)
+        self._remove_before(ticket.sequence, ticket.first_needed)
+
+    def _snapshot_abandoned(self) -> None:
+        self._ticket = None
+        self._snapshot_not_before_s = time.monotonic() + self._settings.snapshot_retry_s
+
+    def _remove_before(self, sequence: int, number: int) -> None:
+        """Forget snapshots before this one, and segments before the one with the entries after it."""
+        for found, path in numbered(self.folder, SNAPSHOT_SUFFIX).items():
+            if found < sequence:
+                path.unlink()
+        for found, path in numbered(self.folder, SEGMENT_SUFFIX).items():
+            if found < number:
+                self._spares.recycle(path)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Make the folder if need be, for its owner alone, and lock it until the file is closed."""
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, parents=True)
+        sync_folder(folder.parent)
+    folder.chmod(0o700)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(file, 20, 0).decode(errors="replace").strip() or "another process"
+        os.close(file)
+        raise InputError(
+            f"journal folder {folder}: in use by process {owner}; stop that, or name another folder"
+        ) from None
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    return file
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__

@@ -1,0 +1,166 @@
+"""What can be recovered from a folder: the last whole snapshot and the entries after it.
+
+The rules, in the order in which they are applied:
+
+1. The newest snapshot that is whole is taken. If a newer one is damaged, that is said; an older
+   one serves only if every segment after it is still there. Without any snapshot the entries must
+   begin with the first one ever.
+2. Segments follow each other without a gap, each whole up to where the next one begins. Anything
+   else is damage, and refused with the file and the offset.
+3. In the last segment, what is behind the last whole record is cut, if no whole record comes after
+   it: that is a commit that was torn, and was not promised (or, if a bit of it was flipped later,
+   the one promise that cannot be told from that). If one does come after it, a promised record in
+   the middle was damaged, and the journal is refused.
+4. Entries written by another version of the code are refused: replaying them could give other
+   results. A snapshot without entries after it, as a clean stop leaves it, is good for any version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from roamcast.errors import InputError
+from roamcast.storage.segments import (
+    SEGMENT_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    JournalDamaged,
+    SegmentHead,
+    SegmentScan,
+    numbered,
+    read_entries,
+    read_segment_head,
+    read_snapshot,
+    scan_segment,
+)
+
+
+@dataclass
+class Recovered:
+    """What a journal held when it was opened."""
+
+    snapshot: bytes | None
+    snapshot_version: str | None
+    """The version of the code that wrote the snapshot."""
+    entries: Iterator[bytes]
+    """The entries after the snapshot, in order; to be read before anything is appended."""
+    entry_count: int
+    cut_bytes: int
+    """What a torn commit had left at the end."""
+    first_start: bool
+    notes: list[str] = field(default_factory=list)
+    """What an operator should know: a line for each thing that was not as it should be."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The part of a folder that recovery rests on."""
+
+    sequence: int
+    """The last entry in the snapshot; 0 if there is none."""
+    snapshot: bytes | None
+    snapshot_version: str | None
+    scans: list[SegmentScan]
+    """The segments after the snapshot."""
+    notes: list[str]
+
+    @property
+    def entry_count(self) -> int:
+        return sum(scan.next - scan.head.first for scan in self.scans)
+
+    @property
+    def cut_bytes(self) -> int:
+        return self.scans[-1].torn_bytes if self.scans else 0
+
+    @property
+    def journal_bytes(self) -> int:
+        return sum(scan.record_bytes for scan in self.scans)
+
+    def recovered(self) -> Recovered:
+        return Recovered(
+            snapshot=self.snapshot,
+            snapshot_version=self.snapshot_version,
+            entries=(entry for scan in self.scans for entry in read_entries(scan)),
+            entry_count=self.entry_count,
+            cut_bytes=self.cut_bytes,
+            first_start=self.snapshot is None and not self.scans,
+            notes=self.notes,
+        )
+
+
+def find_recoverable(folder: Path) -> Found:
+    """Read a folder and check everything that would be recovered from it; it is not changed."""
+    segments = numbered(folder, SEGMENT_SUFFIX)
+    snapshots = numbered(folder, SNAPSHOT_SUFFIX)
+    if not segments and not snapshots:
+        return Found(0, None, None, [], [])
+    notes: list[str] = []
+    for path in reversed(snapshots.values()):
+        try:
+            head, data = read_snapshot(path)
+        except JournalDamaged as error:
+            notes.append(str(error))
+            continue
+        scans = _chain_instead(folder, segments, head.sequence, snapshots, notes)
+        return Found(head.sequence, data, head.version, _noting(scans, notes), notes)
+    scans = _chain_instead(folder, segments, 0, snapshots, notes)
+    return Found(0, None, None, _noting(scans, notes), notes)
+
+
+def _chain_instead(
+    folder: Path, segments: dict[int, Path], sequence: int, snapshots: dict[int, Path], notes: list[str]
+) -> list[SegmentScan]:
+    """The segments after a snapshot, which must make up for those after it that are damaged."""
+    try:
+        scans = _chain_after(folder, segments, sequence)
+        if scans[-1].next <= max(snapshots, default=0):
+            raise JournalDamaged(f"{folder}: the entries end with {scans[-1].next - 1}, before the snapshot")
+    except JournalDamaged as error:
+        if not notes:
+            raise
+        raise JournalDamaged(
+            f"{notes[0]}; an older state cannot serve instead ({error}): restore the folder from a copy"
+        ) from None
+    return scans
+
+
+def check_version(folder: Path, found: Found, version: str) -> None:
+    """Refuse entries that another version of the code has written."""
+    for scan in found.scans:
+        if scan.next > scan.head.first and scan.head.version != version:
+            raise InputError(
+                f"{scan.path}: entries of version {scan.head.version}, which {version} cannot replay:"
+                f" start version {scan.head.version} once with {folder} and stop it cleanly"
+            )
+
+
+def _chain_after(folder: Path, segments: dict[int, Path], sequence: int) -> list[SegmentScan]:
+    """The segments with the entries after this one, each checked."""
+    chain: list[tuple[Path, SegmentHead]] = []
+    # From the newest backwards, so that segments that are no longer needed are not even looked at.
+    for number, path in reversed(segments.items()):
+        head = read_segment_head(path)
+        if head.number != number:
+            raise JournalDamaged(f"{path}: holds segment {head.number}; it was renamed")
+        if chain and chain[0][1].number != number + 1:
+            raise JournalDamaged(f"{folder}: segment {chain[0][1].number - 1} is missing")
+        chain.insert(0, (path, head))
+        if head.first <= sequence + 1:
+            break
+    if not chain or chain[0][1].first != sequence + 1:
+        have = f"the oldest segment begins with entry {chain[0][1].first}" if chain else "there is no segment"
+        raise JournalDamaged(f"{folder}: entry {sequence + 1} should follow, but {have}")
+    scans = [scan_segment(path, following.first) for (path, _), (_, following) in pairwise(chain)]
+    return [*scans, scan_segment(chain[-1][0])]
+
+
+def _noting(scans: list[SegmentScan], notes: list[str]) -> list[SegmentScan]:
+    last = scans[-1]
+    if last.torn_bytes:
+        notes.append(
+            f"{last.path}: {last.torn_bytes} bytes at offset {last.end} are no whole record and are cut;"
+            f" the last whole entry is {last.next - 1}"
+        )
+    return scans

@@ -1,0 +1,142 @@
+"""Writing a snapshot, here or in a child process that has a copy of the state.
+
+The child is forked at the border of a turn, so it sees the state as it was after the last entry of
+the closed segments, however the parent goes on. It writes one file and ends without any clean-up of
+Python's or of ours; whether it succeeded is told by what it leaves in a pipe.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from roamcast.storage.segments import (
+    TEMPORARY_SUFFIX,
+    pack_snapshot_head,
+    snapshot_path,
+    sync_folder,
+    write_all,
+)
+
+CHILD_S_MAX = 600.0
+"""A child that takes longer hangs; the journal could not go on without an end."""
+
+_DONE = b"done"
+_TOLD_BYTES_MAX = 4096
+
+
+class SnapshotOutcome(NamedTuple):
+    """How writing a snapshot ended."""
+
+    sequence: int
+    """The last entry that it includes."""
+    error: str | None
+    """Why there is none, in one line."""
+    size_bytes: int
+    seconds: float
+
+
+class SnapshotFile:
+    """One snapshot on its way to the disk: under a temporary name until it is whole."""
+
+    def __init__(self, folder: Path, sequence: int, version: str) -> None:
+        self.sequence = sequence
+        self.path = snapshot_path(folder, sequence)
+        self.temporary = self.path.with_suffix(TEMPORARY_SUFFIX)
+        self._folder = folder
+        self._version = version
+
+    def write(self, data: bytes) -> None:
+        head = pack_snapshot_head(self.sequence, self._version, data)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = os.open(self.temporary, flags, 0o600)
+        try:
+            write_all(file, head, 0)
+            write_all(file, data, len(head))
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def publish(self) -> None:
+        self.temporary.rename(self.path)
+        sync_folder(self._folder)
+
+    def forget(self) -> None:
+        self.temporary.unlink(missing_ok=True)
+
+
+class SnapshotChild:
+    """A child process that writes a snapshot."""
+
+    def __init__(self, file: SnapshotFile, freeze: Callable[[], bytes]) -> None:
+        self._file = file
+        self._started_s = time.monotonic()
+        self._pipe, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_child(file, freeze, parent, told)
+        os.close(told)
+
+    def fileno(self) -> int:
+        """Becomes readable when the child has ended, for the loop to wait for."""
+        return self._pipe
+
+    def poll(self) -> SnapshotOutcome | None:
+        """How it ended, or None while it works."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            return self._outcome(status)
+        if time.monotonic() - self._started_s > CHILD_S_MAX:
+            outcome = self.kill()
+            return outcome._replace(error=outcome.error and f"it took longer than {CHILD_S_MAX:g} s")
+        return None
+
+    def kill(self) -> SnapshotOutcome:
+        """End it before it is done."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self._outcome(os.waitpid(self.pid, 0)[1])
+
+    def _outcome(self, status: int) -> SnapshotOutcome:
+        try:
+            told = os.read(self._pipe, _TOLD_BYTES_MAX)
+        except BlockingIOError:
+            told = b""
+        os.close(self._pipe)
+        error = None
+        if told != _DONE:
+            code = os.waitstatus_to_exitcode(status)
+            error = told.decode(errors="replace") or f"the process that wrote it ended with {code}"
+            self._file.forget()
+        size_bytes = self._file.path.stat().st_size if error is None else 0
+        return SnapshotOutcome(self._file.sequence, error, size_bytes, time.monotonic() - self._started_s)
+
+
+def _be_child(file: SnapshotFile, freeze: Callable[[], bytes], parent: int, told: int) -> NoReturn:
+    """All that the child does; it never returns into the loop it was copied with."""
+    try:
+        # What stops the parent must stop this, and nothing of it may reach the parent's loop.
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        # Collecting would write to every object and so copy the memory that is shared.
+        gc.disable()
+        # A socket that the parent closes stays open for the other side as long as anyone has it.
+        os.closerange(3, told)
+        os.closerange(told + 1, os.sysconf("SC_OPEN_MAX"))
+        os.nice(5)
+        file.write(freeze())
+        if os.getppid() != parent:
+            os._exit(1)  # Nobody to tell, and somebody else may have the folder by now.
+        file.publish()
+        os.write(told, _DONE)
+        os._exit(0)
+    except BaseException as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        os.write(told, said.encode(errors="replace")[:_TOLD_BYTES_MAX])
+        os._exit(1)

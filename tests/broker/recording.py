@@ -1,0 +1,86 @@
+"""Stories run with every step written down: what went into each node, and what came out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from unittest import mock
+
+from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.plain_client import Client
+from roamcast.mobility.base import MobilityProtocol
+from roamcast.protocol.effects import Effects, Input
+from roamcast.simulator import network
+from roamcast.simulator.fuzz import draw_story
+
+
+@dataclass
+class Step:
+    """One call of `step`; the texts are from the moment of the call."""
+
+    node: Broker | Client
+    now: float
+    inputs: tuple[Input, ...]
+    inputs_then: str
+    effects: Effects
+    effects_then: str
+
+
+def text_of(effects: Effects) -> str:
+    return repr((effects.sends, effects.to_clients, effects.closes, effects.records))
+
+
+@contextmanager
+def recording() -> Iterator[list[Step]]:
+    """Every step of every node that a simulation makes in here."""
+    steps: list[Step] = []
+
+    def record(node: Broker | Client, now: float, inputs: Iterable[Input]) -> Effects:
+        items = tuple(inputs)
+        said = repr(items)
+        kind = Broker if isinstance(node, Broker) else Client
+        effects = kind.step(node, now, items)  # type: ignore[arg-type]
+        steps.append(Step(node, now, items, said, effects, text_of(effects)))
+        return effects
+
+    class RecordingBroker(Broker):
+        def step(self, now: float, inputs: Iterable[Input]) -> Effects:
+            return record(self, now, inputs)
+
+    class RecordingClient(Client):
+        def step(self, now: float, inputs: Iterable[Input]) -> Effects:
+            return record(self, now, inputs)
+
+    with (
+        mock.patch.object(network, "Broker", RecordingBroker),
+        mock.patch.object(network, "Client", RecordingClient),
+    ):
+        yield steps
+
+
+@lru_cache(maxsize=2)
+def recorded_story(protocol: str, seed: int) -> list[Step]:
+    with recording() as steps:
+        draw_story(protocol, seed).run()
+    return steps
+
+
+def fresh_twin(node: Broker | Client) -> Broker | Client:
+    """A node like this one was at the beginning."""
+    if isinstance(node, Client):
+        return Client(node.id, node._names_last_broker)
+    protocol: type[MobilityProtocol] = type(node.protocol)
+    settings: BrokerSettings = node.settings
+    return Broker(node.id, protocol, settings)
+
+
+def digest_of(protocol: str, seeds: Iterable[int]) -> str:
+    """A digest of everything that every node said in the stories of these seeds."""
+    digest = hashlib.sha256()
+    for seed in seeds:
+        for step in recorded_story(protocol, seed):
+            digest.update(f"{step.node.id} {step.now!r} {step.effects_then}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,218 @@
+"""Location-dependent subscriptions over MQTT: the client says where it is, and hears what is near."""
+
+import pytest
+
+from roamcast.broker.inputs import Connected, Frames, Started
+from roamcast.broker.machine import Site
+from roamcast.broker.settings import SiteSettings, StateSettings
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.access import Identity
+
+ROOMS = "lobby corridor\ncorridor office\noffice attic\n"
+
+
+class Talk:
+    """One site, and clients that send it packets."""
+
+    def __init__(self, graph: str = ROOMS, states: tuple[StateSettings, ...] = ()) -> None:
+        settings = SiteSettings("a", movement_graph=graph, states=states)
+        self.site = Site(settings)
+        self.now = 100.0
+        self.site.step(self.now, [Started(settings)])
+
+    def connect(self, number: int, name: str) -> None:
+        self.send(number, Connected(number, packets.Connect(5, name), Identity(name)))
+
+    def send(self, number: int, item: Connected | packets.Packet) -> dict[int, list[packets.Packet]]:
+        self.now += 10.0
+        step = item if isinstance(item, Connected) else Frames(number, write(item, 5))
+        written = self.site.step(self.now, [step]).writes
+        return {one: packets_in(b"".join(parts)) for one, parts in written.items()}
+
+
+def packets_in(data: bytes) -> list[packets.Packet]:
+    found = []
+    while (whole := cut(data, 0, 1 << 20)) is not None:
+        found.append(parse(whole[0], data[whole[1] : whole[2]], 5, from_client=False))
+        data = data[whole[2] :]
+    return found
+
+
+def subscribe(where: str) -> packets.Subscribe:
+    return packets.Subscribe(1, (packets.SubscriptionEntry("news", 1),), user_properties=(("where", where),))
+
+
+def news(location: str, packet_id: int) -> packets.Publish:
+    properties = packets.PublishProperties(user_properties=(("location", location),))
+    return packets.Publish("news", location.encode(), 1, packet_id=packet_id, properties=properties)
+
+
+def heard(answers: dict[int, list[packets.Packet]], number: int) -> list[bytes]:
+    return [one.payload for one in answers.get(number, []) if isinstance(one, packets.Publish)]
+
+
+def test_a_client_hears_what_is_near_wherever_it_goes() -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    talk.send(1, packets.Publish("$roamcast/move", b"lobby", 1, packet_id=9))
+    suback = talk.send(1, subscribe("location WITHIN 1 OF myloc"))[1]
+    assert suback == [packets.Suback(1, (Reason.GRANTED_QOS_1,))]
+    assert heard(talk.send(2, news("corridor", 1)), 1) == [b"corridor"]
+    assert heard(talk.send(2, news("office", 2)), 1) == []
+    (ack,) = talk.send(1, packets.Publish("$roamcast/move", b'{"location": "corridor"}', 1, packet_id=8))[1]
+    assert ack == packets.Puback(8)
+    assert heard(talk.send(2, news("office", 3)), 1) == [b"office"]
+    assert heard(talk.send(2, news("attic", 4)), 1) == []
+
+
+def told(answer: packets.Suback | packets.Puback | packets.Pubrec) -> str:
+    return (answer.properties.reason_string or "") if answer.properties is not None else ""
+
+
+def move(place: str, packet_id: int = 9, qos: int = 1) -> packets.Publish:
+    return packets.Publish("$roamcast/move", place.encode(), qos, packet_id=packet_id)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_unknown_location_is_refused_with_a_reason_and_the_client_stays(qos: int) -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    talk.send(1, move("lobby"))
+    talk.send(1, subscribe("location IN myloc"))
+    (ack,) = talk.send(1, move("cellar", 3, qos))[1]
+    assert isinstance(ack, packets.Puback | packets.Pubrec)
+    assert ack.reason is Reason.IMPLEMENTATION_SPECIFIC_ERROR
+    assert told(ack) == "location 'cellar' is not in the movement graph, which has 4 locations"
+    assert heard(talk.send(2, news("lobby", 1)), 1) == [b"lobby"]
+    # A name of any length may come, but not go back: the answer is short, or as short as the client wants.
+    (ack,) = talk.send(1, move("x" * 50_000))[1]
+    assert isinstance(ack, packets.Puback)
+    assert len(told(ack)) == 1000
+
+
+def test_of_several_moves_at_once_each_has_its_own_answer() -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    frames = b"".join(
+        write(move(place, number + 1), 5) for number, place in enumerate(("lobby", "x", "attic"))
+    )
+    talk.now += 1
+    answers = packets_in(b"".join(talk.site.step(talk.now, [Frames(1, frames)]).writes[1]))
+    assert [one.reason for one in answers if isinstance(one, packets.Puback)] == [
+        Reason.SUCCESS, Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.SUCCESS,
+    ]  # fmt: skip
+    talk.send(1, subscribe("location IN myloc"))
+    assert heard(talk.send(2, news("attic", 1)), 1) == [b"attic"]
+
+
+def test_a_client_that_wants_no_texts_gets_none() -> None:
+    talk = Talk()
+    silent = packets.Connect(5, "silent", request_problem_information=False)
+    narrow = packets.Connect(5, "narrow", maximum_packet_size=20)
+    for number, connect in enumerate((silent, narrow), 1):
+        talk.send(number, Connected(number, connect, Identity(connect.client_id)))
+        (ack,) = talk.send(number, move("cellar"))[number]
+        assert ack == packets.Puback(9, Reason.IMPLEMENTATION_SPECIFIC_ERROR)
+
+
+def test_where_no_edge_leads_one_jumps_and_the_attic_is_left_in_the_same_way() -> None:
+    talk = Talk(ROOMS + "tower\n")
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    talk.send(1, subscribe("location IN myloc"))
+    assert heard(talk.send(2, news("lobby", 1)), 1) == []  # It has not said where it is: nowhere.
+    for number, place in enumerate(("lobby", "attic", "tower", "office")):
+        assert talk.send(1, move(place))[1] == [packets.Puback(9)]
+        assert heard(talk.send(2, news(place, number + 2)), 1) == [place.encode()]
+        assert heard(talk.send(2, news("corridor", number + 20)), 1) == []
+
+
+def test_a_refused_subscription_is_refused_again_and_the_one_before_stays() -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    talk.send(1, move("lobby"))
+    talk.send(1, subscribe("location IN myloc"))
+    for _ in range(2):
+        (suback,) = talk.send(1, subscribe("price <= my.budget"))[1]
+        assert isinstance(suback, packets.Suback)
+        assert suback.reasons == (Reason.TOPIC_FILTER_INVALID,)
+        assert told(suback) == "my.budget: this broker does not know how it may change; known are location"
+    assert heard(talk.send(2, news("lobby", 1)), 1) == [b"lobby"]
+
+
+def test_a_shared_subscription_cannot_depend_on_one_of_its_clients() -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    entry = packets.SubscriptionEntry("$share/g/news", 1)
+    where = (("where", "location IN myloc"),)
+    (suback,) = talk.send(1, packets.Subscribe(1, (entry,), user_properties=where))[1]
+    assert isinstance(suback, packets.Suback)
+    assert suback.reasons == (Reason.TOPIC_FILTER_INVALID,)
+    assert "shared subscription" in told(suback)
+
+
+def test_retained_messages_come_if_they_are_about_where_the_client_is() -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    for number, place in enumerate(("lobby", "office"), 1):
+        properties = packets.PublishProperties(user_properties=(("location", place),))
+        kept = packets.Publish(
+            f"news/{place}", place.encode(), 1, True, packet_id=number, properties=properties
+        )
+        talk.send(2, kept)
+    talk.send(1, move("lobby"))
+    entry = packets.SubscriptionEntry("news/+", 1)
+    where = (("where", "location IN myloc"),)
+    assert heard(talk.send(1, packets.Subscribe(1, (entry,), user_properties=where)), 1) == [b"lobby"]
+
+
+def test_another_subscription_keeps_its_own_quality_of_service() -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    talk.send(1, move("lobby"))
+    talk.send(1, subscribe("location IN myloc"))
+    talk.send(1, packets.Subscribe(2, (packets.SubscriptionEntry("other", 0),)))
+    answers = talk.send(2, packets.Publish("other", b"x", 1, packet_id=5))[1]
+    assert [one.qos for one in answers if isinstance(one, packets.Publish)] == [0]
+
+
+def test_a_state_of_another_name_works_in_the_same_way() -> None:
+    budget = StateSettings("budget", fall=10, rise=0, lowest=0, highest=100)
+    talk = Talk("", (budget, StateSettings("mood", "calm busy\n")))
+    talk.connect(1, "buyer")
+    talk.connect(2, "shop")
+    talk.send(1, packets.Publish("$roamcast/move", b'{"budget": 50, "mood": "calm"}', 1, packet_id=9))
+    talk.send(1, subscribe("price <= my.budget AND mood IN my.mood"))
+    for number, (price, expected) in enumerate(((50, [b"50"]), (51, []), (45, [b"45"])), 1):
+        properties = packets.PublishProperties(user_properties=(("price", str(price)), ("mood", "calm")))
+        offer = packets.Publish("news", str(price).encode(), 1, packet_id=number, properties=properties)
+        assert heard(talk.send(2, offer), 1) == expected
+    (ack,) = talk.send(1, packets.Publish("$roamcast/move", b'{"budget": 101}', 1, packet_id=9))[1]
+    assert isinstance(ack, packets.Puback)
+    assert told(ack) == "value 101: valid is a number from 0 to 100"
+
+
+def test_what_cannot_be_understood_is_refused_and_others_are_served() -> None:
+    talk = Talk(graph="")
+    talk.connect(1, "reader")
+    talk.connect(2, "other")
+    (suback,) = talk.send(1, subscribe("location IN myloc"))[1]
+    assert isinstance(suback, packets.Suback)
+    assert suback.reasons == (Reason.TOPIC_FILTER_INVALID,)
+    assert "does not know how it may change" in told(suback)
+    for payload in (b'{"location": [1]}', b"{}", b"", b"\xff"):
+        (ack,) = talk.send(1, packets.Publish("$roamcast/move", payload, 1, packet_id=8))[1]
+        assert isinstance(ack, packets.Puback)
+        assert (ack.reason, told(ack)[:8]) == (Reason.IMPLEMENTATION_SPECIFIC_ERROR, "a move: ")
+    (ack,) = talk.send(1, packets.Publish("$roamcast/elsewhere", b"x", 1, packet_id=7))[1]
+    assert ack == packets.Puback(7, Reason.NOT_AUTHORIZED)
+    assert talk.send(2, packets.Pingreq())[2] == [packets.Pingresp()]

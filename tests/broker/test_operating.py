@@ -1,0 +1,177 @@
+"""Sites under an operator's hands, without sockets: where sessions are, draining, forgetting, $SYS."""
+
+from __future__ import annotations
+
+from tests.broker.world import World
+
+from roamcast.broker.inputs import Announced, Asked, Connected, Drained, Forgotten, Frames
+from roamcast.broker.seeking import IsHere
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.access import Identity
+
+
+def line(seed: int = 1) -> World:
+    """b0 - b1 - b2."""
+    return World(seed, 3, [(0, 1), (1, 2)])
+
+
+def ask(world: World, broker: str, client: str) -> list[IsHere]:
+    """Let a broker ask, and collect what it hears."""
+    heard: list[IsHere] = []
+    site = world.sites[broker]
+    receive = site.seeking.on_is_here
+    site.broker.serve(IsHere, lambda sender, answer: heard.append(answer))
+    world.step(broker, [Asked(client, 7)])
+    world.settle()
+    site.broker.serve(IsHere, receive)
+    return heard
+
+
+def test_the_holder_answers_and_nothing_moves() -> None:
+    world = line()
+    for name, broker in (("c", "b2"), ("p", "b0")):
+        world.attach(name, broker)
+    world.settle()
+    world.subscribe("c", "t", 1)
+    world.settle()
+    (here,) = ask(world, "b0", "c")
+    assert (here.broker, here.state, here.queued, here.subscriptions, here.number) == (
+        "b2",
+        "attached",
+        0,
+        1,
+        7,
+    )
+    world.drop(world.clients["c"].connection, "c")
+    world.publish("p", "t", 1)
+    world.settle()
+    (here,) = ask(world, "b1", "c")
+    assert (here.broker, here.state, here.queued) == ("b2", "away", 1)
+    assert here.queued_bytes > 0
+    assert ask(world, "b1", "nobody") == []
+
+
+def test_a_drained_broker_holds_nothing_and_nothing_is_lost() -> None:
+    for seed in range(5):
+        world = line(seed)
+        for name in ("p", "c", "d"):
+            world.attach(name, "b1")
+        world.settle()
+        for name in ("c", "d"):
+            world.subscribe(name, "t", 2)
+        world.settle()
+        for _ in range(10):
+            world.publish("p", "t", 2)
+            world.run(3)
+        world.step("b1", [Drained("b2", "elsewhere:1883")])
+        world.settle()
+        assert list(world.sites["b1"].broker.sessions) == []
+        assert sorted(world.sites["b2"].broker.sessions) == ["c", "d", "p"]
+        world.crash("b1")  # A drain lasts until the next start.
+        world.settle()
+        for name, broker in (("p", "b0"), ("c", "b1"), ("d", "b2")):
+            world.attach(name, broker)
+        world.settle()
+        for name in ("c", "d"):
+            got = [payload for payload, _, _ in world.clients[name].received]
+            assert got == world.clients["p"].sent, (seed, name)
+
+
+def test_what_waits_for_clients_that_are_away_leaves_a_drained_broker_too() -> None:
+    """More than is fetched for one who does not read; also of one whose session had gone elsewhere."""
+    world = line()
+    world.attach("p", "b0")
+    for name in ("c", "d"):
+        world.attach(name, "b1")
+    world.settle()
+    for name in ("c", "d"):
+        world.subscribe(name, "t", 2)
+    world.settle()
+    for name in ("c", "d"):
+        world.drop(world.clients[name].connection, name)
+    for _ in range(100):
+        world.publish("p", "t", 2)
+    world.settle()
+    world.attach("d", "b2")
+    world.run(12)
+    world.drop(world.clients["d"].connection, "d")
+    world.settle()
+    left = world.sites["b1"].broker
+    assert [client for client, queue in left.protocol.stored() if queue] == ["c", "d"]
+    world.step("b1", [Drained("b0", "")])
+    world.settle()
+    assert [client for client, queue in left.protocol.stored() if queue] == list(left.sessions) == []
+    for name in ("c", "d"):
+        world.attach(name, "b2")
+    world.settle()
+    for name in ("c", "d"):
+        got = [payload for payload, _, _ in world.clients[name].received]
+        assert got == world.clients["p"].sent, name
+
+
+def test_a_drained_broker_sends_newcomers_elsewhere() -> None:
+    world = line()
+    world.step("b1", [Drained("b2", "elsewhere:1883")])
+    connect = packets.Connect(5, "new", session_expiry=60)
+    effects = world.sites["b1"].step(world.now, [Connected(99, connect, Identity("new"))])
+    (data,) = effects.writes[99]
+    whole = cut(data, 0, 1 << 20)
+    assert whole is not None
+    answer = parse(whole[0], data[whole[1] : whole[2]], 5, from_client=False)
+    assert isinstance(answer, packets.Connack)
+    assert (answer.reason, answer.server_reference) == (Reason.USE_ANOTHER_SERVER, "elsewhere:1883")
+    assert effects.closes == [99]
+
+
+def test_a_forgotten_broker_is_not_waited_for() -> None:
+    world = line()
+    world.attach("c", "b2")
+    world.settle()
+    world.cut_link("b1", "b2")
+    world.links.remove(("b1", "b2"))
+    world.attach("c", "b0")
+    world.settle()
+    assert world.clients["c"].presents == [False], "b2 may hold its session"
+    site = world.sites["b1"]
+    effects = site.step(world.now, [Forgotten("b2")])
+    assert [peer for peer, _ in effects.link_closes] == ["b2"]
+    world.step("b1", [])
+    world.settle()
+    assert world.clients["c"].presents == [False, False]
+    assert world.sites["b0"].broker.unfinished() == []
+
+
+def test_announcements_stay_here_and_wait_for_whoever_subscribes() -> None:
+    world = line()
+    for name, broker in (("here", "b1"), ("there", "b2")):
+        world.attach(name, broker)
+        world.settle()
+        world.subscribe(name, "$SYS/broker/#", 0)
+        world.settle()
+    world.step("b1", [Announced("$SYS/broker/uptime", b"1 seconds")])
+    world.settle()
+    world.attach("late", "b1")
+    world.settle()
+    world.subscribe("late", "$SYS/broker/#", 0)
+    world.settle()
+    received = {name: [one[0] for one in client.received] for name, client in world.clients.items()}
+    assert received == {"here": ["1 seconds"], "there": [], "late": ["1 seconds"]}
+
+
+def test_messages_of_several_topics_are_counted_one_by_one() -> None:
+    world = World(1, 1, [])
+    for name in ("c", "p"):
+        world.attach(name, "b0")
+    world.settle()
+    world.subscribe("c", "t/#", 1)
+    world.settle()
+    site = world.sites["b0"]
+    for _ in range(2):  # The first time each topic is looked at by itself.
+        frames = [write(packets.Publish(f"t/{number % 3}", b"x"), 5) for number in range(9)]
+        world.step("b0", [Frames(world.clients["p"].connection, b"".join(frames))])
+        world.settle()
+    assert site.endpoint.traffic.received == [18, 0, 0]
+    assert site.endpoint.traffic.sent == [18, 0, 0]

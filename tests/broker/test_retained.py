@@ -1,0 +1,127 @@
+"""Retained messages over the overlay: all brokers agree in the end, whatever was cut, killed, or set back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.broker.world import World
+
+from roamcast.broker.inputs import Forgotten
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import PublishProperties
+
+TOPICS = ("r/1", "r/2", "r/3")
+
+
+def retain(world: World, name: str, topic: str, body: str, expiry_s: int | None = None) -> None:
+    properties = PublishProperties(message_expiry=expiry_s) if expiry_s else None
+    packet = packets.Publish(topic, body.encode(), 0, True, properties=properties)
+    world._send(world.clients[name], packet)
+
+
+def kept(world: World, broker: str) -> dict[str, tuple[object, bytes | None]]:
+    return {topic: (one.stamp, one.body) for topic, one in world.sites[broker].retained._kept.items()}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_all_brokers_agree_in_the_end(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(seed, 4, [(0, 1), (1, 2), (1, 3)])
+    names = ("p0", "p1", "p2")
+    for name in names:
+        world.attach(name, rng.choice(world.ids))
+        world.settle()
+    world.crashes = True
+    for number in range(60):
+        name, choice = rng.choice(names), rng.random()
+        if choice < 0.2:
+            world.attach(name, rng.choice(world.ids))
+        elif choice < 0.35:
+            one, other = rng.choice(world.links)
+            change = world.cut_link if world.up[one, other] else world.connect_link
+            change(one, other)
+        elif choice < 0.4:
+            world.now += rng.choice((0.5, -5.0))  # A clock is set.
+        elif world.clients[name].is_welcome:
+            retain(world, name, rng.choice(TOPICS), "" if rng.random() < 0.3 else f"{name}:{number}")
+        world.run(rng.randrange(10))
+    world.crashes = False
+    world.settle()
+    assert kept(world, "b0")
+    for broker in world.ids:
+        assert kept(world, broker) == kept(world, "b0")
+
+
+def test_the_last_writer_wins_though_its_clock_was_set_back() -> None:
+    world = World(1, 2, [(0, 1)])
+    world.attach("p0", "b0")
+    world.attach("p1", "b1")
+    world.settle()
+    retain(world, "p0", "r/1", "first")
+    world.settle()
+    world.now -= 500.0
+    retain(world, "p1", "r/1", "second")
+    world.settle()
+    retain(world, "p0", "r/2", "gone")
+    world.settle()
+    retain(world, "p1", "r/2", "")
+    world.settle()
+    for broker in world.ids:
+        assert {topic: body for topic, (_, body) in kept(world, broker).items()} == {
+            "r/1": b"second",
+            "r/2": None,
+        }
+
+
+def test_a_broker_that_was_forgotten_and_comes_back_with_an_empty_disk_is_told_everything() -> None:
+    world = World(1, 3, [(0, 1), (1, 2)])
+    world.attach("p0", "b0")
+    world.settle()
+    retain(world, "p0", "r/1", "kept")
+    world.settle()
+    world.cut_link("b1", "b2")
+    world.links.remove(("b1", "b2"))
+    world.sites["b1"].step(world.now, [Forgotten("b2")])
+    world.step("b1", [])
+    world.settle()
+    world.journals["b2"].clear()
+    world.start("b2")
+    assert kept(world, "b2") == {}
+    world.links.append(("b1", "b2"))
+    world.settle()
+    assert kept(world, "b2") == kept(world, "b0") != {}
+
+
+def publish_for_a_minute(world: World, packet_id: int, body: str) -> None:
+    """With QoS 1, and an expiry of 60 seconds."""
+    properties = PublishProperties(message_expiry=60)
+    packet = packets.Publish("r/2", body.encode(), 1, packet_id=packet_id, properties=properties)
+    world._send(world.clients["p"], packet)
+    world.clients["p"].unacknowledged[packet_id] = ("r/2", body, 1)
+    world.settle()
+
+
+def test_what_is_left_of_a_messages_time_counts_over_a_handoff() -> None:
+    world = World(1, 2, [(0, 1)])
+    world.attach("c", "b0")
+    world.attach("p", "b0")
+    world.settle()
+    world.subscribe("c", "r/#", 1)
+    world.settle()
+    world.drop(world.clients["c"].connection, "c")
+    retain(world, "p", "r/1", "short", 60)
+    publish_for_a_minute(world, 9, "in time")
+    world.now += 50
+    world.attach("c", "b1")
+    world.settle()
+    world.drop(world.clients["c"].connection, "c")
+    publish_for_a_minute(world, 10, "too late")
+    world.now += 70
+    world.attach("c", "b0")
+    world.attach("late", "b1")
+    world.settle()
+    world.subscribe("late", "r/#", 1)
+    world.settle()
+    assert [payload for payload, _, _ in world.clients["c"].received] == ["in time"]
+    assert world.clients["late"].received == []

@@ -1,0 +1,120 @@
+"""Who comes in, as whom, and the reason codes for those who do not."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from roamcast.config.sections import Access, Config, Listener
+from roamcast.errors import InputError
+from roamcast.mqtt.codec.packets import Connect
+from roamcast.mqtt.codec.reasons import IN_CONNACK, Reason
+from roamcast.mqtt.server.access import Identity
+from roamcast.net.admission import Admission
+from roamcast.net.clients import Refused, without_secrets
+from roamcast.net.users import changing_users, hash_password
+
+OPEN, CLOSED = Listener(anonymous=True), Listener(anonymous=False)
+CERTIFICATE = {"subject": ((("commonName", "car-7"),),)}
+NAMELESS = {"subject": ((("organizationName", "cars"),),)}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    path = str(tmp_path / "users")
+    with changing_users(path) as users:
+        users["alice"] = hash_password(b"open sesame")
+    return Config(access=Access(users=path, failures_max=2))
+
+
+def identify(
+    admission: Admission, listener: Listener, certificate: dict[str, Any] | None = None, **said: Any
+) -> Identity:
+    connect = Connect(version=5, client_id="", **said)
+    return asyncio.run(admission.identify(listener, connect, "phone", "192.0.2.1", certificate))
+
+
+def refusal(admission: Admission, listener: Listener, **said: Any) -> Reason:
+    with pytest.raises(Refused) as refused:
+        identify(admission, listener, **said)
+    assert refused.value.reason in IN_CONNACK
+    return refused.value.reason
+
+
+def test_who_brings_nothing_is_anonymous_where_that_is_allowed(config: Config) -> None:
+    admission = Admission(config)
+    assert identify(admission, OPEN) == Identity("phone")
+    assert refusal(admission, CLOSED) is Reason.NOT_AUTHORIZED
+    assert refusal(admission, Listener()) is Reason.NOT_AUTHORIZED, "there are users"
+
+
+@pytest.mark.parametrize("listener", [OPEN, CLOSED])
+def test_a_name_must_be_proved_everywhere(config: Config, listener: Listener) -> None:
+    admission = Admission(config)
+    alice = identify(admission, listener, username="alice", password=b"open sesame")
+    assert alice == Identity("phone", user="alice")
+    attempts: tuple[dict[str, Any], ...] = (
+        {"username": "alice", "password": b"open barley"},
+        {"username": "alice"},
+        {"username": "eve", "password": b"open sesame"},
+        {"username": ""},
+        {"password": b"open sesame"},
+    )
+    for said in attempts:
+        assert refusal(admission, listener, **said) is Reason.BAD_USER_NAME_OR_PASSWORD
+
+
+def test_who_guesses_is_told_to_slow_down(config: Config) -> None:
+    admission = Admission(config)
+    reasons = [refusal(admission, OPEN, username="alice", password=b"%d" % number) for number in range(3)]
+    assert reasons == [
+        Reason.BAD_USER_NAME_OR_PASSWORD,
+        Reason.BAD_USER_NAME_OR_PASSWORD,
+        Reason.CONNECTION_RATE_EXCEEDED,
+    ]
+
+
+def test_a_certificate_is_enough(config: Config) -> None:
+    admission = Admission(config)
+    assert identify(admission, CLOSED, CERTIFICATE) == Identity("phone", certificate="car-7")
+    both = identify(admission, CLOSED, CERTIFICATE, username="alice", password=b"open sesame")
+    assert both == Identity("phone", user="alice", certificate="car-7")
+    assert refusal(admission, CLOSED, certificate=NAMELESS) is Reason.NOT_AUTHORIZED
+    with pytest.raises(Refused):
+        identify(admission, CLOSED, CERTIFICATE, username="alice", password=b"wrong")
+
+
+def test_where_there_are_no_users_a_name_proves_nothing() -> None:
+    admission = Admission(Config())
+    assert identify(admission, Listener(), username="alice", password=b"x") == Identity("phone")
+    assert refusal(admission, CLOSED, username="alice", password=b"x") is Reason.NOT_AUTHORIZED
+
+
+def test_other_ways_to_authenticate_are_refused(config: Config) -> None:
+    assert refusal(Admission(config), OPEN, authentication_method="SCRAM") is Reason.BAD_AUTHENTICATION_METHOD
+
+
+def test_a_password_goes_no_further() -> None:
+    connect = Connect(5, "x", username="alice", password=b"open sesame", authentication_data=b"secret")
+    kept = without_secrets(connect)
+    assert b"sesame" not in msgspec.msgpack.encode(kept)
+    assert b"secret" not in msgspec.msgpack.encode(kept)
+    assert kept == Connect(5, "x", username="alice")
+
+
+def test_users_are_read_again(config: Config) -> None:
+    admission = Admission(config)
+    with changing_users(config.access.users) as users:
+        users["bob"] = hash_password(b"builder")
+        del users["alice"]
+    bob: dict[str, Any] = {"username": "bob", "password": b"builder"}
+    assert refusal(admission, OPEN, **bob) is Reason.BAD_USER_NAME_OR_PASSWORD
+    admission.reconfigure(config)
+    assert identify(admission, OPEN, **bob).user == "bob"
+    broken = msgspec.structs.replace(config, access=Access(users="absent"))
+    with pytest.raises(InputError, match=r"access\.users = absent: cannot be read"):
+        admission.reconfigure(broken)
+    assert identify(admission, OPEN, **bob).user == "bob"
+    admission.close()

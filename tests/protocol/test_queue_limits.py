@@ -1,0 +1,42 @@
+"""Limits of a queue: what is given up, and what the numbers say afterwards."""
+
+import pytest
+
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
+
+
+def burst(number: int, size: int = 10) -> Burst:
+    return Burst("p", 0, number, b"", 0.0, (b"x" * size,), 1)
+
+
+def filled(limits: QueueLimits, count: int) -> tuple[DeliveryQueue, list[int]]:
+    queue, dropped = DeliveryQueue("s", buffer=Buffer(limits=limits)), []
+    for number in range(1, count + 1):
+        dropped += [one.number for _, one in queue.append(burst(number))]
+    return queue, dropped
+
+
+@pytest.mark.parametrize(
+    ("drops_newest", "kept", "dropped"), [(False, [3, 4, 5], [1, 2]), (True, [1, 2, 3], [4, 5])]
+)
+def test_a_full_queue_gives_up_the_oldest_or_the_newest(
+    drops_newest: bool, kept: list[int], dropped: list[int]
+) -> None:
+    for limits in (QueueLimits(3, 1 << 20, drops_newest), QueueLimits(100, 30, drops_newest)):
+        queue, gone = filled(limits, 5)
+        assert [one.number for one in queue.bursts()] == kept
+        assert gone == dropped
+        assert (len(queue), queue.size_bytes) == (3, 30)
+
+
+def test_what_was_sent_is_not_given_up() -> None:
+    queue, _ = filled(QueueLimits(3, 1 << 20), 2)
+    assert [sequence for sequence, _ in queue.take(10)] == [1, 2]
+    for number in range(3, 7):
+        queue.append(burst(number))
+    assert [one.number for one in queue.bursts()] == [1, 2, 6]
+    queue.acknowledge(2)
+    assert [(sequence, one.number) for sequence, one in queue.take(10)] == [(3, 6)]
+    queue.acknowledge(3)
+    assert (len(queue), queue.size_bytes) == (0, 0)
