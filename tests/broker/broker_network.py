@@ -10,9 +10,9 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.mobility import find_protocol
-from roamcast.protocol.effects import Attached, Configured, Detached, Effects, Input, Received
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, OverlayChanged, Received
 from roamcast.protocol.messages import Hello, Message, Welcome
 from roamcast.simulator.topology import from_edges
 
@@ -35,7 +35,7 @@ class Roamer:
 class BrokerNetwork:
     def __init__(self, edges: list[tuple[str, str]], protocol: str = "none") -> None:
         names = tuple(sorted({end for edge in edges for end in edge}))
-        self.brokers = {name: Broker(name, find_protocol(protocol)) for name in names}
+        self.brokers = {name: BrokerCore(name, find_protocol(protocol)) for name in names}
         self.links: dict[tuple[str, str], deque[Message]] = {}
         self.roamers: dict[str, Roamer] = {}
         self.connections = 0
@@ -49,7 +49,7 @@ class BrokerNetwork:
         for one, other in edges:
             self.links[one, other], self.links[other, one] = deque(), deque()
         for name in self.brokers:
-            self.step(name, Configured(topology.peers(name), topology.next_hops(name)))
+            self.step(name, OverlayChanged(topology.peers(name), topology.next_hops(name)))
 
     def step(self, broker: str, item: Input) -> None:
         self.perform(broker, self.brokers[broker].step(0.0, [item]))
@@ -116,7 +116,7 @@ class BrokerNetwork:
         edges = [link for link in self.links if link[0] < link[1]]
         topology = from_edges("test", tuple(self.brokers), edges)
         for name in self.brokers:
-            self.step(name, Configured(topology.peers(name), topology.next_hops(name)))
+            self.step(name, OverlayChanged(topology.peers(name), topology.next_hops(name)))
 
     def holders(self, client: str) -> list[str]:
         return [name for name, broker in self.brokers.items() if client in broker.sessions]

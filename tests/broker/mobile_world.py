@@ -11,12 +11,12 @@ from typing import Any
 
 from tests.broker.world import Client, World
 
-from roamcast.broker.inputs import LinkDown, LinkUp, SiteInput, Tick, decode_entry, encode_entry
-from roamcast.broker.making import make_site
-from roamcast.broker.moving.machine import MobileSite
+from roamcast.broker.inputs import LinkDown, LinkUp, MachineInput, Tick, decode_entry, encode_entry
+from roamcast.broker.making import make_machine
+from roamcast.broker.moving.machine import MovingMachine
 from roamcast.broker.moving.noted_filters import subscriptions_in
 from roamcast.broker.seeking import IsHere
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec.packets import Packet
 
 REST_S = 10.0
@@ -26,7 +26,7 @@ CALM_S = 1.2
 
 
 class MobileWorld(World):
-    sites: dict[str, MobileSite]
+    sites: dict[str, MovingMachine]
 
     def __init__(self, seed: int, brokers: int, links: list[tuple[int, int]]) -> None:
         self.told: dict[str, list[tuple[Any, ...]]] = {}
@@ -43,14 +43,14 @@ class MobileWorld(World):
 
     # --- brokers ---
 
-    def settings(self, id: str) -> SiteSettings:
-        return SiteSettings(id, protocol="mft")
+    def settings(self, id: str) -> MachineSettings:
+        return MachineSettings(id, protocol="mft")
 
     def start(self, id: str) -> None:
         self.told.setdefault(id, [])
         super().start(id)
 
-    def step(self, id: str, inputs: list[SiteInput]) -> None:
+    def step(self, id: str, inputs: list[MachineInput]) -> None:
         site = self.sites[id]
         self.now += 0.001
         now = self.now + self.clocks.get(id, 0.0)
@@ -186,11 +186,11 @@ class MobileWorld(World):
 
     def check_replay(self, id: str) -> None:
         """What is in the journal leads to the same effects again, without an election."""
-        site = make_site(self.settings(id))
+        site = make_machine(self.settings(id))
         for data, told in zip(self.journals[id], self.told[id], strict=True):
             entry = decode_entry(data)
             assert seen_of(site.step(entry.now, entry.inputs)) == told, (id, entry)
-        assert isinstance(site, MobileSite)
+        assert isinstance(site, MovingMachine)
         assert state_of(site) == state_of(self.sites[id])
 
 
@@ -199,7 +199,7 @@ def seen_of(effects: Any) -> tuple[Any, ...]:
     return effects.writes, effects.closes, effects.records, effects.answers
 
 
-def state_of(site: MobileSite) -> tuple[Any, ...]:
+def state_of(site: MovingMachine) -> tuple[Any, ...]:
     machine = site.core.machine
     return (
         machine.known,

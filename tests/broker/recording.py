@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from unittest import mock
 
-from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.broker.plain_client import Client
 from roamcast.mobility.base import MobilityProtocol
 from roamcast.protocol.effects import Effects, Input
@@ -21,7 +21,7 @@ from roamcast.simulator.fuzz import draw_story
 class Step:
     """One call of `step`; the texts are from the moment of the call."""
 
-    node: Broker | Client
+    node: BrokerCore | Client
     now: float
     inputs: tuple[Input, ...]
     inputs_then: str
@@ -38,15 +38,15 @@ def recording() -> Iterator[list[Step]]:
     """Every step of every node that a simulation makes in here."""
     steps: list[Step] = []
 
-    def record(node: Broker | Client, now: float, inputs: Iterable[Input]) -> Effects:
+    def record(node: BrokerCore | Client, now: float, inputs: Iterable[Input]) -> Effects:
         items = tuple(inputs)
         said = repr(items)
-        kind = Broker if isinstance(node, Broker) else Client
+        kind = BrokerCore if isinstance(node, BrokerCore) else Client
         effects = kind.step(node, now, items)  # type: ignore[arg-type]
         steps.append(Step(node, now, items, said, effects, text_of(effects)))
         return effects
 
-    class RecordingBroker(Broker):
+    class RecordingBroker(BrokerCore):
         def step(self, now: float, inputs: Iterable[Input]) -> Effects:
             return record(self, now, inputs)
 
@@ -55,7 +55,7 @@ def recording() -> Iterator[list[Step]]:
             return record(self, now, inputs)
 
     with (
-        mock.patch.object(network, "Broker", RecordingBroker),
+        mock.patch.object(network, "BrokerCore", RecordingBroker),
         mock.patch.object(network, "Client", RecordingClient),
     ):
         yield steps
@@ -68,13 +68,13 @@ def recorded_story(protocol: str, seed: int) -> list[Step]:
     return steps
 
 
-def fresh_twin(node: Broker | Client) -> Broker | Client:
+def fresh_twin(node: BrokerCore | Client) -> BrokerCore | Client:
     """A node like this one was at the beginning."""
     if isinstance(node, Client):
         return Client(node.id, node._names_last_broker)
     protocol: type[MobilityProtocol] = type(node.protocol)
-    settings: BrokerSettings = node.settings
-    return Broker(node.id, protocol, settings)
+    settings: CoreSettings = node.settings
+    return BrokerCore(node.id, protocol, settings)
 
 
 def digest_of(protocol: str, seeds: Iterable[int]) -> str:

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.mqtt import strategies as mqtt
 
-from roamcast.broker.inputs import Connected, Frames, Gone, SiteInput, Started, Tick
-from roamcast.broker.machine import Site
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineInput, Started, Tick
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet, Publish
 from roamcast.mqtt.codec.reading import cut, parse
@@ -87,18 +87,20 @@ class Table:
     """A site with one client that does anything, and one that behaves."""
 
     def __init__(self, version: int, limit: int | None) -> None:
-        self.site = Site(SiteSettings("s"))
+        self.site = BrokerMachine(MachineSettings("s"))
         self.now, self.version, self.limit = 100.0, version, limit
         self.connection = 0
         self.ends: dict[int, Checker] = {}
         self.open: dict[int, None] = {}
-        self.step(Started(SiteSettings("s")))
+        self.step(Started(MachineSettings("s")))
         self.bystander = self.connect(packets.Connect(5, "bystander"))
         self.step(
-            Frames(self.bystander, write(packets.Subscribe(1, (packets.SubscriptionEntry("by", 1),)), 5))
+            ClientFrames(
+                self.bystander, write(packets.Subscribe(1, (packets.SubscriptionEntry("by", 1),)), 5)
+            )
         )
 
-    def step(self, *inputs: SiteInput) -> None:
+    def step(self, *inputs: MachineInput) -> None:
         self.now += 0.25
         effects = self.site.step(self.now, inputs)
         for id, parts in effects.writes.items():
@@ -110,7 +112,7 @@ class Table:
         self.connection += 1
         self.ends[self.connection] = Checker(connect.version, connect.maximum_packet_size)
         self.open[self.connection] = None
-        self.step(Connected(self.connection, connect, Identity(connect.client_id)))
+        self.step(ClientConnected(self.connection, connect, Identity(connect.client_id)))
         return self.connection
 
     def come(self, clean: bool) -> int:
@@ -128,12 +130,12 @@ class Table:
     def serves_on(self) -> bool:
         """Whether the bystander gets its own message."""
         before = len(self.ends[self.bystander].packets)
-        self.step(Frames(self.bystander, write(Publish("by", b"?", 1, packet_id=9), 5)))
+        self.step(ClientFrames(self.bystander, write(Publish("by", b"?", 1, packet_id=9), 5)))
         new = self.ends[self.bystander].packets[before:]
         got = [one for one in new if isinstance(one, Publish) and one.topic == "by"]
         for one in got:
             self.ends[self.bystander].sent(packets.Puback(one.packet_id))
-            self.step(Frames(self.bystander, write(packets.Puback(one.packet_id), 5)))
+            self.step(ClientFrames(self.bystander, write(packets.Puback(one.packet_id), 5)))
         return bool(got) and packets.Puback(9) in new
 
 
@@ -159,7 +161,7 @@ def test_any_packets_in_any_order(story: tuple[int, int | None, list[Any]], cut_
     id = table.come(clean=True)
     for move in moves:
         if move == "go":
-            table.step(Gone(id))
+            table.step(ConnectionLost(id))
         elif move == "wait":
             table.now += 3
             table.step(Tick())
@@ -169,7 +171,7 @@ def test_any_packets_in_any_order(story: tuple[int, int | None, list[Any]], cut_
             data = move if isinstance(move, bytes) else write(move, version)
             if not isinstance(move, bytes):
                 table.ends[id].sent(move)
-            table.step(Frames(id, data[:cut_at]))
+            table.step(ClientFrames(id, data[:cut_at]))
             if data[cut_at:]:
-                table.step(Frames(id, data[cut_at:]))
+                table.step(ClientFrames(id, data[cut_at:]))
     assert table.serves_on()

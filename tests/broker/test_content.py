@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from roamcast.broker.inputs import Connected, Frames, Started
-from roamcast.broker.machine import Site
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.inputs import ClientConnected, ClientFrames, Started
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
 from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse_subscription
 from roamcast.mqtt.codec import packets
@@ -26,7 +26,7 @@ class Broker:
     """A site without sockets; clients are named by their connection."""
 
     def __init__(self) -> None:
-        self.site = Site(SiteSettings("a"))
+        self.site = BrokerMachine(MachineSettings("a"))
         self.site.step(1.0, [Started(self.site.settings)])
         self.received: dict[int, list[Packet]] = {}
 
@@ -34,11 +34,11 @@ class Broker:
         name = f"client {connection}"
         self.received[connection] = []
         connect = packets.Connect(client_id=name, version=5)
-        self._keep(self.site.step(1.0, [Connected(connection, connect, Identity(name))]).writes)
+        self._keep(self.site.step(1.0, [ClientConnected(connection, connect, Identity(name))]).writes)
 
     def send(self, connection: int, *sent: Packet) -> None:
         data = b"".join(write(packet, 5) for packet in sent)
-        self._keep(self.site.step(2.0, [Frames(connection, data)]).writes)
+        self._keep(self.site.step(2.0, [ClientFrames(connection, data)]).writes)
 
     def subscribe(self, connection: int, *filters: str, qos: int = 0, where: str | None = None) -> None:
         entries = tuple(packets.SubscriptionEntry(filter, qos) for filter in filters)

@@ -8,8 +8,8 @@ import pytest
 from tests.broker.test_world import bring_home, check
 from tests.broker.world import Client, World
 
-from roamcast.broker.inputs import LinkDown, LinkUp, SiteInput, Started
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.inputs import LinkDown, LinkUp, MachineInput, Started
+from roamcast.broker.settings import MachineSettings
 
 PROTOCOLS = ("multi_hop_handoff", "relocation", "proactive", "phoenix", "reactive:merged")
 SPACING = 17
@@ -26,10 +26,10 @@ class CrashWorld(World):
         self.turns = 0
         super().__init__(seed, 3, [(0, 1), (1, 2)])
 
-    def settings(self, id: str) -> SiteSettings:
-        return SiteSettings(id, protocol=self.protocol)
+    def settings(self, id: str) -> MachineSettings:
+        return MachineSettings(id, protocol=self.protocol)
 
-    def fate(self, inputs: list[SiteInput]) -> str:
+    def fate(self, inputs: list[MachineInput]) -> str:
         self.turns += 1
         if self.turns != self.place:
             return ""

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from roamcast.broker.inputs import Connected, Frames, Gone, SiteEffects, SiteInput, Started
-from roamcast.broker.machine import Site
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.inputs import (
+    ClientConnected,
+    ClientFrames,
+    ConnectionLost,
+    MachineEffects,
+    MachineInput,
+    Started,
+)
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
 from roamcast.broker.topic_tree import TopicTree
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Connect, Pingreq, Publish, Subscribe, SubscriptionEntry
@@ -14,38 +21,38 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.topics import matches
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
-from roamcast.mqtt.server.connection import Connection
+from roamcast.mqtt.server.connection import MqttConnection
 from roamcast.protocol.snapshot import freeze
 
 SHARE = 50
 
 
-def started(packets_per_turn: int = SHARE, **settings: int) -> Site:
-    given = SiteSettings("a", **settings)  # type: ignore[arg-type]
-    site = Site(given)
+def started(packets_per_turn: int = SHARE, **settings: int) -> BrokerMachine:
+    given = MachineSettings("a", **settings)  # type: ignore[arg-type]
+    site = BrokerMachine(given)
     site.step(1.0, [Started(given)])
     site.endpoint.packets_per_turn = packets_per_turn
     return site
 
 
-def connected(number: int, name: str) -> Connected:
-    return Connected(number, Connect(5, name, session_expiry=3600), Identity(name))
+def connected(number: int, name: str) -> ClientConnected:
+    return ClientConnected(number, Connect(5, name, session_expiry=3600), Identity(name))
 
 
 def publishes(count: int) -> bytes:
     return b"".join(write(Publish(f"t/{n}", b"x", 1, packet_id=n), 5) for n in range(1, count + 1))
 
 
-def run(site: Site, *inputs: SiteInput) -> list[SiteEffects]:
+def run(site: BrokerMachine, *inputs: MachineInput) -> list[MachineEffects]:
     """Turn after turn, as a driver does it, until nothing is left."""
     turns = [site.step(2.0, inputs)]
     while turns[-1].unread:
-        goes_on: list[SiteInput] = [Frames(one, b"") for one in turns[-1].unread]
+        goes_on: list[MachineInput] = [ClientFrames(one, b"") for one in turns[-1].unread]
         turns.append(site.step(2.0, goes_on + turns[-1].deferred))
     return turns
 
 
-def answers(turns: list[SiteEffects], number: int) -> bytes:
+def answers(turns: list[MachineEffects], number: int) -> bytes:
     return b"".join(part for turn in turns for part in turn.writes.get(number, ()))
 
 
@@ -54,13 +61,13 @@ def test_a_flood_is_taken_in_turns_with_others_between() -> None:
     site.step(1.0, [connected(1, "flood"), connected(2, "other")])
     sent = publishes(1000)
     ping = write(Pingreq(), 5)
-    turns = run(site, Frames(1, sent[:7000]), Frames(1, sent[7000:]), Frames(2, ping))
+    turns = run(site, ClientFrames(1, sent[:7000]), ClientFrames(1, sent[7000:]), ClientFrames(2, ping))
     assert len(turns) >= 1000 / SHARE
     assert answers(turns[:1], 2) == b"\xd0\0"
-    assert answers(turns, 1) == answers(run(crowd(0), Frames(1, sent)), 1)
+    assert answers(turns, 1) == answers(run(crowd(0), ClientFrames(1, sent)), 1)
 
 
-def crowd(packets_per_turn: int) -> Site:
+def crowd(packets_per_turn: int) -> BrokerMachine:
     site = started(packets_per_turn)
     site.step(1.0, [connected(1, "flood"), connected(2, "other")])
     return site
@@ -69,15 +76,15 @@ def crowd(packets_per_turn: int) -> Site:
 def test_who_leaves_behind_a_flood_has_said_all_of_it() -> None:
     site = crowd(SHARE)
     left = write(packets.Disconnect(), 5)
-    turns = run(site, Frames(1, publishes(1000) + left), Gone(1))
-    assert answers(turns, 1) == answers(run(crowd(0), Frames(1, publishes(1000) + left)), 1)
+    turns = run(site, ClientFrames(1, publishes(1000) + left), ConnectionLost(1))
+    assert answers(turns, 1) == answers(run(crowd(0), ClientFrames(1, publishes(1000) + left)), 1)
     assert [note.reason for turn in turns for note in turn.notes] == ["it said so"]
-    assert not any(isinstance(item, Gone) for turn in turns for item in turn.durable)
+    assert not any(isinstance(item, ConnectionLost) for turn in turns for item in turn.durable)
 
 
 def test_what_is_sent_before_the_session_is_there_is_no_way_around_it() -> None:
     site = started()
-    turns = run(site, connected(1, "flood"), Frames(1, write(Pingreq(), 5) * 1000))
+    turns = run(site, connected(1, "flood"), ClientFrames(1, write(Pingreq(), 5) * 1000))
     assert len(turns) >= 1000 / SHARE
     assert answers(turns, 1).count(b"\xd0\0") == 1000
 
@@ -85,8 +92,8 @@ def test_what_is_sent_before_the_session_is_there_is_no_way_around_it() -> None:
 def test_a_replay_takes_what_was_taken_in_turns() -> None:
     """Of every turn the journal has what it took, however many that were, and has it once."""
     site, replayed = started(), started(packets_per_turn=0)
-    turns = run(site, connected(1, "flood"), Frames(1, publishes(300)[:-1]))
-    turns += run(site, Frames(1, publishes(300)[-1:] + write(Pingreq(), 5)))
+    turns = run(site, connected(1, "flood"), ClientFrames(1, publishes(300)[:-1]))
+    turns += run(site, ClientFrames(1, publishes(300)[-1:] + write(Pingreq(), 5)))
     for turn in turns:
         if turn.durable:
             replayed.step(2.0, turn.durable)
@@ -96,16 +103,16 @@ def test_a_replay_takes_what_was_taken_in_turns() -> None:
 def test_forbidden_topics_are_refused_one_by_one_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trying all that are left together after each of them took the square of their number."""
     tries: list[int] = []
-    together = Connection._publish_varied
+    together = MqttConnection._publish_varied
 
-    def counted(self: Connection, endpoint: object, first: int, bursts: list[object]) -> bool:
+    def counted(self: MqttConnection, endpoint: object, first: int, bursts: list[object]) -> bool:
         tries.append(len(bursts))
         return together(self, endpoint, first, bursts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Connection, "_publish_varied", counted)
+    monkeypatch.setattr(MqttConnection, "_publish_varied", counted)
     site = crowd(0)
     data = b"".join(write(Publish(f"$SYS/{n}", b"", 1, packet_id=n), 5) for n in range(1, 101))
-    (turn,) = run(site, Frames(1, data))
+    (turn,) = run(site, ClientFrames(1, data))
     assert tries == [100]
     assert answers([turn], 1).count(bytes((Reason.NOT_AUTHORIZED,))) == 100
 
@@ -114,21 +121,23 @@ def test_more_topic_filters_in_one_packet_than_one_may_have_are_not_looked_at() 
     site = crowd(0)
     most = site.endpoint.settings.subscriptions_max
     entries = tuple(SubscriptionEntry("same") for _ in range(most + 1))
-    (turn,) = run(site, Frames(1, write(Subscribe(1, entries), 5)))
+    (turn,) = run(site, ClientFrames(1, write(Subscribe(1, entries), 5)))
     assert answers([turn], 1).endswith(bytes((0, 0, Reason.QUOTA_EXCEEDED)))
 
 
 # --- what is retained ---
 
 
-def retain(site: Site, *messages: tuple[str, bytes]) -> None:
+def retain(site: BrokerMachine, *messages: tuple[str, bytes]) -> None:
     data = b"".join(write(Publish(topic, body, 0, retain=True), 5) for topic, body in messages)
-    run(site, Frames(1, data))
+    run(site, ClientFrames(1, data))
 
 
-def recalled(site: Site, topic_filter: str) -> list[str]:
-    answer = answers(run(site, Frames(2, write(Subscribe(1, (SubscriptionEntry(topic_filter),)), 5))), 2)
-    run(site, Frames(2, write(packets.Unsubscribe(1, (topic_filter,)), 5)))
+def recalled(site: BrokerMachine, topic_filter: str) -> list[str]:
+    answer = answers(
+        run(site, ClientFrames(2, write(Subscribe(1, (SubscriptionEntry(topic_filter),)), 5))), 2
+    )
+    run(site, ClientFrames(2, write(packets.Unsubscribe(1, (topic_filter,)), 5)))
     return sorted(topic for topic in site.retained._kept if topic.encode() in answer)
 
 
@@ -177,7 +186,7 @@ def test_retained_messages_are_found_by_topic_and_by_content() -> None:
     site.step(1.0, [connected(1, "writer"), connected(2, "reader")])
     retain(site, ("t/1", b"x"), ("t/2", b"x"), ("u", b"x"))
     described = packets.PublishProperties(user_properties=(("n", "5"),))
-    run(site, Frames(1, write(Publish("t/3", b"x", 0, True, properties=described), 5)))
+    run(site, ClientFrames(1, write(Publish("t/3", b"x", 0, True, properties=described), 5)))
     assert recalled(site, "t/2") == ["t/2"]
     assert recalled(site, "t/+") == ["t/1", "t/2", "t/3"]
     assert recalled(site, "+/+?n>4") == ["t/3"]

@@ -14,7 +14,7 @@ from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.broker.links.links import Links, LinkTurn, Offer
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import Configured, Joined, LinkChanged, Received, SendFailed
+from roamcast.protocol.effects import BrokersJoined, LinkChanged, OverlayChanged, Received, SendFailed
 from roamcast.protocol.messages import Accepted, Fleeting
 from roamcast.protocol.snapshot import freeze, thaw
 
@@ -73,7 +73,7 @@ class Station:
                 assert item.peer in self.peers, "the broker has heard of the peer before it hears from it"
                 assert isinstance(item.message, Accepted)
                 self.heard.setdefault(item.peer, []).append(item.message.request)
-            elif isinstance(item, Configured):
+            elif isinstance(item, OverlayChanged):
                 self.peers = list(item.peers)
         self.closes += [peer for peer, _ in turn.closes]
 
@@ -263,8 +263,8 @@ def test_joining_configures_the_broker_on_both_sides() -> None:
     b.connected("a", Offer(brokers=("a",)), 22)
     told = [item for turn in exchange(a, b) for item in turn.inputs]
     assert told == [
-        *(Configured(["b"], {"b": "b"}), Joined(["b"])),
-        *(Configured(["a"], {"a": "a"}), Joined(["a"])),
+        *(OverlayChanged(["b"], {"b": "b"}), BrokersJoined(["b"])),
+        *(OverlayChanged(["a"], {"a": "a"}), BrokersJoined(["a"])),
     ]
     assert a.disconnected("b").inputs == [LinkChanged("b", False)]
     assert a.disconnected("b").inputs == []
@@ -277,7 +277,7 @@ def test_forgetting_a_broker_gives_back_what_it_did_not_take() -> None:
     a.disconnected("b")
     a.send([("b", Accepted(1))])
     turn = a.forget("b")
-    assert turn.inputs == [SendFailed("b", [Accepted(1)]), Configured([], {})]
+    assert turn.inputs == [SendFailed("b", [Accepted(1)]), OverlayChanged([], {})]
     assert turn.closes == [("b", "b was forgotten")]
     assert a.receive("b", b.heartbeat("a")) == LinkTurn()
     assert (a.heartbeat("b"), a.take("b")) == (b"", b"")

@@ -7,9 +7,9 @@ import random
 import pytest
 from tests.broker.broker_network import BrokerNetwork
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.mobility import PROTOCOLS, find_protocol
-from roamcast.protocol.effects import Attached, Configured, Received, Submitted
+from roamcast.protocol.effects import Attached, OverlayChanged, Received, Submitted
 from roamcast.protocol.messages import Hello, HolderUnknown, Leave, Locate, Located
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.network import Network
@@ -217,8 +217,8 @@ def test_an_old_connection_that_is_heard_late_is_closed() -> None:
 
 def test_an_answer_to_an_earlier_question_does_not_count() -> None:
     """Asked everyone, found, but too late there: it asks again while an old answer is still on its way."""
-    broker = Broker("b1", find_protocol("none"))
-    broker.step(0.0, [Configured(["b0", "b2"], {"b0": "b0", "b2": "b2"})])
+    broker = BrokerCore("b1", find_protocol("none"))
+    broker.step(0.0, [OverlayChanged(["b0", "b2"], {"b0": "b0", "b2": "b2"})])
     asked = broker.step(0.0, [Attached("c", 5, Hello("c", 3, {}, ""))])
     (_, first), (_, also_first) = asked.sends
     assert isinstance(first, Locate)

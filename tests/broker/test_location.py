@@ -2,9 +2,9 @@
 
 import pytest
 
-from roamcast.broker.inputs import Connected, Frames, Started
-from roamcast.broker.machine import Site
-from roamcast.broker.settings import SiteSettings, StateSettings
+from roamcast.broker.inputs import ClientConnected, ClientFrames, Started
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings, StateSettings
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
@@ -18,17 +18,17 @@ class Talk:
     """One site, and clients that send it packets."""
 
     def __init__(self, graph: str = ROOMS, states: tuple[StateSettings, ...] = ()) -> None:
-        settings = SiteSettings("a", movement_graph=graph, states=states)
-        self.site = Site(settings)
+        settings = MachineSettings("a", movement_graph=graph, states=states)
+        self.site = BrokerMachine(settings)
         self.now = 100.0
         self.site.step(self.now, [Started(settings)])
 
     def connect(self, number: int, name: str) -> None:
-        self.send(number, Connected(number, packets.Connect(5, name), Identity(name)))
+        self.send(number, ClientConnected(number, packets.Connect(5, name), Identity(name)))
 
-    def send(self, number: int, item: Connected | packets.Packet) -> dict[int, list[packets.Packet]]:
+    def send(self, number: int, item: ClientConnected | packets.Packet) -> dict[int, list[packets.Packet]]:
         self.now += 10.0
-        step = item if isinstance(item, Connected) else Frames(number, write(item, 5))
+        step = item if isinstance(item, ClientConnected) else ClientFrames(number, write(item, 5))
         written = self.site.step(self.now, [step]).writes
         return {one: packets_in(b"".join(parts)) for one, parts in written.items()}
 
@@ -103,7 +103,7 @@ def test_of_several_moves_at_once_each_has_its_own_answer() -> None:
         write(move(place, number + 1), 5) for number, place in enumerate(("lobby", "x", "attic"))
     )
     talk.now += 1
-    answers = packets_in(b"".join(talk.site.step(talk.now, [Frames(1, frames)]).writes[1]))
+    answers = packets_in(b"".join(talk.site.step(talk.now, [ClientFrames(1, frames)]).writes[1]))
     assert [one.reason for one in answers if isinstance(one, packets.Puback)] == [
         Reason.SUCCESS, Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.SUCCESS,
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_client_that_wants_no_texts_gets_none() -> None:
     silent = packets.Connect(5, "silent", request_problem_information=False)
     narrow = packets.Connect(5, "narrow", maximum_packet_size=20)
     for number, connect in enumerate((silent, narrow), 1):
-        talk.send(number, Connected(number, connect, Identity(connect.client_id)))
+        talk.send(number, ClientConnected(number, connect, Identity(connect.client_id)))
         (ack,) = talk.send(number, move("cellar"))[number]
         assert ack == packets.Puback(9, Reason.IMPLEMENTATION_SPECIFIC_ERROR)
 

@@ -8,9 +8,9 @@ import pytest
 from tests.broker.test_world import bring_home, check, drive
 from tests.broker.world import World
 
-from roamcast.broker.contract import AnySite
-from roamcast.broker.inputs import SiteInput, Started, decode_entry
-from roamcast.broker.making import make_site
+from roamcast.broker.contract import AnyMachine
+from roamcast.broker.inputs import MachineInput, Started, decode_entry
+from roamcast.broker.making import make_machine
 from roamcast.protocol.snapshot import freeze, thaw
 
 
@@ -22,7 +22,7 @@ class SnapshotWorld(World):
         self.snapshots_used = 0
         super().__init__(seed, brokers, links)
 
-    def step(self, id: str, inputs: list[SiteInput]) -> None:
+    def step(self, id: str, inputs: list[MachineInput]) -> None:
         super().step(id, inputs)
         if self.rng.random() < 0.1:
             self.snapshots[id] = freeze(self.sites[id])
@@ -31,10 +31,10 @@ class SnapshotWorld(World):
     def start(self, id: str) -> None:
         settings = self.settings(id)
         if id in self.snapshots:
-            site: AnySite = thaw(self.snapshots[id])
+            site: AnyMachine = thaw(self.snapshots[id])
             self.snapshots_used += 1
         else:
-            site = make_site(settings)
+            site = make_machine(settings)
         for data in self.journals[id]:
             entry = decode_entry(data)
             site.step(entry.now, entry.inputs)

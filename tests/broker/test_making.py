@@ -2,15 +2,15 @@
 
 import pytest
 
-from roamcast.broker.making import make_site
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.making import make_machine
+from roamcast.broker.settings import MachineSettings
 from roamcast.errors import InputError
 
 
 def test_links_of_client_mobility_must_not_cycle() -> None:
-    assert not make_site(SiteSettings("a")).links_may_cycle
+    assert not make_machine(MachineSettings("a")).links_may_cycle
 
 
 def test_an_unknown_protocol_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(InputError, match=r"protocol 'teleport': valid are .*mft.*reactive"):
-        make_site(SiteSettings("a", protocol="teleport"))
+        make_machine(MachineSettings("a", protocol="teleport"))

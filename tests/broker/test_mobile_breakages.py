@@ -10,7 +10,7 @@ from tests.broker.test_mobile_site import story
 
 from roamcast.broker.inputs import Confirmed
 from roamcast.broker.moving.core import MobileCore, Visit
-from roamcast.broker.moving.machine import MobileSite
+from roamcast.broker.moving.machine import MovingMachine
 from roamcast.broker.moving.sessions import MobileSessions
 from roamcast.broker.moving.tree_links import TreeLinks
 from roamcast.mobility.moving.mobile import Mig
@@ -44,10 +44,10 @@ def claims_a_client_with_an_old_timestamp(patch: pytest.MonkeyPatch) -> None:
 
 
 def does_not_journal_what_is_confirmed(patch: pytest.MonkeyPatch) -> None:
-    def broken(self: MobileSite, confirmed: Confirmed) -> None:
+    def broken(self: MovingMachine, confirmed: Confirmed) -> None:
         self.links.confirm(confirmed.peer, confirmed.number)
 
-    patch.setattr(MobileSite, "_confirm", broken)
+    patch.setattr(MovingMachine, "_confirm", broken)
 
 
 def does_not_tell_which_subscriptions_were_missed(patch: pytest.MonkeyPatch) -> None:

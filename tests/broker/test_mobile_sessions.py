@@ -9,11 +9,20 @@ import pytest
 from tests.broker.mobile_world import MobileWorld
 from tests.broker.test_mobile_site import make_world, payloads, subscribed
 
-from roamcast.broker.inputs import Announced, Asked, Connected, Forgotten, Full, LinkFrames, Started, Tick
-from roamcast.broker.making import make_site
-from roamcast.broker.moving.machine import MobileSite
+from roamcast.broker.inputs import (
+    BrokerForgotten,
+    ClientConnected,
+    LinkFrames,
+    QueuesOverLimit,
+    SessionSought,
+    Started,
+    StatusAnnounced,
+    Tick,
+)
+from roamcast.broker.making import make_machine
+from roamcast.broker.moving.machine import MovingMachine
 from roamcast.broker.moving.noted_filters import subscriptions_in
-from roamcast.broker.settings import SiteSettings, StateSettings
+from roamcast.broker.settings import MachineSettings, StateSettings
 from roamcast.errors import InputError
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
@@ -35,7 +44,7 @@ def connected(
     connection = world.rng.getrandbits(40) + 1
     client.connection, client.broker = connection, broker
     world.owner[connection] = (name, broker)
-    world.step(broker, [Connected(connection, connect, Identity(name, user))])
+    world.step(broker, [ClientConnected(connection, connect, Identity(name, user))])
     world.settle()
     return list(world.heard[name])
 
@@ -390,7 +399,7 @@ def test_what_a_broker_says_of_itself_is_for_those_who_are_there() -> None:
     world = make_world()
     for name, broker in (("here", "b0"), ("there", "b1")):
         subscribed(world, name, broker, "$SYS/#")
-    world.step("b0", [Announced("$SYS/broker/uptime", b"1 second")])
+    world.step("b0", [StatusAnnounced("$SYS/broker/uptime", b"1 second")])
     world.settle()
     assert (payloads(world, "here"), payloads(world, "there")) == (["1 second"], [])
     subscribed(world, "late", "b0", "$SYS/broker/+")
@@ -403,7 +412,7 @@ def test_what_a_broker_says_of_itself_is_for_those_who_are_there() -> None:
 class Limited(MobileWorld):
     limits = QueueLimits(3, 1 << 20)
 
-    def settings(self, id: str) -> SiteSettings:
+    def settings(self, id: str) -> MachineSettings:
         settings = super().settings(id)
         return msgspec.structs.replace(
             settings, broker=msgspec.structs.replace(settings.broker, queue=self.limits)
@@ -448,7 +457,7 @@ def test_when_all_queues_together_are_too_large_the_longest_give_up_first() -> N
             world.publish("p", f"{name}/1", 1)
     world.settle()
     held = world.sites["b0"].queued_bytes
-    world.step("b0", [Full(held // 2)])
+    world.step("b0", [QueuesOverLimit(held // 2)])
     assert world.sites["b0"].queued_bytes <= held // 2
     for name in ("s", "t"):
         world.attach(name, "b0")
@@ -480,7 +489,7 @@ def test_no_more_is_sent_than_the_client_takes_at_once() -> None:
 
 
 def ask(world: MobileWorld, broker: str, client: str) -> list[tuple[str, str, int]]:
-    world.step(broker, [Asked(client, 7)])
+    world.step(broker, [SessionSought(client, 7)])
     answers = list(world.answers[broker])
     world.answers[broker].clear()
     world.settle()
@@ -501,25 +510,25 @@ def test_an_operator_can_ask_anywhere_where_a_client_is() -> None:
     assert ask(world, "b1", "s") == ask(world, "b2", "s") == [("b2", "away", 1)]
     assert ask(world, "b0", "nobody") == []
     part(world, ("b0", "b1"))
-    world.step("b0", [Asked("s", 8)])
+    world.step("b0", [SessionSought("s", 8)])
     assert [(one.broker, one.state) for one in world.answers["b0"]] == [("b0", "out of reach")]
 
 
 def test_what_makes_no_sense_is_said_in_one_line() -> None:
-    site = make_site(SiteSettings("a", protocol="mft"))
+    site = make_machine(MachineSettings("a", protocol="mft"))
     with pytest.raises(InputError, match=r"^b need not be forgotten"):
         site.check_forgetting("b")
     with pytest.raises(InputError, match=r"^where brokers move, a session is wherever its client is"):
         site.check_draining("b")
     with pytest.raises(InputError, match="does not know Forgotten"):
-        site.step(1.0, [Forgotten("b")])
+        site.step(1.0, [BrokerForgotten("b")])
     with pytest.raises(InputError, match=r"recursive_migration: it promises nothing"):
-        make_site(SiteSettings("a", protocol="recursive_migration"))
-    placed = SiteSettings("a", protocol="mft", states=(StateSettings("speed"),))
+        make_machine(MachineSettings("a", protocol="recursive_migration"))
+    placed = MachineSettings("a", protocol="mft", states=(StateSettings("speed"),))
     with pytest.raises(InputError, match="own state are not offered"):
         site.step(1.0, [Started(placed)])
     with pytest.raises(InputError, match=r"is that of broker 'a' with mft: it cannot become 'b'"):
-        site.step(1.0, [Started(SiteSettings("b", protocol="mft"))])
+        site.step(1.0, [Started(MachineSettings("b", protocol="mft"))])
 
 
 def test_frames_that_cannot_be_read_end_the_connection_and_nothing_else() -> None:
@@ -539,7 +548,7 @@ def test_a_site_comes_back_from_a_snapshot_without_its_election() -> None:
     world.attach("p", "b0")
     world.publish("p", "a/1", 1)
     world.run(5)
-    site: MobileSite = thaw(freeze(world.sites["b2"]))
+    site: MovingMachine = thaw(freeze(world.sites["b2"]))
     rounds = [site.election]
     site.step(world.now + 1, [Started(site.settings)])
     assert site.links.ends == {}

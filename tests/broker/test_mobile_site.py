@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from tests.broker.mobile_world import MobileWorld
 
-from roamcast.broker.inputs import SiteInput
+from roamcast.broker.inputs import MachineInput
 from roamcast.protocol.snapshot import freeze, thaw
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
@@ -130,7 +130,7 @@ class SkewedWorld(MobileWorld):
 class SnapshotWorld(MobileWorld):
     """Between two turns a site is now and then written down, and goes on from what was written."""
 
-    def step(self, id: str, inputs: list[SiteInput]) -> None:
+    def step(self, id: str, inputs: list[MachineInput]) -> None:
         super().step(id, inputs)
         if self.rng.random() < 0.02:
             election = self.sites[id].election

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tests.broker.world import World
 
-from roamcast.broker.inputs import Announced, Asked, Connected, Drained, Forgotten, Frames
+from roamcast.broker.inputs import (
+    BrokerForgotten,
+    ClientConnected,
+    ClientFrames,
+    DrainOrdered,
+    SessionSought,
+    StatusAnnounced,
+)
 from roamcast.broker.seeking import IsHere
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.reading import cut, parse
@@ -24,7 +31,7 @@ def ask(world: World, broker: str, client: str) -> list[IsHere]:
     site = world.sites[broker]
     receive = site.seeking.on_is_here
     site.broker.serve(IsHere, lambda sender, answer: heard.append(answer))
-    world.step(broker, [Asked(client, 7)])
+    world.step(broker, [SessionSought(client, 7)])
     world.settle()
     site.broker.serve(IsHere, receive)
     return heard
@@ -66,7 +73,7 @@ def test_a_drained_broker_holds_nothing_and_nothing_is_lost() -> None:
         for _ in range(10):
             world.publish("p", "t", 2)
             world.run(3)
-        world.step("b1", [Drained("b2", "elsewhere:1883")])
+        world.step("b1", [DrainOrdered("b2", "elsewhere:1883")])
         world.settle()
         assert list(world.sites["b1"].broker.sessions) == []
         assert sorted(world.sites["b2"].broker.sessions) == ["c", "d", "p"]
@@ -101,7 +108,7 @@ def test_what_waits_for_clients_that_are_away_leaves_a_drained_broker_too() -> N
     world.settle()
     left = world.sites["b1"].broker
     assert [client for client, queue in left.protocol.stored() if queue] == ["c", "d"]
-    world.step("b1", [Drained("b0", "")])
+    world.step("b1", [DrainOrdered("b0", "")])
     world.settle()
     assert [client for client, queue in left.protocol.stored() if queue] == list(left.sessions) == []
     for name in ("c", "d"):
@@ -114,9 +121,9 @@ def test_what_waits_for_clients_that_are_away_leaves_a_drained_broker_too() -> N
 
 def test_a_drained_broker_sends_newcomers_elsewhere() -> None:
     world = line()
-    world.step("b1", [Drained("b2", "elsewhere:1883")])
+    world.step("b1", [DrainOrdered("b2", "elsewhere:1883")])
     connect = packets.Connect(5, "new", session_expiry=60)
-    effects = world.sites["b1"].step(world.now, [Connected(99, connect, Identity("new"))])
+    effects = world.sites["b1"].step(world.now, [ClientConnected(99, connect, Identity("new"))])
     (data,) = effects.writes[99]
     whole = cut(data, 0, 1 << 20)
     assert whole is not None
@@ -136,7 +143,7 @@ def test_a_forgotten_broker_is_not_waited_for() -> None:
     world.settle()
     assert world.clients["c"].presents == [False], "b2 may hold its session"
     site = world.sites["b1"]
-    effects = site.step(world.now, [Forgotten("b2")])
+    effects = site.step(world.now, [BrokerForgotten("b2")])
     assert [peer for peer, _ in effects.link_closes] == ["b2"]
     world.step("b1", [])
     world.settle()
@@ -151,7 +158,7 @@ def test_announcements_stay_here_and_wait_for_whoever_subscribes() -> None:
         world.settle()
         world.subscribe(name, "$SYS/broker/#", 0)
         world.settle()
-    world.step("b1", [Announced("$SYS/broker/uptime", b"1 seconds")])
+    world.step("b1", [StatusAnnounced("$SYS/broker/uptime", b"1 seconds")])
     world.settle()
     world.attach("late", "b1")
     world.settle()
@@ -171,7 +178,7 @@ def test_messages_of_several_topics_are_counted_one_by_one() -> None:
     site = world.sites["b0"]
     for _ in range(2):  # The first time each topic is looked at by itself.
         frames = [write(packets.Publish(f"t/{number % 3}", b"x"), 5) for number in range(9)]
-        world.step("b0", [Frames(world.clients["p"].connection, b"".join(frames))])
+        world.step("b0", [ClientFrames(world.clients["p"].connection, b"".join(frames))])
         world.settle()
     assert site.endpoint.traffic.received == [18, 0, 0]
     assert site.endpoint.traffic.sent == [18, 0, 0]

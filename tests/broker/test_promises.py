@@ -10,8 +10,16 @@ from tests.broker.test_machine_snapshots import SnapshotWorld
 from tests.broker.test_world import TOPICS, bring_home, check
 from tests.broker.world import Client
 
-from roamcast.broker.inputs import Connected, Drained, Forgotten, Frames, Gone, LinkFrames, SiteInput
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.inputs import (
+    BrokerForgotten,
+    ClientConnected,
+    ClientFrames,
+    ConnectionLost,
+    DrainOrdered,
+    LinkFrames,
+    MachineInput,
+)
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.endpoint import EndpointSettings
 
 LOCATE_TIMEOUT_S = 5.0
@@ -31,14 +39,16 @@ class HardWorld(SnapshotWorld):
         self.serves = serves
         super().__init__(seed, 4, list(links))
 
-    def settings(self, id: str) -> SiteSettings:
+    def settings(self, id: str) -> MachineSettings:
         endpoint = EndpointSettings(serves_unreachable=self.serves, locate_timeout_s=LOCATE_TIMEOUT_S)
-        return SiteSettings(id, protocol=self.protocol, endpoint=endpoint)
+        return MachineSettings(id, protocol=self.protocol, endpoint=endpoint)
 
-    def fate(self, inputs: list[SiteInput]) -> str:
+    def fate(self, inputs: list[MachineInput]) -> str:
         if not super().fate(inputs):
             return ""
-        from_others = all(isinstance(one, Connected | Frames | Gone | LinkFrames) for one in inputs)
+        from_others = all(
+            isinstance(one, ClientConnected | ClientFrames | ConnectionLost | LinkFrames) for one in inputs
+        )
         return self.rng.choice(("before", "after")) if from_others else "after"
 
     def change_a_link(self, rng: random.Random) -> None:
@@ -85,7 +95,7 @@ def roam(seed: int, protocol: str) -> None:
         elif choice < 0.32:
             world.change_a_link(rng)
         elif choice < 0.34:
-            world.step(rng.choice(world.ids), [Drained(rng.choice(world.ids), "")])
+            world.step(rng.choice(world.ids), [DrainOrdered(rng.choice(world.ids), "")])
         elif choice < 0.36:
             world.crash(rng.choice(world.ids))
         elif choice < 0.44 and client.is_welcome:
@@ -233,7 +243,7 @@ def grow_and_shrink(seed: int, protocol: str) -> None:
             world.cut_link("b2", "b3")
             world.links.remove(("b2", "b3"))
             world.ids.remove("b3")
-            world.step("b2", [Forgotten("b3")])
+            world.step("b2", [BrokerForgotten("b3")])
     del world.sites["b3"]
     world.rest()
     bring_home(world, rng)

@@ -7,7 +7,7 @@ import random
 import pytest
 from tests.broker.world import World
 
-from roamcast.broker.inputs import Forgotten
+from roamcast.broker.inputs import BrokerForgotten
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import PublishProperties
 
@@ -82,7 +82,7 @@ def test_a_broker_that_was_forgotten_and_comes_back_with_an_empty_disk_is_told_e
     world.settle()
     world.cut_link("b1", "b2")
     world.links.remove(("b1", "b2"))
-    world.sites["b1"].step(world.now, [Forgotten("b2")])
+    world.sites["b1"].step(world.now, [BrokerForgotten("b2")])
     world.step("b1", [])
     world.settle()
     world.journals["b2"].clear()

@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.broker.world import World
 
-from roamcast.broker.inputs import Forgotten
+from roamcast.broker.inputs import BrokerForgotten
 
 
 def members_of(world: World) -> list[list[str]]:
@@ -188,7 +188,7 @@ def test_a_group_goes_on_when_its_owner_is_gone_for_good(number: int) -> None:
     for _ in range(6):
         world.publish("p", "jobs/2", 1)
     world.run(200)
-    world.sites["b1"].step(world.now, [Forgotten("b2")])
+    world.sites["b1"].step(world.now, [BrokerForgotten("b2")])
     world.step("b1", [])
     world.settle()
     for _ in range(10):

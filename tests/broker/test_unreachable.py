@@ -2,8 +2,8 @@
 
 from tests.broker.world import World
 
-from roamcast.broker.machine import Site
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.endpoint import EndpointSettings
 
 
@@ -20,9 +20,9 @@ def world_with(serves: bool) -> World:
     return world
 
 
-def site_of(world: World, broker: str) -> Site:
+def site_of(world: World, broker: str) -> BrokerMachine:
     site = world.sites[broker]
-    assert isinstance(site, Site)
+    assert isinstance(site, BrokerMachine)
     return site
 
 
@@ -78,4 +78,6 @@ def test_served_at_once_and_what_is_missing_comes_when_the_broker_is_back() -> N
 
 
 def test_settings_reach_the_endpoint() -> None:
-    assert SiteSettings("a", endpoint=EndpointSettings(serves_unreachable=True)).endpoint.serves_unreachable
+    assert MachineSettings(
+        "a", endpoint=EndpointSettings(serves_unreachable=True)
+    ).endpoint.serves_unreachable

@@ -7,7 +7,7 @@ import random
 import pytest
 from tests.broker.world import Client, World
 
-from roamcast.broker.inputs import Drained
+from roamcast.broker.inputs import DrainOrdered
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Will
 
@@ -50,7 +50,7 @@ class WillWorld(World):
         self.settle()
 
     def drain(self, broker: str, destination: str) -> None:
-        self.step(broker, [Drained(destination, "")])
+        self.step(broker, [DrainOrdered(destination, "")])
         self.settle()
 
     def pass_time(self, seconds: float) -> None:
@@ -163,7 +163,7 @@ def roam(world: WillWorld, rng: random.Random, names: list[str], clean: float) -
         elif choice < 0.8 and client.is_welcome:
             world._send(client, packets.Disconnect())
         elif choice < 0.85:
-            world.step(rng.choice(world.ids), [Drained(rng.choice(world.ids), "")])
+            world.step(rng.choice(world.ids), [DrainOrdered(rng.choice(world.ids), "")])
         elif choice < 0.95:
             one, other = rng.choice(world.links)
             change = world.cut_link if world.up[one, other] else world.connect_link

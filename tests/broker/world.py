@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roamcast.broker.inputs import (
-    Connected,
-    Forgotten,
-    Frames,
-    Gone,
+    BrokerForgotten,
+    ClientConnected,
+    ClientFrames,
+    ConnectionLost,
     LinkDown,
     LinkFrames,
     LinkUp,
-    SiteInput,
+    MachineInput,
     Started,
     Tick,
     decode_entry,
     encode_entry,
 )
-from roamcast.broker.making import make_site
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.making import make_machine
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
 from roamcast.mqtt.codec.reading import cut, parse
@@ -104,12 +104,12 @@ class World:
 
     # --- brokers ---
 
-    def settings(self, id: str) -> SiteSettings:
-        return SiteSettings(id)
+    def settings(self, id: str) -> MachineSettings:
+        return MachineSettings(id)
 
     def start(self, id: str) -> None:
         settings = self.settings(id)
-        site = make_site(settings)
+        site = make_machine(settings)
         for data in self.journals[id]:
             entry = decode_entry(data)
             site.step(entry.now, entry.inputs)
@@ -127,7 +127,7 @@ class World:
                 self.drop(connection, client, tell=False)
         self.start(id)
 
-    def step(self, id: str, inputs: list[SiteInput]) -> None:
+    def step(self, id: str, inputs: list[MachineInput]) -> None:
         site = self.sites[id]
         self.now += 0.001
         effects = site.step(self.now, inputs)
@@ -143,14 +143,14 @@ class World:
             self.back[connection] += parts
         for connection in effects.closes:
             self.back[connection].append(b"")
-        is_forgetting = any(isinstance(one, Forgotten) for one in inputs)
+        is_forgetting = any(isinstance(one, BrokerForgotten) for one in inputs)
         assert is_forgetting or not effects.link_closes, effects.link_closes
         for peer, end in site.links.ends.items():
             data = end.take()
             if data:
                 self.wires[id, peer].append(data)
 
-    def fate(self, inputs: list[SiteInput]) -> str:
+    def fate(self, inputs: list[MachineInput]) -> str:
         """Whether the broker crashes "before" or "after" this turn is journalled; "" if it lives."""
         return "after" if self.crashes and self.rng.random() < 0.004 else ""
 
@@ -184,7 +184,7 @@ class World:
         self.owner[connection] = (name, broker)
         asked = {"session_expiry": 1_000_000 if client.version == 5 else None} | client.options
         connect = packets.Connect(client.version, name, clean_start=clean, **asked)
-        self.step(broker, [Connected(connection, connect, Identity(name))])
+        self.step(broker, [ClientConnected(connection, connect, Identity(name))])
 
     def drop(self, connection: int, name: str, tell: bool = True) -> None:
         """The connection breaks; the broker may notice only later (when the client comes again)."""
@@ -195,7 +195,7 @@ class World:
         if client.connection == connection:
             client.connection, client.broker, client.is_welcome = 0, "", False
         if tell and broker:
-            self.step(broker, [Gone(connection)])
+            self.step(broker, [ConnectionLost(connection)])
 
     def publish(self, name: str, topic: str, qos: int) -> None:
         client = self.clients[name]
@@ -325,7 +325,7 @@ class World:
             place = self.rng.randrange(1, len(data))
             waiting.insert(0, data[place:])
             data = data[:place]
-        self.step(self.owner[connection][1], [Frames(connection, data)])
+        self.step(self.owner[connection][1], [ClientFrames(connection, data)])
 
     def _arrive_down(self, connection: int) -> None:
         waiting = self.back[connection]

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from tests.storage.journals import commit_entries, open_journal, segments, snapshots
 
-from roamcast.broker.inputs import Frames, Gone, Started, encode_entry
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.inputs import ClientFrames, ConnectionLost, Started, encode_entry
+from roamcast.broker.settings import MachineSettings
 from roamcast.cli import build_app, run
 
 
@@ -22,8 +22,8 @@ def folder(tmp_path: Path) -> Path:
     journal, _ = open_journal(tmp_path / "journal", version="1.2")
     commit_entries(journal, [[9_000]] * 8)
     journal.write_snapshot(b"the state")
-    journal.append(encode_entry(10.5, [Started(SiteSettings("a"))]))
-    journal.append(encode_entry(11.0, [Frames(7, b"\x30\x05\x00\x01t\xff\xfe"), Gone(7)]))
+    journal.append(encode_entry(10.5, [Started(MachineSettings("a"))]))
+    journal.append(encode_entry(11.0, [ClientFrames(7, b"\x30\x05\x00\x01t\xff\xfe"), ConnectionLost(7)]))
     journal.commit()
     journal.append(msgspec.msgpack.encode({"later": b"text"}))
     journal.commit()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from roamcast.broker.inputs import Asked, Frames, SiteInput, Started, Tree
-from roamcast.broker.machine import Site
+from roamcast.broker.inputs import ClientFrames, MachineInput, SessionSought, Started, Tree
+from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.seeking import IsHere
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.settings import MachineSettings
 from roamcast.daemon import engine as engine_module
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.slow_time import SlowTime, seconds_until
@@ -72,12 +72,12 @@ def test_a_snapshot_that_fails_is_said_and_tried_again(
     )
 
     async def run() -> Engine:
-        engine = Engine(Site(SiteSettings("a")), journal, Nowhere())
+        engine = Engine(BrokerMachine(MachineSettings("a")), journal, Nowhere())
         monkeypatch.setattr(engine_module, "freeze", freeze)
-        await turn(engine, Started(SiteSettings("a")), lambda: engine.snapshots["failed"] == 1)
+        await turn(engine, Started(MachineSettings("a")), lambda: engine.snapshots["failed"] == 1)
         monkeypatch.setattr(engine_module, "freeze", whole_freeze)
         monkeypatch.setattr(snapshots, "CHILD_S_MAX", DEADLINE_S)
-        await turn(engine, Asked("c", 1), lambda: engine.snapshots["written"] == 1)
+        await turn(engine, SessionSought("c", 1), lambda: engine.snapshots["written"] == 1)
         engine.stop()
         return engine
 
@@ -95,18 +95,18 @@ def test_what_comes_after_a_pause_is_dealt_with_at_once_and_the_rest_together(
     monkeypatch.setattr(engine_module, "PAUSE_S", DEADLINE_S)
 
     async def run() -> list[int]:
-        engine = Engine(Site(SiteSettings("a")), None, Nowhere())
-        engine.push(Started(SiteSettings("a")))
+        engine = Engine(BrokerMachine(MachineSettings("a")), None, Nowhere())
+        engine.push(Started(MachineSettings("a")))
         await asyncio.sleep(0)
         turns = [engine.turns]
         later_s = time.monotonic() + 2 * DEADLINE_S
-        engine.take(Frames(1, b""), later_s)
+        engine.take(ClientFrames(1, b""), later_s)
         turns.append(engine.turns)
         for _ in range(3):
-            engine.take(Frames(1, b""), time.monotonic())
+            engine.take(ClientFrames(1, b""), time.monotonic())
             turns.append(engine.turns)
         # What waits for its turn already is not overtaken.
-        engine.take(Frames(1, b""), later_s)
+        engine.take(ClientFrames(1, b""), later_s)
         turns.append(engine.turns)
         await asyncio.sleep(0)
         return [*turns, engine.turns]
@@ -114,7 +114,7 @@ def test_what_comes_after_a_pause_is_dealt_with_at_once_and_the_rest_together(
     assert asyncio.run(run()) == [1, 2, 2, 2, 2, 2, 3]
 
 
-async def turn(engine: Engine, item: SiteInput, happened: Callable[[], bool]) -> None:
+async def turn(engine: Engine, item: MachineInput, happened: Callable[[], bool]) -> None:
     engine.push(item)
     async with asyncio.timeout(DEADLINE_S):
         while not happened():
@@ -143,12 +143,12 @@ def test_a_site_whose_clock_was_set_back_serves_its_deadlines() -> None:
     """In spite of a clock that stands an hour before the time of its journal."""
 
     async def run() -> None:
-        site = Site(SiteSettings("a"))
+        site = BrokerMachine(MachineSettings("a"))
         began = time.time() + 3600.0
         site.step(began, [Started(site.settings)])
         engine = Engine(site, None, Nowhere())
         site.endpoint.timers.set(began + 0.05, ("locate", 7))
-        engine.push(Asked("nobody", 1))
+        engine.push(SessionSought("nobody", 1))
         deadline_s = time.monotonic() + DEADLINE_S
         while site.deadline() is not None and time.monotonic() < deadline_s:
             await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ import pytest
 from tests.daemon.broker_process import DEADLINE_S, BrokerProcess, broker_fixture
 from tests.daemon.raw_client import Raw
 
-from roamcast.broker.inputs import Frames
+from roamcast.broker.inputs import ClientFrames
 from roamcast.config.sections import Listener
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
@@ -158,7 +158,7 @@ def test_what_a_clogged_client_has_sent_is_taken_when_it_reads() -> None:
         client.resume_writing()
 
     asyncio.run(story())
-    assert pushed == [Frames(7, b"")]
+    assert pushed == [ClientFrames(7, b"")]
 
 
 def test_a_client_id_makes_no_lines_in_the_log_of_its_own(broker: BrokerProcess) -> None:

@@ -11,19 +11,19 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 
-from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.broker.plain_client import Client
 from roamcast.mobility import Settings
 from roamcast.mobility.proactive import Proactive
 from roamcast.protocol.effects import (
     Attached,
     AttachTo,
-    Configured,
     Deadline,
     Detached,
     Effects,
     Input,
     LeaveFor,
+    OverlayChanged,
     PublishThis,
     Received,
     SessionOver,
@@ -64,12 +64,12 @@ class FailingNetwork:
         for name in names:
             self._configure(name)
 
-    def _make(self, name: str) -> Broker:
+    def _make(self, name: str) -> BrokerCore:
         # As in section 3.2, notifications are flooded: no routing table is lost with a memory.
-        return Broker(name, self.protocol, BrokerSettings(routing="flooding", protocol=self.settings))
+        return BrokerCore(name, self.protocol, CoreSettings(routing="flooding", protocol=self.settings))
 
     def _configure(self, name: str) -> None:
-        self._step(name, Configured(self.topology.peers(name), self.topology.next_hops(name)))
+        self._step(name, OverlayChanged(self.topology.peers(name), self.topology.next_hops(name)))
 
     def at(self, broker: str) -> Proactive:
         protocol = self.brokers[broker].protocol

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from tests.mobility.broken import registered
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.mobility.multi_hop_handoff import (
     STREAM,
     DeliverTQ,
@@ -80,18 +80,18 @@ class Observed(MultiHopHandoff):
 
 
 def test_the_fuzzer_reaches_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse, request = Broker._refuse, Broker.session_requested
+    refuse, request = BrokerCore._refuse, BrokerCore.session_requested
 
-    def counting_refuse(self: Broker, stale: AttachRequest) -> None:
+    def counting_refuse(self: BrokerCore, stale: AttachRequest) -> None:
         Observed.seen["an attach was refused as stale"] += 1
         refuse(self, stale)
 
-    def counting_request(self: Broker, asked: AttachRequest) -> None:
+    def counting_request(self: BrokerCore, asked: AttachRequest) -> None:
         Observed.seen["the leaving was not noticed"] += asked.client in self.attachments
         request(self, asked)
 
-    monkeypatch.setattr(Broker, "_refuse", counting_refuse)
-    monkeypatch.setattr(Broker, "session_requested", counting_request)
+    monkeypatch.setattr(BrokerCore, "_refuse", counting_refuse)
+    monkeypatch.setattr(BrokerCore, "session_requested", counting_request)
     Observed.seen.clear()
     with registered(Observed):
         report = fuzz(Observed.name, range(40))

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from tests.mobility.seeds import first_failing_seed
 
-from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.errors import InputError
 from roamcast.mobility import MobilityProtocol
 from roamcast.mobility.phoenix import MIG, NXT, REP, Local, Luggage, Phoenix, Timestamp
@@ -131,7 +131,7 @@ def test_what_goes_wrong_as_published_and_no_longer(story: str, anomaly: str) ->
 def test_advertisements_are_refused() -> None:
     """MIG follows subscriptions, so every broker has to know them."""
     with pytest.raises(InputError, match="phoenix does not work with advertisements: leave them off"):
-        Broker("b0", Phoenix, BrokerSettings(advertisements=True))
+        BrokerCore("b0", Phoenix, CoreSettings(advertisements=True))
 
 
 def test_acknowledged_events_leave_the_log_in_part() -> None:

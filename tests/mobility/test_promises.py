@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.mobility.broken import BROKEN, TransfersTooEarly, registered
 
-from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.errors import InputError
 from roamcast.mobility import PROTOCOLS, check_combination, find_protocol
 from roamcast.mobility.base import MobilityProtocol, Settings
@@ -121,7 +121,7 @@ def test_a_combination_that_is_not_declared_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="'gossip': valid are flooding, simple"):
         check_combination(Picky, "gossip")
     with pytest.raises(InputError, match="does not work with merging"):
-        Broker("b0", Picky, BrokerSettings(routing="merging"))
+        BrokerCore("b0", Picky, CoreSettings(routing="merging"))
     check_combination(Picky, "simple")
 
 
@@ -134,7 +134,7 @@ def test_sub_unsub_asks_for_the_bound_it_needs() -> None:
     with pytest.raises(InputError, match="set delay_bound_s"):
         find_protocol("sub_unsub").check(Settings())
     with pytest.raises(InputError, match="set delay_bound_s"):
-        Broker("b0", find_protocol("sub_unsub"))
+        BrokerCore("b0", find_protocol("sub_unsub"))
     find_protocol("sub_unsub").check(Settings(delay_bound_s=0.0))
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from tests.mobility.seeds import first_failing_seed
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.filters.selector import parse
 from roamcast.mobility import MobilityProtocol
 from roamcast.mobility.reactive import (
@@ -100,7 +100,7 @@ def test_publishing_order_is_by_time_but_never_against_a_publisher() -> None:
 
 
 def test_a_burst_that_both_stored_in_part_is_taken_once() -> None:
-    broker = Broker("b0", ReactiveMerged)
+    broker = BrokerCore("b0", ReactiveMerged)
     fetched, own = Burst("p", 0, 1, b"", 0.0, (b"",) * 3, 3), Burst("p", 0, 2, b"", 0.0, (b"",) * 4, 4)
     assert isinstance(broker.protocol, ReactiveMerged)
     merged = broker.protocol.merge([fetched], [own])

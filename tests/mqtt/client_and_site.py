@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from roamcast.broker.inputs import Connected, Frames, Gone, SiteInput, Started
-from roamcast.broker.machine import Site
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineInput, Started
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.client.client import Accepted, ClientSession, ClientSettings, Event
 from roamcast.mqtt.client.outgoing import Acknowledged
 from roamcast.mqtt.client.requests import Granted
@@ -95,8 +95,8 @@ class Machine:
 class World:
     def __init__(self) -> None:
         self.now = 1_000.0
-        settings = SiteSettings("a")
-        self.site = Site(settings)
+        settings = MachineSettings("a")
+        self.site = BrokerMachine(settings)
         self.machines: dict[int, Machine] = {}
         self._first: dict[int, bytes] = {}
         self._connections = 0
@@ -111,7 +111,7 @@ class World:
     def read(self, connection: int, data: bytes) -> None:
         first = self._first.get(connection)
         if first is None:
-            self._step([Frames(connection, data)])
+            self._step([ClientFrames(connection, data)])
             return
         first += data
         whole = cut(first, 0, 1 << 20)
@@ -120,16 +120,16 @@ class World:
             return
         connect = parse_connect(first[whole[1] : whole[2]])
         del self._first[connection]
-        self._step([Connected(connection, connect, Identity(client=connect.client_id))])
+        self._step([ClientConnected(connection, connect, Identity(client=connect.client_id))])
         if first[whole[2] :]:
-            self._step([Frames(connection, first[whole[2] :])])
+            self._step([ClientFrames(connection, first[whole[2] :])])
 
     def gone(self, connection: int) -> None:
         del self.machines[connection]
         if self._first.pop(connection, None) is None:
-            self._step([Gone(connection)])
+            self._step([ConnectionLost(connection)])
 
-    def _step(self, inputs: list[SiteInput]) -> None:
+    def _step(self, inputs: list[MachineInput]) -> None:
         self.now += 0.001
         effects = self.site.step(self.now, inputs)
         for connection, data in effects.writes.items():

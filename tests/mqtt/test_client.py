@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mqtt.client_and_site import Machine, World
 
-from roamcast.mqtt.client.client import PING, Accepted, ClientSession, ClientSettings, Ended, Refused
+from roamcast.mqtt.client.client import PING, Accepted, ClientSession, ClientSettings, ConnectRefused, Ended
 from roamcast.mqtt.client.outgoing import SESSION_LOST, Acknowledged
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Connack, Disconnect, Packet, Publish, PublishProperties
@@ -386,7 +386,7 @@ def test_leaving_names_the_destination() -> None:
 def test_a_refusal_and_an_end_are_told(version: packets.Version) -> None:
     script = Script(version)
     script.session.begin(0.0)
-    assert script.tell(Connack(reason=Reason.NOT_AUTHORIZED)) == [Refused(Reason.NOT_AUTHORIZED, "")]
+    assert script.tell(Connack(reason=Reason.NOT_AUTHORIZED)) == [ConnectRefused(Reason.NOT_AUTHORIZED, "")]
     script.session.begin(0.0)
     (event,) = script.tell(packets.Pingresp())
     assert event.reason is Reason.PROTOCOL_ERROR

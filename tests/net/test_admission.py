@@ -13,7 +13,7 @@ from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.codec.reasons import IN_CONNACK, Reason
 from roamcast.mqtt.server.access import Identity
 from roamcast.net.admission import Admission
-from roamcast.net.clients import Refused, without_secrets
+from roamcast.net.clients import ConnectionRefused, without_secrets
 from roamcast.net.users import changing_users, hash_password
 
 OPEN, CLOSED = Listener(anonymous=True), Listener(anonymous=False)
@@ -37,7 +37,7 @@ def identify(
 
 
 def refusal(admission: Admission, listener: Listener, **said: Any) -> Reason:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConnectionRefused) as refused:
         identify(admission, listener, **said)
     assert refused.value.reason in IN_CONNACK
     return refused.value.reason
@@ -82,7 +82,7 @@ def test_a_certificate_is_enough(config: Config) -> None:
     both = identify(admission, CLOSED, CERTIFICATE, username="alice", password=b"open sesame")
     assert both == Identity("phone", user="alice", certificate="car-7")
     assert refusal(admission, CLOSED, certificate=NAMELESS) is Reason.NOT_AUTHORIZED
-    with pytest.raises(Refused):
+    with pytest.raises(ConnectionRefused):
         identify(admission, CLOSED, CERTIFICATE, username="alice", password=b"wrong")
 
 

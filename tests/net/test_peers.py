@@ -16,7 +16,7 @@ from tests.net.link_node import QUICK, SECRET, TERMS, Node, Relay, run, until
 from roamcast.broker.links.links import Links
 from roamcast.config.sections import Link, Peer
 from roamcast.errors import InputError
-from roamcast.net.handshake import MAGIC, PREFACE, WIRE_VERSION, Hello, frame, proof
+from roamcast.net.handshake import MAGIC, PREFACE, WIRE_VERSION, HandshakeHello, frame, proof
 from roamcast.net.peers import STRANGERS_MAX, STRANGERS_PER_HOST_MAX
 from roamcast.net.tls import link_contexts
 from roamcast.protocol.messages import Fleeting
@@ -252,7 +252,7 @@ def test_a_proof_serves_only_once() -> None:
 
 
 def test_a_proof_is_bound_to_ids_nonces_and_role() -> None:
-    x, y = Hello("x", b"1", b"n" * 32), Hello("y", b"2", b"m" * 32)
+    x, y = HandshakeHello("x", b"1", b"n" * 32), HandshakeHello("y", b"2", b"m" * 32)
     proofs = [
         proof(SECRET, "dialer", x, y),
         proof(SECRET, "listener", x, y),
@@ -387,8 +387,8 @@ def test_a_refused_dialer_tries_again_at_once_when_told_to() -> None:
         PREFACE + b"\xff\xff\xff\xff",
         PREFACE + b"\0\0\0\x05hello",
         PREFACE + b"\0\0\x04\x00" + b"\xc1" * 1024,
-        PREFACE + frame(Hello("x\ny", b"", b"n" * 32)),
-        PREFACE + frame(Hello("x", b"", b"short")),
+        PREFACE + frame(HandshakeHello("x\ny", b"", b"n" * 32)),
+        PREFACE + frame(HandshakeHello("x", b"", b"short")),
     ],
 )
 def test_garbage_is_closed_and_logged_once_and_nobody_is_disturbed(

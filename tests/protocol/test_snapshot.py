@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.test_rooms import PURE
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse
 from roamcast.mobility import find_protocol
@@ -29,7 +29,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.protocol.snapshot import PURE_ROOMS, CannotFreeze, freeze, known_class, path_to, thaw
-from roamcast.protocol.snapshot_form import FORMAT, Shape, State
+from roamcast.protocol.snapshot_form import FORMAT, Shape, SnapshotForm
 
 
 class Colour(Enum):
@@ -397,7 +397,7 @@ def test_tuples_nested_without_end_are_refused() -> None:
 
 
 def test_the_place_of_a_value_in_a_broker() -> None:
-    broker = Broker("b0", find_protocol("multi_hop_handoff"))
+    broker = BrokerCore("b0", find_protocol("multi_hop_handoff"))
     broker.router._send = lambda peer, message: None
     with pytest.raises(CannotFreeze, match=r"^broker\.router\._send: a function cannot be written"):
         freeze(broker)
@@ -406,7 +406,7 @@ def test_the_place_of_a_value_in_a_broker() -> None:
 
 @pytest.fixture(scope="module")
 def whole() -> bytes:
-    return freeze(Broker("b0", find_protocol("multi_hop_handoff")))
+    return freeze(BrokerCore("b0", find_protocol("multi_hop_handoff")))
 
 
 def test_a_snapshot_cut_off_anywhere_is_refused(whole: bytes) -> None:
@@ -450,7 +450,7 @@ def refusal_of(data: bytes) -> str:
 
 def state_with(shape: Shape, kind: int, building: list[int]) -> bytes:
     """A snapshot of one value of a class, as `freeze` would never write it."""
-    state = State(FORMAT, 4, bytes([kind]), [], [], [], [], [shape], building, [], [], [], [])
+    state = SnapshotForm(FORMAT, 4, bytes([kind]), [], [], [], [], [shape], building, [], [], [], [])
     return sealed(msgspec.msgpack.encode(state))
 
 
@@ -490,7 +490,7 @@ def test_the_rooms_are_those_that_are_kept_pure() -> None:
 
 
 def test_another_format_is_refused() -> None:
-    state = State(FORMAT + 1, 1, b"", [], [], [], [], [], [], [], [], [], [])
+    state = SnapshotForm(FORMAT + 1, 1, b"", [], [], [], [], [], [], [], [], [], [])
     with pytest.raises(InputError, match=f"format {FORMAT + 1}; this code reads {FORMAT}"):
         thaw(sealed(msgspec.msgpack.encode(state)))
 

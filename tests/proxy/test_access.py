@@ -20,7 +20,7 @@ from roamcast.proxy.client import Options, RoamingClient
 from roamcast.proxy.config import Access, Config, Listener, Mqtt, Neighbour, Peers
 from roamcast.proxy.driver import ProxyServer
 from roamcast.proxy.endpoint import MqttEndpoint
-from roamcast.proxy.messages import MAGIC, PREFACE, Refused
+from roamcast.proxy.messages import MAGIC, PREFACE, MoveRefused
 from roamcast.proxy.wire import ProxyError, connect_client
 
 
@@ -68,15 +68,15 @@ def test_another_user_gets_neither_the_buffer_nor_the_id(tmp_path: Path) -> None
         assert isinstance(await alice.read(), messages.MovedOut)
         bob.write(messages.Download(1, "car", ticket))
         refused = await bob.read()
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, MoveRefused)
         assert (refused.code, refused.text) == ("identity", "client 'car' is another user's here")
         bob.write(messages.MoveOut(2, "car", ticket, ("road/#",)))
         refused = await bob.read()
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, MoveRefused)
         assert refused.text == "client id 'car' belongs to another user here"
         bob.write(messages.Fetch(3, "car", ticket, "alice"))
         refused = await bob.read()
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, MoveRefused)
         assert refused.text == "a client may not say Fetch"
         with pytest.raises(ProxyError, match="the connection ended"):
             await bob.read()

@@ -17,7 +17,7 @@ from roamcast.proxy.buffers import Entry, Frozen, size_of
 from roamcast.proxy.client import MoveFailed, RoamingClient
 from roamcast.proxy.client_state import Source
 from roamcast.proxy.config import Buffers as BufferSettings
-from roamcast.proxy.messages import Refused
+from roamcast.proxy.messages import MoveRefused
 from roamcast.proxy.wire import ProxyError, connect_client, connect_proxy
 
 EDGES = [("a", "b"), ("b", "c")]
@@ -95,11 +95,11 @@ def test_a_client_id_of_another_user_is_refused_at_move_out_and_download(
         asked[connection] = type(asked[connection])(connection, "client", "mallory")
         pipe.write(messages.MoveOut(1, "car", "fedcba9876543210", ("x",)))
         answer = await pipe.read()
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, MoveRefused)
         assert answer.text == "client id 'car' belongs to another user here"
         pipe.write(messages.Download(2, "car", client.sources[0].ticket))
         answer = await pipe.read()
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, MoveRefused)
         assert (answer.code, answer.text) == ("identity", "client 'car' is another user's here")
         await client.move_in("a")
         assert not client.sources
@@ -194,7 +194,7 @@ def test_a_broker_that_is_down_at_the_new_site_changes_nothing(monkeypatch: pyte
         pipe, _ = await connect_client("b:1", "car", "", "")
         pipe.write(messages.Download(1, "car", client.sources[0].ticket, "a"))
         answer = await pipe.read()
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, MoveRefused)
         assert answer.code == "broker"
         assert "nothing was taken over" in answer.text
         world.network.sites["b"].is_up = True
@@ -336,7 +336,7 @@ def test_a_suspended_channel_is_only_for_who_has_its_ticket(monkeypatch: pytest.
         pipe, _ = await connect_client("b:1", "car", "", "")
         pipe.write(messages.StandIn(1, "car", "fedcba9876543210", ("road/#",), site="a"))
         answer = await pipe.read()
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, MoveRefused)
         assert answer.code == "expired"
         await client.move_in("b")
         assert received(client) == names(range(3))

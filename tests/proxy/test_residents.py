@@ -175,7 +175,7 @@ def test_two_users_of_one_client_id_do_not_meet(monkeypatch: pytest.MonkeyPatch)
             await until(lambda count=count: len(answers) > count)  # type: ignore[misc]
         assert isinstance(answers[0], steps.Attached)
         for answer in answers[1:]:
-            assert isinstance(answer, messages.Refused)
+            assert isinstance(answer, messages.MoveRefused)
             assert "client id 'car' belongs to another user" in answer.text
 
     run(work())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roamcast.proxy.stomp import HEADERS_BYTES_MAX, Frame, Reader, StompError, write_frame
+from roamcast.proxy.stomp import HEADERS_BYTES_MAX, Frame, StompError, StompReader, write_frame
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 frames = st.builds(
@@ -18,7 +18,7 @@ frames = st.builds(
 @given(st.lists(frames, max_size=5), st.integers(1, 50))
 def test_frames_come_out_as_they_went_in(sent: list[Frame], size: int) -> None:
     data = b"".join(write_frame(*frame) + b"\n" for frame in sent)
-    reader = Reader()
+    reader = StompReader()
     found = [frame for at in range(0, len(data), size) for frame in reader.feed(data[at : at + size])]
     assert found == sent
 
@@ -34,8 +34,10 @@ def test_frames_come_out_as_they_went_in(sent: list[Frame], size: int) -> None:
 )
 def test_what_is_no_stomp_is_refused(data: bytes) -> None:
     with pytest.raises(StompError):
-        Reader().feed(data)
+        StompReader().feed(data)
 
 
 def test_a_frame_without_a_length_ends_at_its_zero() -> None:
-    assert Reader().feed(b"ERROR\nmessage:no\n\nwhy\0\n\n") == [Frame("ERROR", {"message": "no"}, b"why")]
+    assert StompReader().feed(b"ERROR\nmessage:no\n\nwhy\0\n\n") == [
+        Frame("ERROR", {"message": "no"}, b"why")
+    ]

@@ -12,7 +12,7 @@ from tests.mobility.test_promises import explain
 from tests.simulator.test_outages import using
 from tests.simulator.test_story import rounded
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.broker.requests import Requests
 from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mobility.base import Host, Settings
@@ -230,7 +230,7 @@ def test_the_fuzzer_crashes_brokers_at_every_stage_of_a_handoff() -> None:
 class ForgetsLastEntry(FaultyNetwork):
     """The journal ends one entry too early."""
 
-    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+    def _recover(self, broker: str) -> tuple[BrokerCore, list[tuple[str, Message]]]:
         self._journals[broker].pop()
         return super()._recover(broker)
 
@@ -238,7 +238,7 @@ class ForgetsLastEntry(FaultyNetwork):
 class RepeatsLastMessage(FaultyNetwork):
     """After a restart every link carries its last message again."""
 
-    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+    def _recover(self, broker: str) -> tuple[BrokerCore, list[tuple[str, Message]]]:
         for peer in self.topology.peers(broker):
             wire = self._wire(broker, peer)
             wire.sent -= min(wire.sent, 1)
@@ -248,7 +248,7 @@ class RepeatsLastMessage(FaultyNetwork):
 class ForgetsUnsent(FaultyNetwork):
     """What the crash kept from being sent is not sent after the restart."""
 
-    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+    def _recover(self, broker: str) -> tuple[BrokerCore, list[tuple[str, Message]]]:
         return super()._recover(broker)[0], []
 
 
@@ -282,7 +282,7 @@ class NumbersConnectionsAnew(FaultyNetwork):
 class ForgetsSubscriptions(FaultyNetwork):
     """Some of what others want is not in the journal."""
 
-    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+    def _recover(self, broker: str) -> tuple[BrokerCore, list[tuple[str, Message]]]:
         node, unsent = super()._recover(broker)
         for filter, interface in node.router.table.entries()[:1]:
             node.router.table.remove(filter, interface)

@@ -12,7 +12,7 @@ import pytest
 from tests.broker.structure import dump
 from tests.simulator.test_network import of_kind, tell
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.mobility import PROTOCOLS
 from roamcast.protocol.effects import Attached, Deadline, Detached, Input, LinkChanged
 from roamcast.protocol.messages import Hello, Message
@@ -253,7 +253,7 @@ class Compared(FaultyNetwork):
             # The step that the crash cut short, so that the old broker is where the new one should be.
             self.brokers[broker].step(*self._journals[broker][-1])
 
-    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+    def _recover(self, broker: str) -> tuple[BrokerCore, list[tuple[str, Message]]]:
         before = dump(self.brokers[broker])
         node, unsent = super()._recover(broker)
         assert dump(node) == before
@@ -287,7 +287,7 @@ def test_replayed_journals_of_many_seeds_lead_to_the_same_state(protocol: str) -
 
 
 def test_a_dump_tells_states_apart() -> None:
-    one, two = (Broker("b0", PROTOCOLS["durable"]) for _ in range(2))
+    one, two = (BrokerCore("b0", PROTOCOLS["durable"]) for _ in range(2))
     assert dump(one) == dump(two)
     one.step(1.0, [Attached("c", 1, Hello("c", fresh=True))])
     assert dump(one) != dump(two)

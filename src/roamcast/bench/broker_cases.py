@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from roamcast.bench.accounting import Cycle, EvenStream
-from roamcast.bench.mqtt_load import Connection, Figure, many_to_one, one_in_flight, one_to_many
+from roamcast.bench.mqtt_load import Figure, LoadConnection, many_to_one, one_in_flight, one_to_many
 from roamcast.bench.processes import Process
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.writing import write
@@ -60,7 +60,7 @@ def fan_out(qos: int, subscribers: int) -> Callable[[Process, float], Figure]:
         cycle = even_cycle(qos)
         connections = []
         for number in range(subscribers):
-            connection = Connection(broker.port, f"bench-subscriber-{number}")
+            connection = LoadConnection(broker.port, f"bench-subscriber-{number}")
             connection.subscribe([TOPIC], qos)
             connections.append((connection, EvenStream(cycle)))
         return one_to_many(broker, cycle, connections, seconds)
@@ -139,10 +139,10 @@ def content_filters(subscribers: int) -> Callable[[Process, float], Figure]:
     def run(broker: Process, seconds: float) -> Figure:
         load = content()
         each = SUBSCRIPTIONS // subscribers
-        connections: list[tuple[Connection, EvenStream]] = []
+        connections: list[tuple[LoadConnection, EvenStream]] = []
         for number in range(subscribers):
             own = slice(number * each, (number + 1) * each)
-            connection = Connection(broker.port, f"bench-subscriber-{number}", 5)
+            connection = LoadConnection(broker.port, f"bench-subscriber-{number}", 5)
             connection.subscribe(load.filters[own], 0)
             due: Sequence[int] = np.flatnonzero(load.matches[own].any(axis=0)).tolist()
             connections.append((connection, EvenStream(load.cycle, due)))

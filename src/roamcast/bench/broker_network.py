@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roamcast.bench.mqtt_load import Connection
+from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
 from roamcast.bench.relays import Relay
 from roamcast.mqtt.codec import packets
@@ -82,8 +82,8 @@ class BrokerNetwork:
         for number, broker in enumerate(self.brokers[1:], start=1):
             topic = f"joined/{number}"
             subscriber, publisher = (
-                Connection(broker.port, "joined"),
-                Connection(self.brokers[0].port, "asks"),
+                LoadConnection(broker.port, "joined"),
+                LoadConnection(self.brokers[0].port, "asks"),
             )
             subscriber.subscribe([topic], 0)
             subscriber.socket.settimeout(0.2)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_network import BrokerNetwork
-from roamcast.bench.mqtt_load import Connection
+from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.processes import BenchFailed
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.bursts import publish_frames, written_acknowledgements
@@ -92,7 +92,7 @@ class Floor:
     def __init__(self, folder: Path, sync: Sync, ports: Sequence[int]) -> None:
         self._journal, _ = Journal.open(folder, sync=sync, version="bench")
         self._is_synced = sync == "group"
-        self._clients = [Connection(port, f"pings{number}", 5) for number, port in enumerate(ports)]
+        self._clients = [LoadConnection(port, f"pings{number}", 5) for number, port in enumerate(ports)]
 
     def measure(self, broker: int) -> tuple[float, float]:
         """Seconds for the sync and for the round trip, over loopback and through a broker's loop."""
@@ -118,10 +118,10 @@ class Walk:
         self._at = 0
         self._published = 0
         self._floors: list[tuple[float, float]] = []
-        self._watchers = [Connection(port, f"watcher{number}", 5) for number, port in enumerate(ports)]
+        self._watchers = [LoadConnection(port, f"watcher{number}", 5) for number, port in enumerate(ports)]
         for number, watcher in enumerate(self._watchers):
             watcher.subscribe([f"{FILLED}/{number}"], 1)
-        first = Connection(ports[0], CLIENT, 5, is_lasting=True)
+        first = LoadConnection(ports[0], CLIENT, 5, is_lasting=True)
         first.subscribe([TOPIC], 1)
         first.close()
 
@@ -164,7 +164,7 @@ class Walk:
             self._floors.append(self._floor.measure(1 - self._at))
         self._settle()
         started_s = time.perf_counter()
-        client = Connection(self._ports[self._at], CLIENT, 5, is_lasting=True)
+        client = LoadConnection(self._ports[self._at], CLIENT, 5, is_lasting=True)
         connack_s = time.perf_counter() - started_s
         try:
             if not client.is_resumed:
@@ -183,7 +183,7 @@ class Walk:
     def _publish(self, count: int) -> list[bytes]:
         """Queue so many messages for the client, which is away. They are published at the other broker, so
         that both have just been at work: else only a plain resume would meet one that is warm."""
-        publisher = Connection(self._ports[1 - self._at], "publisher", 5)
+        publisher = LoadConnection(self._ports[1 - self._at], "publisher", 5)
         payloads = []
         for at in range(0, count, WINDOW):
             numbers = range(self._published + at, self._published + min(at + WINDOW, count))
@@ -201,7 +201,7 @@ class Walk:
         self._published += count
         return payloads
 
-    def _await_filled(self, publisher: Connection) -> None:
+    def _await_filled(self, publisher: LoadConnection) -> None:
         """Wait until what was published has come over the link: what is published behind it comes last."""
         watcher = self._watchers[self._at]
         publisher.send_all(packets.Publish(f"{FILLED}/{self._at}", b"", qos=1, packet_id=1))
@@ -222,7 +222,7 @@ class Walk:
             watcher.close()
 
 
-def read_and_acknowledge(client: Connection, payloads: Sequence[bytes]) -> Iterator[int]:
+def read_and_acknowledge(client: LoadConnection, payloads: Sequence[bytes]) -> Iterator[int]:
     """Read these messages in this order and acknowledge them; gives the number of each read.
 
     A write acknowledges all that a read has brought: a load program that takes its time with each

@@ -13,12 +13,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 
-from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.filters.expression import Value
 from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
 from roamcast.mobility import find_protocol
-from roamcast.protocol.effects import Attached, Configured, Input, Received, Submitted
+from roamcast.protocol.effects import Attached, Input, OverlayChanged, Received, Submitted
 from roamcast.protocol.messages import Hello, Message, Move, Probe, Settled, Subscribe, Update
 from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.protocol.whereabouts import Place, Whereabouts
@@ -76,11 +76,11 @@ class Walkers:
         self.rng = random.Random(seed)
         self.graph: MovementGraph = grid(SIDE, SIDE)
         settings = LocationSettings({"location": self.graph}, stay_s=STAY_S, measure_every_s=1e9)
-        self.broker = Broker(
-            "here", find_protocol("none"), BrokerSettings(records="counters", location=settings)
+        self.broker = BrokerCore(
+            "here", find_protocol("none"), CoreSettings(records="counters", location=settings)
         )
         self.now = 0.0
-        self.step(Configured(PEERS, {peer: peer for peer in PEERS}))
+        self.step(OverlayChanged(PEERS, {peer: peer for peer in PEERS}))
         self.now = ROUND_TRIP_S
         for peer in PEERS:
             self.step(Received(peer, Probe(0.0, is_echo=True)))

@@ -54,7 +54,7 @@ class Figure:
         return self.messages / self.seconds
 
 
-class Connection:
+class LoadConnection:
     """A client's connection. It blocks until `go`, and never afterwards."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Connection:
         self.is_resumed = False
         self.socket = socket.create_connection((HOST, port), PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.blocked: set[Connection] = set()
+        self.blocked: set[LoadConnection] = set()
         """Where it puts itself when the socket takes no more."""
         self._waiting = b""
         self._read = b""
@@ -126,7 +126,7 @@ class Connection:
             if not isinstance(answer, packets.Suback) or answer.reasons != (qos,) * len(entries):
                 raise BenchFailed(f"the broker answered SUBSCRIBE with {answer}")
 
-    def go(self) -> Connection:
+    def go(self) -> LoadConnection:
         self.socket.setblocking(False)
         return self
 
@@ -160,10 +160,10 @@ class Poller:
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._handlers: dict[int, tuple[Connection, Callable[[], None]]] = {}
-        self._blocked: set[Connection] = set()
+        self._handlers: dict[int, tuple[LoadConnection, Callable[[], None]]] = {}
+        self._blocked: set[LoadConnection] = set()
 
-    def add(self, connection: Connection, handler: Callable[[], None]) -> None:
+    def add(self, connection: LoadConnection, handler: Callable[[], None]) -> None:
         number = connection.go().socket.fileno()
         self._handlers[number] = connection, handler
         connection.blocked = self._blocked
@@ -211,7 +211,7 @@ class Window:
 class Publisher:
     """Sends a cycle of messages, some at a time, within its window."""
 
-    def __init__(self, connection: Connection, cycle: Cycle, chunk: int) -> None:
+    def __init__(self, connection: LoadConnection, cycle: Cycle, chunk: int) -> None:
         self.connection = connection
         self.cycle = cycle
         self.sent = 0
@@ -239,7 +239,7 @@ class Publisher:
         return not self.cycle.qos or self.acknowledged.count == self.sent
 
 
-def _receiver(connection: Connection, stream: EvenStream | MixedStream) -> Callable[[], None]:
+def _receiver(connection: LoadConnection, stream: EvenStream | MixedStream) -> Callable[[], None]:
     def on_read() -> None:
         acks = stream.take(connection.receive())
         if acks:
@@ -251,14 +251,14 @@ def _receiver(connection: Connection, stream: EvenStream | MixedStream) -> Calla
 def one_to_many(
     broker: Process,
     cycle: Cycle,
-    subscribers: Sequence[tuple[Connection, EvenStream]],
+    subscribers: Sequence[tuple[LoadConnection, EvenStream]],
     seconds: float,
     chunk: int = CHUNK,
 ) -> Figure:
     """One publisher sends as fast as its windows allow; every subscriber gets what is due to it."""
     poller = Poller()
     version = subscribers[0][0].version
-    publisher = Publisher(Connection(broker.port, "bench-publisher", version), cycle, chunk)
+    publisher = Publisher(LoadConnection(broker.port, "bench-publisher", version), cycle, chunk)
     poller.add(publisher.connection, publisher.on_read)
     streams = [stream for _, stream in subscribers]
     for connection, stream in subscribers:
@@ -286,12 +286,12 @@ def one_to_many(
 def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk: int) -> Figure:
     """Publishers with topics and sizes of their own, a few messages per write, to one subscriber."""
     poller = Poller()
-    subscriber = Connection(broker.port, "bench-subscriber")
+    subscriber = LoadConnection(broker.port, "bench-subscriber")
     subscriber.subscribe(["bench/#"], cycles[0].qos)
     stream = MixedStream(cycles)
     poller.add(subscriber, _receiver(subscriber, stream))
     publishers = [
-        Publisher(Connection(broker.port, f"bench-publisher-{number}"), cycle, chunk)
+        Publisher(LoadConnection(broker.port, f"bench-publisher-{number}"), cycle, chunk)
         for number, cycle in enumerate(cycles)
     ]
     for publisher in publishers:
@@ -330,7 +330,7 @@ def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str
     open_count = 0
     is_over = False
 
-    def handler(connection: Connection, echo: Echo) -> Callable[[], None]:
+    def handler(connection: LoadConnection, echo: Echo) -> Callable[[], None]:
         def on_read() -> None:
             nonlocal open_count
             answer = echo.take(connection.receive())
@@ -343,7 +343,7 @@ def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str
         return on_read
 
     for number, (echo, topic) in enumerate(zip(echoes, topics, strict=True)):
-        connection = Connection(broker.port, f"bench-{number}")
+        connection = LoadConnection(broker.port, f"bench-{number}")
         connection.subscribe([topic], cycles[0].qos)
         connections.append(connection)
         poller.add(connection, handler(connection, echo))
@@ -372,9 +372,9 @@ def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str
 def latencies_s(port: int, cycle: Cycle, topic: str, per_s: float, seconds: float) -> list[float]:
     """From when each message was to be sent, at a steady rate, until it has arrived."""
     poller = Poller()
-    subscriber, stream = Connection(port, "bench-subscriber"), EvenStream(cycle)
+    subscriber, stream = LoadConnection(port, "bench-subscriber"), EvenStream(cycle)
     subscriber.subscribe([topic], cycle.qos)
-    publisher = Publisher(Connection(port, "bench-publisher"), cycle, 1)
+    publisher = Publisher(LoadConnection(port, "bench-publisher"), cycle, 1)
     poller.add(subscriber, _receiver(subscriber, stream))
     poller.add(publisher.connection, publisher.on_read)
     took_s: list[float] = []
@@ -398,11 +398,11 @@ def latencies_s(port: int, cycle: Cycle, topic: str, per_s: float, seconds: floa
 
 def idle_connections(port: int, count: int, measure: Callable[[], int]) -> int:
     """What is measured when so many clients are connected and silent."""
-    connections: list[Connection] = []
+    connections: list[LoadConnection] = []
     try:
         while len(connections) < count:
             fresh = [
-                Connection(port, f"idle-{len(connections) + number}", wait=False)
+                LoadConnection(port, f"idle-{len(connections) + number}", wait=False)
                 for number in range(min(200, count - len(connections)))
             ]
             connections += fresh

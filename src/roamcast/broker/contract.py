@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from roamcast.broker.figures import Figures
-from roamcast.broker.inputs import SiteEffects, SiteInput, Tree
+from roamcast.broker.inputs import MachineEffects, MachineInput, Tree
 from roamcast.broker.links.end import LinkEnd
 from roamcast.broker.links.links import Offer
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.notification import Burst
 
@@ -27,13 +27,13 @@ class AnyLinks(Protocol):
         """Whether `LinkUp` needs an incarnation."""
 
 
-class AnySite(Protocol):
+class AnyMachine(Protocol):
     """One broker with all that belongs to it: inputs in, effects out."""
 
     @property
     def id(self) -> str: ...
     @property
-    def settings(self) -> SiteSettings: ...
+    def settings(self) -> MachineSettings: ...
     @property
     def starts(self) -> int:
         """How often a process has begun to drive this site."""
@@ -60,7 +60,7 @@ class AnySite(Protocol):
     def strategy(self) -> str:
         """The routing strategy, on which all brokers of a network must agree."""
 
-    def step(self, now: float, inputs: Iterable[SiteInput]) -> SiteEffects: ...
+    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects: ...
     def deadline(self) -> float | None: ...
     def journalled(self, over: Collection[str] = ()) -> None:
         """Everything that this site has received is in the journal: its peers may be told."""

@@ -28,20 +28,20 @@ from roamcast.broker.ways import Ways
 from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
 from roamcast.protocol.effects import (
     Attached,
-    Configured,
+    BrokersJoined,
+    CommandGiven,
     Deadline,
     Detached,
     Effects,
     Input,
-    Joined,
     LinkChanged,
-    Merged,
-    Pressed,
+    OverlayChanged,
     Received,
     SendFailed,
     SessionOver,
+    SessionsMerged,
     Submitted,
-    Told,
+    TrimQueues,
 )
 from roamcast.protocol.messages import (
     About,
@@ -72,7 +72,7 @@ new_row = tuple.__new__
 """Makes a Row of all its fields, in a third of the time that the class takes itself."""
 
 
-class BrokerSettings(msgspec.Struct, frozen=True):
+class CoreSettings(msgspec.Struct, frozen=True):
     """What can be set for a broker."""
 
     routing: str = ""
@@ -96,7 +96,7 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     location: LocationSettings = LocationSettings()
 
 
-class Broker(SubscribingHost, SessionsHost):
+class BrokerCore(SubscribingHost, SessionsHost):
     """One broker. `step` is the only way in, its result the only way out."""
 
     __unsaved__ = ("_out", "figures")
@@ -105,10 +105,10 @@ class Broker(SubscribingHost, SessionsHost):
         self,
         id: str,
         protocol: type[MobilityProtocol],
-        settings: BrokerSettings | None = None,
+        settings: CoreSettings | None = None,
         front: Front | None = None,
     ) -> None:
-        self.settings = settings or BrokerSettings()
+        self.settings = settings or CoreSettings()
         routing = self.settings.routing or protocol.strategies[0]
         check_combination(protocol, routing, self.settings.advertisements)
         self.id = id
@@ -174,7 +174,7 @@ class Broker(SubscribingHost, SessionsHost):
         }
         self._handlers |= own
 
-    def configure(self, settings: BrokerSettings) -> None:
+    def configure(self, settings: CoreSettings) -> None:
         """Other settings from now on; routing and the protocol's own stay as they were."""
         self.settings = settings
         self._records_all = settings.records == "full"
@@ -243,11 +243,11 @@ class Broker(SubscribingHost, SessionsHost):
                     self.endings.waiting[client] = None
                 elif attachment is not None and attachment.connection == connection:
                     self._detach(client, "silent")
-            case Told(message):
+            case CommandGiven(message):
                 self._on_message(self.id, message)
-            case Pressed(bytes_max):
+            case TrimQueues(bytes_max):
                 self._on_pressed(bytes_max)
-            case Merged(source, target):
+            case SessionsMerged(source, target):
                 self._on_merged(source, target)
             case SessionOver(client):
                 is_idle = client not in self.attachments and client not in self._departing
@@ -255,9 +255,9 @@ class Broker(SubscribingHost, SessionsHost):
                     self._end(self.sessions[client])
             case Deadline():
                 self._on_deadline()
-            case Configured(peers, next_hops):
+            case OverlayChanged(peers, next_hops):
                 self._configure(peers, next_hops)
-            case Joined(brokers):
+            case BrokersJoined(brokers):
                 self.reunion.begin(brokers)
             case LinkChanged(peer, up):
                 self.record("link_up" if up else "link_down", peer=peer)

@@ -8,7 +8,7 @@ from roamcast.protocol.messages import AttachRequest, Cause
 from roamcast.protocol.notification import Message
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
 
 
 class HandAway(Message, frozen=True):
@@ -25,7 +25,7 @@ class Emptied(Message, frozen=True):
 
 
 class Draining:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         broker.serve(HandAway, self.on_hand_away)
         broker.serve(Emptied, self.on_emptied)

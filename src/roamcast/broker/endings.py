@@ -15,12 +15,12 @@ from roamcast.protocol.messages import AttachRequest, Drain, Hello, HolderUnknow
 from roamcast.protocol.session import Session
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
     from roamcast.broker.sessions import Attachment
 
 
 class Endings:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self.waiting: dict[str, Attachment | None] = {}
         """Clients whose session ends here, and the connection that waits for a new one."""

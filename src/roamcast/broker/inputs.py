@@ -8,30 +8,30 @@ import msgspec
 
 from roamcast.broker.links.links import Offer
 from roamcast.broker.seeking import IsHere
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
 
 
-class SiteInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """One thing that happened."""
 
 
-class Started(SiteInput, frozen=True):
+class Started(MachineInput, frozen=True):
     """The process has begun, with a state that may be older: no connection of before exists any more."""
 
-    settings: SiteSettings
+    settings: MachineSettings
 
 
-class Ruled(SiteInput, frozen=True):
+class RulesChanged(MachineInput, frozen=True):
     """Who may do what, from now on."""
 
     rules: AccessRules
 
 
-class Connected(SiteInput, frozen=True):
+class ClientConnected(MachineInput, frozen=True):
     """A client said CONNECT and has proved who it is. Secrets are not in it."""
 
     connection: int
@@ -41,27 +41,27 @@ class Connected(SiteInput, frozen=True):
     """Who it is; its client id is one that was assigned if it came without."""
 
 
-class Frames(SiteInput, frozen=True):
+class ClientFrames(MachineInput, frozen=True):
     """Bytes of a connection. In the journal these are whole packets."""
 
     connection: int
     data: bytes
 
 
-class Slow(SiteInput, frozen=True):
+class ClientSlowed(MachineInput, frozen=True):
     """A client does not read what is sent to it, or does so again."""
 
     connection: int
     is_slow: bool
 
 
-class Gone(SiteInput, frozen=True):
+class ConnectionLost(MachineInput, frozen=True):
     """A connection has ended, without a word."""
 
     connection: int
 
 
-class LinkUp(SiteInput, frozen=True):
+class LinkUp(MachineInput, frozen=True):
     """A peer is connected, and neither end refuses."""
 
     peer: str
@@ -70,57 +70,57 @@ class LinkUp(SiteInput, frozen=True):
     """A random number for this end if the link begins anew, else 0."""
 
 
-class LinkRefused(SiteInput, frozen=True):
+class LinkRefused(MachineInput, frozen=True):
     """One of the ends refused the link."""
 
     peer: str
     why: str
 
 
-class LinkDown(SiteInput, frozen=True):
+class LinkDown(MachineInput, frozen=True):
     peer: str
 
 
-class LinkFrames(SiteInput, frozen=True):
+class LinkFrames(MachineInput, frozen=True):
     """Whole frames of a link."""
 
     peer: str
     data: bytes
 
 
-class Announced(SiteInput, frozen=True):
+class StatusAnnounced(MachineInput, frozen=True):
     """Something the daemon itself publishes, for whoever is attached here ($SYS)."""
 
     topic: str
     payload: bytes
 
 
-class Full(SiteInput, frozen=True):
+class QueuesOverLimit(MachineInput, frozen=True):
     """All queues together may hold no more than this."""
 
     bytes_max: int
 
 
-class Forgotten(SiteInput, frozen=True):
+class BrokerForgotten(MachineInput, frozen=True):
     """A broker is gone for good."""
 
     broker: str
 
 
-class Tuned(SiteInput, frozen=True):
+class SettingsChanged(MachineInput, frozen=True):
     """Other limits from now on; whoever is there stays."""
 
-    settings: SiteSettings
+    settings: MachineSettings
 
 
-class Asked(SiteInput, frozen=True):
+class SessionSought(MachineInput, frozen=True):
     """An operator wants to know where a client's session is."""
 
     client: str
     number: int
 
 
-class Drained(SiteInput, frozen=True):
+class DrainOrdered(MachineInput, frozen=True):
     """Serve nobody until the next start, and hand all sessions to another broker."""
 
     destination: str
@@ -128,31 +128,31 @@ class Drained(SiteInput, frozen=True):
     """Where clients are told to go; "" if that is not known."""
 
 
-class Tick(SiteInput, frozen=True):
+class Tick(MachineInput, frozen=True):
     """The time that `deadline()` named has come."""
 
 
 # --- of brokers that move; all but the inputs above follow from these, so that no election is replayed ---
 
 
-class Elapsed(SiteInput, frozen=True):
+class Elapsed(MachineInput, frozen=True):
     """Of a `Tick`, what is not the election's: a time has come that was set for clients."""
 
 
-class ParentTaken(SiteInput, frozen=True):
+class ParentTaken(MachineInput, frozen=True):
     """The election has a parent for this broker; `old` was the last one, if the link to it is gone."""
 
     old: str | None
     new: str
 
 
-class LinkLeft(SiteInput, frozen=True):
+class LinkLeft(MachineInput, frozen=True):
     """The election has no use for the link of the tree to this peer any more."""
 
     peer: str
 
 
-class Confirmed(SiteInput, frozen=True):
+class Confirmed(MachineInput, frozen=True):
     """The peer has journalled everything up to this number."""
 
     peer: str
@@ -161,21 +161,21 @@ class Confirmed(SiteInput, frozen=True):
 
 AnyInput = (
     Started
-    | Ruled
-    | Connected
-    | Frames
-    | Slow
-    | Gone
+    | RulesChanged
+    | ClientConnected
+    | ClientFrames
+    | ClientSlowed
+    | ConnectionLost
     | LinkUp
     | LinkRefused
     | LinkDown
     | LinkFrames
-    | Announced
-    | Forgotten
-    | Full
-    | Tuned
-    | Asked
-    | Drained
+    | StatusAnnounced
+    | BrokerForgotten
+    | QueuesOverLimit
+    | SettingsChanged
+    | SessionSought
+    | DrainOrdered
     | Tick
     | Elapsed
     | ParentTaken
@@ -202,7 +202,7 @@ class Tree(msgspec.Struct, frozen=True):
     """To the leader."""
 
 
-class SiteEffects(msgspec.Struct):
+class MachineEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
@@ -215,10 +215,10 @@ class SiteEffects(msgspec.Struct):
     tree: Tree | None = None
     """If it is another than before."""
     unread: Sequence[int] = ()
-    """Connections that sent more than one turn may take: the next one goes on with an empty `Frames`."""
-    deferred: list[SiteInput] = []
+    """Connections that sent more than one turn may take: the next goes on with an empty `ClientFrames`."""
+    deferred: list[MachineInput] = []
     """What is to come behind that, once more."""
-    durable: list[SiteInput] = []
+    durable: list[MachineInput] = []
     """What must be in the journal before any of the rest goes out."""
 
 
@@ -226,7 +226,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
 
 
-def encode_entry(now: float, inputs: list[SiteInput]) -> bytes:
+def encode_entry(now: float, inputs: list[MachineInput]) -> bytes:
     return _encoder.encode((now, inputs))
 
 

@@ -14,37 +14,37 @@ from collections.abc import Iterable
 import msgspec
 
 from roamcast.broker.announcing import Announcements, RecallAnnounced
-from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.inputs import (
-    Announced,
-    Asked,
-    Connected,
-    Drained,
-    Forgotten,
-    Frames,
-    Full,
-    Gone,
+    BrokerForgotten,
+    ClientConnected,
+    ClientFrames,
+    ClientSlowed,
+    ConnectionLost,
+    DrainOrdered,
     LinkDown,
     LinkFrames,
     LinkRefused,
     LinkUp,
-    Ruled,
-    SiteEffects,
-    SiteInput,
-    Slow,
+    MachineEffects,
+    MachineInput,
+    QueuesOverLimit,
+    RulesChanged,
+    SessionSought,
+    SettingsChanged,
     Started,
+    StatusAnnounced,
     Tick,
     Tree,
-    Tuned,
 )
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn, Offer
-from roamcast.broker.machine_base import BaseSite
+from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
 from roamcast.broker.seeking import Seeking, WhereIs
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
 from roamcast.broker.shared_messages import GivesBack, MembersChanged, Takes
 from roamcast.broker.wills import Wills
@@ -54,24 +54,24 @@ from roamcast.mobility import find_protocol
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import Configured, Deadline, Pressed, Told
+from roamcast.protocol.effects import CommandGiven, Deadline, OverlayChanged, TrimQueues
 from roamcast.protocol.notification import Burst
 
 
-class Site(BaseSite):
+class BrokerMachine(MachineBase):
     links: Links
     seeking: Seeking
     links_may_cycle = False
 
     __unsaved__ = ("_out",)
 
-    def __init__(self, settings: SiteSettings) -> None:
+    def __init__(self, settings: MachineSettings) -> None:
         self.settings = settings
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
         self.endpoint = Endpoint(self)
-        self.broker = Broker(
+        self.broker = BrokerCore(
             settings.id, find_protocol(settings.protocol), _broker_settings(settings), front=self.endpoint
         )
         self.links = Links(settings.id, Codec())
@@ -89,17 +89,17 @@ class Site(BaseSite):
         self._restore()
 
     def _restore(self) -> None:
-        self._out = SiteEffects()
+        self._out = MachineEffects()
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[SiteInput]) -> SiteEffects:
+    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
         self._now = self.endpoint.now = now
-        self._out = out = SiteEffects()
+        self._out = out = MachineEffects()
         endpoint = self.endpoint
         of_clients = []
         for item in inputs:
-            if type(item) is Frames or type(item) is Gone or type(item) is Connected:
+            if type(item) is ClientFrames or type(item) is ConnectionLost or type(item) is ClientConnected:
                 of_clients.append(item)
             else:
                 self._on_input(item)
@@ -117,7 +117,7 @@ class Site(BaseSite):
             return of_clients if of_broker is None else of_broker
         return min(of_broker, of_clients)
 
-    # --- for those who look on (see contract.AnySite) ---
+    # --- for those who look on (see contract.AnyMachine) ---
 
     @property
     def queued_bytes(self) -> int:
@@ -179,17 +179,17 @@ class Site(BaseSite):
 
     # --- inputs that do not come from clients ---
 
-    def _on_input(self, item: SiteInput) -> None:
+    def _on_input(self, item: MachineInput) -> None:
         match item:
             case LinkFrames(peer, data):
                 self._on_link_frames(peer, data)
                 return
-            case Slow(connection, is_slow):
+            case ClientSlowed(connection, is_slow):
                 self.endpoint.set_slow(connection, is_slow)
                 return
-            case Announced(topic, payload):
+            case StatusAnnounced(topic, payload):
                 burst = self.announcements.announce(topic, payload, self._now)
-                self.endpoint.inputs.append(Told(burst))
+                self.endpoint.inputs.append(CommandGiven(burst))
                 return
         self._out.durable.append(item)
         match item:
@@ -199,26 +199,26 @@ class Site(BaseSite):
                 self._follow(self.links.disconnected(peer))
             case LinkRefused(peer, why):
                 self._follow(self.links.refused(peer, why))
-            case Forgotten(broker):
+            case BrokerForgotten(broker):
                 self._follow(self.links.forget(broker))
-            case Full(bytes_max):
-                self.endpoint.inputs.append(Pressed(bytes_max))
-            case Asked(client, number):
-                self.endpoint.inputs.append(Told(WhereIs(client, self.id, number)))
-            case Drained(destination, reference):
+            case QueuesOverLimit(bytes_max):
+                self.endpoint.inputs.append(TrimQueues(bytes_max))
+            case SessionSought(client, number):
+                self.endpoint.inputs.append(CommandGiven(WhereIs(client, self.id, number)))
+            case DrainOrdered(destination, reference):
                 self.endpoint.send_away(reference)
-                self.endpoint.inputs.append(Told(HandAway(destination)))
-            case Tuned(settings):
+                self.endpoint.inputs.append(CommandGiven(HandAway(destination)))
+            case SettingsChanged(settings):
                 self._configure(settings)
             case Tick():
                 self.endpoint.on_deadline()
                 self.endpoint.inputs.append(Deadline())
-            case Ruled(rules):
+            case RulesChanged(rules):
                 self.endpoint.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
 
-    def _on_started(self, settings: SiteSettings) -> None:
+    def _on_started(self, settings: MachineSettings) -> None:
         self._check_start(settings)
         self.starts += 1
         self.endpoint.serve_again()
@@ -230,7 +230,7 @@ class Site(BaseSite):
         self.endpoint.traffic.reset()
         self.broker.figures.reset()
 
-    def _configure(self, settings: SiteSettings) -> None:
+    def _configure(self, settings: MachineSettings) -> None:
         self.settings = settings
         self.endpoint.configure(settings.endpoint)
         self.broker.configure(_broker_settings(settings))
@@ -260,11 +260,11 @@ class Site(BaseSite):
         inputs = self.endpoint.inputs
         for item in turn.inputs:
             inputs.append(item)
-            if isinstance(item, Configured):
+            if isinstance(item, OverlayChanged):
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
-                inputs += [Told(TellRetained(peer)) for peer in new]
-                inputs.append(Told(MembersChanged()))
+                inputs += [CommandGiven(TellRetained(peer)) for peer in new]
+                inputs.append(CommandGiven(MembersChanged()))
         inputs += turn.fleeting
         self._out.link_closes += turn.closes
 
@@ -285,25 +285,27 @@ class Site(BaseSite):
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
-        self.endpoint.inputs.append(Told(KeepThis(topic, marks, body, client)))
+        self.endpoint.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
 
     def recall(self, client: str, subscription: Subscription) -> None:
         filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
-        self.endpoint.inputs.append(Told(Recall(client, filter, qos, identifier, subscription.no_local)))
-        self.endpoint.inputs.append(Told(RecallAnnounced(client, filter, identifier)))
+        self.endpoint.inputs.append(
+            CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local))
+        )
+        self.endpoint.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         is_there = self.endpoint.is_connected(client)
         takes = Takes(subscription.group, subscription.filter, client, True, is_there, asks)
-        self.endpoint.inputs.append(Told(takes))
+        self.endpoint.inputs.append(CommandGiven(takes))
 
     def leave(self, client: str, subscription: Subscription) -> None:
         takes = Takes(subscription.group, subscription.filter, client, joins=False)
-        self.endpoint.inputs.append(Told(takes))
+        self.endpoint.inputs.append(CommandGiven(takes))
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         given = GivesBack(subscription.group, subscription.filter, client, burst)
-        self.endpoint.inputs.append(Told(given))
+        self.endpoint.inputs.append(CommandGiven(given))
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         return self.broker.places.refusal_of_filter(filter, client)
@@ -312,7 +314,7 @@ class Site(BaseSite):
         return self.broker.places.refusal_of_move(values)
 
 
-def _broker_settings(settings: SiteSettings) -> BrokerSettings:
+def _broker_settings(settings: MachineSettings) -> CoreSettings:
     """The broker's own, with the movement graph made of its text."""
     if not (settings.movement_graph or settings.states):
         return settings.broker

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from roamcast.broker.contract import AnyLinks
-from roamcast.broker.inputs import Connected, Frames, Gone, SiteEffects
+from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineEffects
 from roamcast.broker.seeking import IsHere
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import PublishThat
 from roamcast.errors import InputError
 from roamcast.mqtt.server.endpoint import Endpoint
-from roamcast.protocol.effects import Told
+from roamcast.protocol.effects import CommandGiven
 
 PACKETS_MIN = 20
 """What one client may always send in one turn."""
@@ -22,13 +22,13 @@ class Answering(Protocol):
     answers: list[IsHere]
 
 
-class BaseSite:
+class MachineBase:
     id: str
-    settings: SiteSettings
+    settings: MachineSettings
     endpoint: Endpoint
     links: AnyLinks
     seeking: Answering
-    _out: SiteEffects
+    _out: MachineEffects
 
     def journalled(self, over: Collection[str] = ()) -> None:
         """Everything that this site has received is in the journal: its peers may be told.
@@ -39,17 +39,17 @@ class BaseSite:
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
-    def _read(self, of_clients: Sequence[Frames | Gone | Connected]) -> None:
+    def _read(self, of_clients: Sequence[ClientFrames | ConnectionLost | ClientConnected]) -> None:
         """What came from clients, in order."""
         endpoint, durable = self.endpoint, self._out.durable
         if endpoint.packets_per_turn and of_clients:
             endpoint.packets_max = max(PACKETS_MIN, endpoint.packets_per_turn // len(of_clients))
         for item in of_clients:
-            if type(item) is Frames:
+            if type(item) is ClientFrames:
                 data = endpoint.read(item.connection, item.data)
                 if data:
-                    durable.append(item if data is item.data else Frames(item.connection, data))
-            elif type(item) is Connected:
+                    durable.append(item if data is item.data else ClientFrames(item.connection, data))
+            elif type(item) is ClientConnected:
                 durable.append(item)
                 endpoint.connected(item.connection, item.connect, item.identity)
             elif item.connection in endpoint.unread:
@@ -81,7 +81,7 @@ class BaseSite:
             out.closes = list(endpoint.closes)
             endpoint.closes.clear()
 
-    def _check_start(self, settings: SiteSettings) -> None:
+    def _check_start(self, settings: MachineSettings) -> None:
         """A state goes on only as what it was."""
         if (settings.id, settings.protocol) != (self.id, self.settings.protocol):
             raise InputError(
@@ -91,4 +91,4 @@ class BaseSite:
 
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
         """A will (see mqtt.endpoint.Keeper)."""
-        self.endpoint.inputs.append(Told(PublishThat(topic, marks, body)))
+        self.endpoint.inputs.append(CommandGiven(PublishThat(topic, marks, body)))

@@ -28,7 +28,7 @@ from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location import pace
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
 
 ROUND_TRIPS_KEPT = 8
 """The longest of so many measurements counts."""
@@ -62,7 +62,7 @@ class RoundTrip:
 
 
 class Places:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._settings = broker.settings.location
         self._settings.check()

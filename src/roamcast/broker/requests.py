@@ -17,7 +17,7 @@ from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
 
 KIND_OF_CHANGE = {
     "Subscribe": "subscribed",
@@ -29,7 +29,7 @@ KIND_OF_CHANGE = {
 
 
 class Requests:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._held: dict[str, list[Request]] = {}
         """Requests taken from clients whose session is still on its way."""

@@ -21,7 +21,7 @@ from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Burst, Message, encode_attributes
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
 
 TOMBSTONE_S = 24 * 3600.0
 TIDY_EVERY = 1024
@@ -81,7 +81,7 @@ class TellRetained(Message, frozen=True):
 class RetainedMessages:
     __unsaved__ = ("_bytes", "_count", "_topics")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self.refused = 0
         """Messages that found no room."""
         self._broker = broker

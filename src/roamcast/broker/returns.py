@@ -16,11 +16,11 @@ from roamcast.protocol.messages import About, Grant, Message, Relayed
 from roamcast.protocol.notification import Burst
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
 
 
 class Returns:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._former_hops: dict[str, str] = {}
         """Brokers that are gone, and the peer towards them; this broker itself if it was their neighbour."""

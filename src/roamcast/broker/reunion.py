@@ -28,7 +28,7 @@ import msgspec
 from roamcast.protocol.messages import AttachRequest, Cause, HolderUnknown, Message
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
 
 CLAIMS_PER_MESSAGE = 1000
 
@@ -101,7 +101,7 @@ class Joining(msgspec.Struct):
 
 
 class Reunion:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._joining: list[Joining] = []
         self._held_back: list[AttachRequest] = []

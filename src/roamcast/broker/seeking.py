@@ -8,7 +8,7 @@ from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Message
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
     from roamcast.mqtt.server.endpoint import Endpoint
 
 
@@ -43,7 +43,7 @@ class IsHere(Message, frozen=True):
 class Seeking:
     __unsaved__ = ("answers",)
 
-    def __init__(self, broker: Broker, endpoint: Endpoint) -> None:
+    def __init__(self, broker: BrokerCore, endpoint: Endpoint) -> None:
         self._broker = broker
         self._endpoint = endpoint
         broker.serve(WhereIs, self.on_where_is)

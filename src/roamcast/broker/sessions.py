@@ -34,7 +34,7 @@ from roamcast.protocol.session import Session
 from roamcast.routing.router import Router
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import BrokerSettings
+    from roamcast.broker.core import CoreSettings
 
 class Attachment:
     """A client's connection to this broker."""
@@ -53,7 +53,7 @@ class Attachment:
 class SessionsHost:
     id: str
     now: float
-    settings: BrokerSettings
+    settings: CoreSettings
     front: Front | None
     router: Router
     protocol: MobilityProtocol

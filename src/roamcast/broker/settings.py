@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from roamcast.broker.core import BrokerSettings
+from roamcast.broker.core import CoreSettings
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mobility.moving.mobile import MobileSettings
 from roamcast.mqtt.server.endpoint import EndpointSettings
@@ -30,10 +30,10 @@ class StateSettings(msgspec.Struct, frozen=True):
         return NumberSteps(self.fall, self.rise, self.lowest, self.highest)
 
 
-class SiteSettings(msgspec.Struct, frozen=True):
+class MachineSettings(msgspec.Struct, frozen=True):
     id: str
     protocol: str = "multi_hop_handoff"
-    broker: BrokerSettings = BrokerSettings(clock_error_s=None)
+    broker: CoreSettings = CoreSettings(clock_error_s=None)
     endpoint: EndpointSettings = EndpointSettings()
     movement_graph: str = ""
     """The text of the movement graph, for filters that depend on where the client is; "" allows none."""

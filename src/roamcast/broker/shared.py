@@ -45,7 +45,7 @@ from roamcast.protocol.notification import Burst, Fleeting
 from roamcast.routing.router import Owner
 
 if TYPE_CHECKING:
-    from roamcast.broker.core import Broker
+    from roamcast.broker.core import BrokerCore
 
 Key = tuple[str, str]
 """The name of the group and the text of its filter."""
@@ -85,7 +85,9 @@ class Group:
 
 
 class SharedSubscriptions:
-    def __init__(self, broker: Broker, tell: Callable[[str, Key], None], join: Callable[[], None]) -> None:
+    def __init__(
+        self, broker: BrokerCore, tell: Callable[[str, Key], None], join: Callable[[], None]
+    ) -> None:
         """`tell` says to a client here that a group has settled, `join` tells of all members here again."""
         self._broker = broker
         self._tell = tell

@@ -15,7 +15,7 @@ from roamcast.client.addresses import Address, AddressBook
 from roamcast.client.errors import FINAL, ClientClosed, ClientError, ConnectError, in_words
 from roamcast.client.records import ClientLog
 from roamcast.client.wire import Wire, open_wire
-from roamcast.mqtt.client.client import Accepted, ClientSession, Ended, Event, Refused
+from roamcast.mqtt.client.client import Accepted, ClientSession, ConnectRefused, Ended, Event
 from roamcast.mqtt.client.outgoing import Acknowledged
 from roamcast.mqtt.client.requests import OF_ITS_OWN, Granted
 from roamcast.mqtt.codec.packets import Connack
@@ -141,7 +141,7 @@ class Attachment:
             try:
                 await self._attach(address)
             except BaseException:
-                # Refused or cancelled: from here on it is as if a connection had been lost.
+                # ConnectRefused or cancelled: from here on it is as if a connection had been lost.
                 self._down.set()
                 raise
 
@@ -305,7 +305,7 @@ class Attachment:
             elif type(event) is Accepted:
                 if self._answer is not None and not self._answer.done():
                     self._answer.set_result(event.connack)
-            elif type(event) is Refused:
+            elif type(event) is ConnectRefused:
                 self._on_refused(event)
             elif type(event) is Ended:
                 self._on_end(in_words(event.reason, event.text), self._is_taken_by_another(event))
@@ -317,7 +317,7 @@ class Attachment:
         gave_up_at, now = self._gave_up_at, asyncio.get_running_loop().time()
         return gave_up_at is None or now - gave_up_at > OWN_DOING_S
 
-    def _on_refused(self, event: Refused) -> None:
+    def _on_refused(self, event: ConnectRefused) -> None:
         if self._answer is not None and not self._answer.done():
             text = f"{self._connecting}: refused: {in_words(event.reason, event.text)}"
             self._answer.set_exception(ConnectError(text, event.reason, is_final=event.reason in FINAL))

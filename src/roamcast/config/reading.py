@@ -24,7 +24,7 @@ Place = tuple[str | int, ...]
 """Where a value is: names of keys, and numbers of entries in lists of tables."""
 
 
-class Reader:
+class SettingsReader:
     """Collects what each source says, and remembers which one said it."""
 
     def __init__(self, kind: type[msgspec.Struct], prefix: str) -> None:

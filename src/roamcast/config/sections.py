@@ -339,7 +339,7 @@ class Events(Section, frozen=True):
     """Files older than this are deleted; "none" keeps them."""
 
 
-class State(Section, frozen=True):
+class StateSection(Section, frozen=True):
     """What else clients say of themselves, for filters on my.NAME; write one [[location.state]] for each."""
 
     name: VariableName
@@ -365,7 +365,7 @@ class Location(Section, frozen=True):
     """How long clients stay at a location at least; "none" learns it from the moves of each."""
     stay_first_s: Stay = 1.0
     """What to assume until a client has moved twice."""
-    states: tuple[State, ...] = field(name="state", default=())
+    states: tuple[StateSection, ...] = field(name="state", default=())
     """Anything else that clients say of themselves."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from roamcast.config.reading import Reader
+from roamcast.config.reading import SettingsReader
 from roamcast.config.schema import keys_of
 from roamcast.config.sections import (
     Access,
@@ -29,7 +29,7 @@ from roamcast.config.sections import (
     Mqtt,
     Peer,
     Quotas,
-    State,
+    StateSection,
 )
 from roamcast.config.writing import default_file, reference_table
 from roamcast.daemon.config_checks import check
@@ -61,7 +61,7 @@ SECRETS = {key.name: key for key in keys_of(Config) if key.field.is_a("secret")}
 EXAMPLES: dict[str, msgspec.Struct] = {
     "peer": Peer(id="b", address="127.0.0.1:7001"),
     "access.rule": Rule(verdict="allow", topic="cars/%c/#", user="user:*"),
-    "location.state": State(name="budget", fall=10.0, lowest=0.0, highest=100.0),
+    "location.state": StateSection(name="budget", fall=10.0, lowest=0.0, highest=100.0),
 }
 
 
@@ -76,7 +76,7 @@ def load(
     Flags are keys with texts (read as the key's type asks), or with lists of tables. What is allowed
     but unwise is told to `warn`, a line each.
     """
-    reader = Reader(Config, PREFIX)
+    reader = SettingsReader(Config, PREFIX)
     if path is not None:
         reader.read_file(path)
         check_inline_secrets(path, reader.raw)

@@ -14,15 +14,15 @@ from contextvars import copy_context
 from time import monotonic
 from typing import Protocol
 
-from roamcast.broker.contract import AnySite
+from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import (
-    Announced,
-    Connected,
-    Frames,
-    Gone,
+    ClientConnected,
+    ClientFrames,
+    ConnectionLost,
     LinkFrames,
-    SiteEffects,
-    SiteInput,
+    MachineEffects,
+    MachineInput,
+    StatusAnnounced,
     Tick,
     Tree,
     encode_entry,
@@ -81,7 +81,7 @@ class Output(Protocol):
 class Engine:
     def __init__(
         self,
-        site: AnySite,
+        site: AnyMachine,
         journal: Journal | None,
         output: Output,
         records: Callable[[list[Row]], None] | None = None,
@@ -99,10 +99,10 @@ class Engine:
         self._clock = clock
         self._now = site.endpoint.now
         self._slow_time = SlowTime()
-        self._pending: list[SiteInput] = []
-        self._held: SiteEffects | None = None
+        self._pending: list[MachineInput] = []
+        self._held: MachineEffects | None = None
         """What a turn wanted that is not in the journal yet."""
-        self._late: list[tuple[bytes, SiteEffects]] = []
+        self._late: list[tuple[bytes, MachineEffects]] = []
         """What came of turns after that one, and what of them must be journalled."""
         self._failure = ""
         """Why nothing is promised now."""
@@ -126,14 +126,14 @@ class Engine:
     def failure(self) -> str:
         return self._failure
 
-    def push(self, item: SiteInput) -> None:
+    def push(self, item: MachineInput) -> None:
         """Something happened; it is dealt with in the next turn."""
         self._pending.append(item)
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self.turn, context=self._context)
 
-    def take(self, item: SiteInput, now_s: float) -> None:
+    def take(self, item: MachineInput, now_s: float) -> None:
         """As `push`; but at once, if the loop had nothing to do for a while: then nobody waits behind it."""
         if self._is_scheduled or now_s - self._idle_since_s <= PAUSE_S:
             self.push(item)
@@ -168,14 +168,14 @@ class Engine:
             self._snapshot(journal)
         self._idle_since_s = monotonic()
 
-    def _step(self, inputs: list[SiteInput]) -> SiteEffects:
+    def _step(self, inputs: list[MachineInput]) -> MachineEffects:
         # A clock may be set back; the site's time never goes back, and never stands still.
         now = self._clock()
         self._now = now if now > self._now else self._slow_time.after(self._now)
         self.turns += 1
         return self.site.step(self._now, inputs)
 
-    def _let_out(self, effects: SiteEffects) -> None:
+    def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""
         self._tell(effects)
         output = self._output
@@ -190,7 +190,7 @@ class Engine:
             output.tree(effects.tree)
         self._set_timer()
 
-    def _tell(self, effects: SiteEffects) -> None:
+    def _tell(self, effects: MachineEffects) -> None:
         output = self._output
         for connection in effects.closes:
             output.close(connection)
@@ -200,7 +200,7 @@ class Engine:
             output.answer(answer)
         for connection in effects.unread:
             if output.hold_back(connection):
-                self.push(Frames(connection, b""))
+                self.push(ClientFrames(connection, b""))
         for item in effects.deferred:
             self.push(item)
 
@@ -218,24 +218,24 @@ class Engine:
 
     def _turn_without_promises(self) -> None:
         """Take what needs no journal; whoever sends anything else has to wait."""
-        taken: list[SiteInput] = []
-        held: list[SiteInput] = []
+        taken: list[MachineInput] = []
+        held: list[MachineInput] = []
         waiting: set[int] = set()
         connections = self.site.endpoint.connections
         for item in self._pending:
-            if isinstance(item, Frames):
+            if isinstance(item, ClientFrames):
                 connection = None if item.connection in waiting else connections.get(item.connection)
                 if connection is not None and connection.promises_nothing(item.data):
                     taken.append(item)
                     continue
                 waiting.add(item.connection)
                 self._output.hold(item.connection)
-            elif isinstance(item, Announced):
+            elif isinstance(item, StatusAnnounced):
                 taken.append(item)
                 continue
             elif isinstance(item, LinkFrames):
                 self._output.hold_link(item.peer)
-            elif isinstance(item, Connected | Gone):
+            elif isinstance(item, ClientConnected | ConnectionLost):
                 waiting.add(item.connection)
             held.append(item)
         self._pending = held

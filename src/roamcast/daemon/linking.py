@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from roamcast.broker.contract import AnySite
-from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, SiteInput
+from roamcast.broker.contract import AnyMachine
+from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, MachineInput
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import Config
 from roamcast.net.discovery import LocalDiscovery
@@ -20,7 +20,7 @@ INCARNATION_BITS = 62
 class Linking:
     """Implements `peers.LinkHandler`."""
 
-    def __init__(self, config: Config, site: AnySite, push: Callable[[SiteInput], None]) -> None:
+    def __init__(self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None]) -> None:
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,

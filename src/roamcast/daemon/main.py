@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 import uvloop
 
 from roamcast import __version__
-from roamcast.broker.contract import AnySite
+from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import Started, decode_entry
-from roamcast.broker.making import make_site
+from roamcast.broker.making import make_machine
 from roamcast.config.sections import Config
 from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.server import Server
@@ -56,7 +56,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
     try:
         if config.events.level != "none":
             events = EventLog(config)
-        site: AnySite | None = thaw(recovered.snapshot) if recovered.snapshot is not None else None
+        site: AnyMachine | None = thaw(recovered.snapshot) if recovered.snapshot is not None else None
         for note in recovered.notes:
             log.warning("%s", note)
         for data in recovered.entries:
@@ -65,14 +65,14 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
                 first = entry.inputs[0]
                 if not isinstance(first, Started):
                     raise InputError(f"journal {config.journal_folder}: it does not begin with a start")
-                site = make_site(first.settings)
+                site = make_machine(first.settings)
             effects = site.step(entry.now, entry.inputs)
             if events is not None and effects.records:
                 events.take(effects.records)
         if events is not None:
             events.replayed()
         _collect_seldom()
-        await Server(config, site or make_site(site_settings(config)), journal, reread, events).run()
+        await Server(config, site or make_machine(site_settings(config)), journal, reread, events).run()
     finally:
         journal.close()
         if events is not None:

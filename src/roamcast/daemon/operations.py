@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from roamcast import __version__
-from roamcast.broker.inputs import Announced, Asked, Drained, Forgotten
+from roamcast.broker.inputs import BrokerForgotten, DrainOrdered, SessionSought, StatusAnnounced
 from roamcast.broker.seeking import IsHere
 from roamcast.config.sections import Config
 from roamcast.daemon.control import Answers, ControlServer
@@ -87,7 +87,7 @@ class Operations:
     async def _announce(self) -> None:
         while True:
             for topic, value in announcements(self._figures).items():
-                self._engine.push(Announced(topic, value.encode()))
+                self._engine.push(StatusAnnounced(topic, value.encode()))
             await asyncio.sleep(self._config.mqtt.sys_interval_s)
 
     # --- commands ---
@@ -120,7 +120,7 @@ class Operations:
             self._asked += 1
             number = self._asked
             self._answers[number] = asyncio.get_running_loop().create_future()
-            self._engine.push(Asked(client, number))
+            self._engine.push(SessionSought(client, number))
             try:
                 async with asyncio.timeout(ASK_AGAIN_S):
                     answer = await self._answers[number]
@@ -140,7 +140,7 @@ class Operations:
         self._engine.site.check_forgetting(broker)
         if any(link.peer == broker and link.is_up for link in self._figures.links()):
             raise InputError(f"{broker} is connected: stop it first, what is forgotten must never come back")
-        self._engine.push(Forgotten(broker))
+        self._engine.push(BrokerForgotten(broker))
         log.warning("broker %s is forgotten: what it held is given up", broker)
         is_configured = any(peer.id == broker for peer in self._server.config.peers)
         yield {"forgotten": broker, "configured": is_configured, "done": True}
@@ -151,7 +151,7 @@ class Operations:
         if not destination:
             raise InputError("no link is up: there is no broker that could take the sessions")
         self._engine.site.check_draining(destination)
-        drained = Drained(destination, str(request.get("reference") or ""))
+        drained = DrainOrdered(destination, str(request.get("reference") or ""))
         log.warning("draining: all sessions go to %s; no client is served until the next start", destination)
         again_at = 0.0
         while True:

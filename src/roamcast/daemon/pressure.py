@@ -13,15 +13,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from roamcast.broker.contract import AnySite
-from roamcast.broker.inputs import Frames, SiteInput
+from roamcast.broker.contract import AnyMachine
+from roamcast.broker.inputs import ClientFrames, MachineInput
 
 log = logging.getLogger("roamcast")
 
 
 class Pressure:
     def __init__(
-        self, site: AnySite, hold: Callable[[int], None], release: Callable[[], None], bytes_max: int
+        self, site: AnyMachine, hold: Callable[[int], None], release: Callable[[], None], bytes_max: int
     ) -> None:
         self.bytes_max = bytes_max
         """What may be kept for one peer; when it was more, half of it is little enough."""
@@ -33,7 +33,7 @@ class Pressure:
         self._requests: dict[int, int] = {}
         """Connections that were read from meanwhile, and how many requests they had made before."""
 
-    def look(self, inputs: Iterable[SiteInput]) -> None:
+    def look(self, inputs: Iterable[MachineInput]) -> None:
         """After a turn with these inputs, all of which are in the journal."""
         before = self.over
         self.over = {
@@ -54,10 +54,10 @@ class Pressure:
             log.info("publishers go on")
             self._release()
 
-    def _hold_publishers(self, inputs: Iterable[SiteInput]) -> None:
+    def _hold_publishers(self, inputs: Iterable[MachineInput]) -> None:
         connections = self._site.endpoint.connections
         for item in inputs:
-            connection = connections.get(item.connection) if type(item) is Frames else None
+            connection = connections.get(item.connection) if type(item) is ClientFrames else None
             if connection is not None:
                 # Publishing with QoS 0 is no request, and costs no room.
                 known = self._requests.setdefault(connection.id, connection.request)

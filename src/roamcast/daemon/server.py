@@ -14,8 +14,15 @@ from functools import partial
 
 import msgspec
 
-from roamcast.broker.contract import AnySite
-from roamcast.broker.inputs import Full, Gone, Ruled, Started, Tree, Tuned
+from roamcast.broker.contract import AnyMachine
+from roamcast.broker.inputs import (
+    ConnectionLost,
+    QueuesOverLimit,
+    RulesChanged,
+    SettingsChanged,
+    Started,
+    Tree,
+)
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
@@ -32,7 +39,7 @@ from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.net.admission import Admission
-from roamcast.net.clients import Budget, ClientConnection, Refused
+from roamcast.net.clients import Budget, ClientConnection, ConnectionRefused
 from roamcast.net.complaints import Complaints
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
@@ -55,7 +62,7 @@ class Server:
     def __init__(
         self,
         config: Config,
-        site: AnySite,
+        site: AnyMachine,
         journal: Journal | None,
         reread: Callable[[], Config],
         events: EventLog | None = None,
@@ -101,7 +108,7 @@ class Server:
             loop.add_signal_handler(name, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self.engine.push(Started(site_settings(self.config)))
-        self.engine.push(Ruled(self.config.access_rules))
+        self.engine.push(RulesChanged(self.config.access_rules))
         self.engine.turn()
         await self.operations.start()
         await self.linking.start()
@@ -180,8 +187,8 @@ class Server:
         )  # fmt: skip
         self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
-        self.engine.push(Tuned(site_settings(self.config)))
-        self.engine.push(Ruled(config.access_rules))
+        self.engine.push(SettingsChanged(site_settings(self.config)))
+        self.engine.push(RulesChanged(config.access_rules))
         log.info("users, access rules, certificates, peers, quotas and log level have been read again")
 
     async def _stop(self) -> None:
@@ -218,7 +225,7 @@ class Server:
             limit = self.config.quotas.buffered_bytes_max
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
-                self.engine.push(Full(limit * 9 // 10))
+                self.engine.push(QueuesOverLimit(limit * 9 // 10))
             if self.events is not None:
                 self.events.flush()
             for client in list(self._clients.values()):
@@ -228,7 +235,7 @@ class Server:
                         log.info("%s: %s", client.address, client.why)
                     else:
                         # Whether it takes note of the end or not, to the site it is gone now.
-                        self.engine.push(Gone(client.id))
+                        self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     # --- connections (see clients.Door) ---
@@ -247,7 +254,7 @@ class Server:
         if why:
             if self._complaints.is_due(host, why):
                 log.warning("%s is refused: %s", client.address, why)
-            raise Refused(Reason.SERVER_BUSY, why)
+            raise ConnectionRefused(Reason.SERVER_BUSY, why)
         self._opened += 1
         self._addresses[host] += 1
         id = (self.site.starts << 32) + self._opened
@@ -288,13 +295,17 @@ class Server:
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
         if not self.engine.is_promising:
-            raise Refused(Reason.SERVER_UNAVAILABLE, "the broker cannot write its journal now")
+            raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, "the broker cannot write its journal now")
         client_id, longest = connect.client_id, self.config.mqtt.client_id_bytes_max
         if len(client_id.encode()) > longest:
-            raise Refused(Reason.CLIENT_IDENTIFIER_NOT_VALID, f"a client id of more than {longest} bytes")
+            raise ConnectionRefused(
+                Reason.CLIENT_IDENTIFIER_NOT_VALID, f"a client id of more than {longest} bytes"
+            )
         if not client_id:
             if connect.version == 4 and not connect.clean_start:
-                raise Refused(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id")
+                raise ConnectionRefused(
+                    Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id"
+                )
             client_id = f"auto-{secrets.token_hex(12)}"
         return await self._admission.identify(
             client.listener, connect, client_id, client.host, client.certificate

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import msgspec
 
-from roamcast.broker.core import BrokerSettings
-from roamcast.broker.settings import SiteSettings, StateSettings
-from roamcast.config.sections import Config, State
+from roamcast.broker.core import CoreSettings
+from roamcast.broker.settings import MachineSettings, StateSettings
+from roamcast.config.sections import Config, StateSection
 from roamcast.mobility.base import Settings
 from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.protocol.queues import QueueLimits
 from roamcast.routing.location.movement_graph import parse_movement_graph
 
 
-def site_settings(config: Config) -> SiteSettings:
+def site_settings(config: Config) -> MachineSettings:
     mqtt, quotas, mobility = config.mqtt, config.quotas, config.mobility
-    return SiteSettings(
+    return MachineSettings(
         id=config.id,
         protocol=mobility.protocol,
-        broker=BrokerSettings(
+        broker=CoreSettings(
             routing=mobility.routing,
             window=mqtt.inflight_max,
             queue=QueueLimits(
@@ -62,7 +62,7 @@ def site_settings(config: Config) -> SiteSettings:
     )
 
 
-def _read_state(state: State) -> StateSettings:
+def _read_state(state: StateSection) -> StateSettings:
     graph = _read_graph(state.graph)
     return StateSettings(state.name, graph, state.fall, state.rise, state.lowest, state.highest)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.lab import comparison_figures as pictures
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.measure import Window
@@ -110,7 +110,7 @@ class Sampler:
             yield action
 
 
-def stored_at(broker: Broker) -> int:
+def stored_at(broker: BrokerCore) -> int:
     return sum(len(queue) for _, queue in broker.protocol.stored())
 
 

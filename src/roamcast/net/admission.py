@@ -11,7 +11,7 @@ from roamcast.config.sections import Config, Listener
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.server.access import Identity
-from roamcast.net.clients import Refused
+from roamcast.net.clients import ConnectionRefused
 from roamcast.net.passwords import Outcome, Verifier
 from roamcast.net.tls import PeerCertificate, certificate_name
 from roamcast.net.users import read_users
@@ -46,12 +46,12 @@ class Admission:
         address: str,
         certificate: PeerCertificate | None = None,
     ) -> Identity:
-        """Who it is that sent the CONNECT, under this client id, from this IP address; or `Refused`.
+        """Who it is that sent the CONNECT, under this client id, from this address; or `ConnectionRefused`.
 
         The certificate is what `getpeercert()` of its connection gives, if that is encrypted.
         """
         if connect.authentication_method is not None:
-            raise Refused(
+            raise ConnectionRefused(
                 Reason.BAD_AUTHENTICATION_METHOD,
                 f"authentication method {connect.authentication_method!r} is not known here",
             )
@@ -61,9 +61,9 @@ class Admission:
             user = connect.username or ""
             outcome = await self._verifier.verify(user, connect.password or b"", address)
             if outcome is not Outcome.ACCEPTED:
-                raise Refused(REASONS[outcome], outcome.value)
+                raise ConnectionRefused(REASONS[outcome], outcome.value)
         if not (user or name or self._config.allows_anonymous(listener)):
-            raise Refused(Reason.NOT_AUTHORIZED, "this listener wants a user name or a certificate")
+            raise ConnectionRefused(Reason.NOT_AUTHORIZED, "this listener wants a user name or a certificate")
         return Identity(client, user, name)
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from roamcast.broker.inputs import Connected, Frames, Gone, SiteInput, Slow
+from roamcast.broker.inputs import ClientConnected, ClientFrames, ClientSlowed, ConnectionLost, MachineInput
 from roamcast.config.sections import Listener
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packets import Connect
@@ -62,7 +62,7 @@ def _ignore(data: bytes) -> None:
     """There is nobody to read it."""
 
 
-class Refused(Exception):
+class ConnectionRefused(Exception):
     """A client may not come in."""
 
     def __init__(self, reason: Reason, text: str) -> None:
@@ -82,19 +82,19 @@ class Door(Protocol):
     output_bytes_max: int
     keep_alive_max_s: int
 
-    def push(self, item: SiteInput) -> None: ...
-    def take(self, item: SiteInput, now_s: float) -> None:
+    def push(self, item: MachineInput) -> None: ...
+    def take(self, item: MachineInput, now_s: float) -> None:
         """Bytes of a client, come at this time."""
 
     def opened(self, client: ClientConnection) -> int:
-        """A number for the connection; Refused if there are too many."""
+        """A number for the connection; ConnectionRefused if there are too many."""
 
     def lost(self, client: ClientConnection) -> None: ...
     def came_in(self, id: int) -> Budget | None:
         """A connection was admitted: how fast it may send; None: as fast as it can."""
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
-        """Who this is; Refused if it may not come in."""
+        """Who this is; ConnectionRefused if it may not come in."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -152,7 +152,7 @@ class ClientConnection(asyncio.Protocol):
         self.address = f"{found[0]}:{found[1]}" if found else "a client"
         try:
             self.id = self._door.opened(self)
-        except Refused:
+        except ConnectionRefused:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -161,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._first is None:
             self.last_heard_s = now_s = monotonic()
-            self._take(Frames(self.id, data), now_s)
+            self._take(ClientFrames(self.id, data), now_s)
             if self._budget is not None:
                 self._spend(self._budget, len(data))
             if len(data) > FULL_READ_BYTES:
@@ -178,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
         if self._admission is not None:
             self._admission.cancel()
         if self._first is None:
-            self._push(Gone(self.id))
+            self._push(ConnectionLost(self.id))
         if self.id:
             self._door.lost(self)
 
@@ -187,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
             self.write = self._write_slowly
             self._look_whether_clogged()
         if self._first is None:
-            self._push(Slow(self.id, is_slow=True))
+            self._push(ClientSlowed(self.id, is_slow=True))
 
     def resume_writing(self) -> None:
         if not self._is_finished and self.transport is not None:
@@ -197,9 +197,9 @@ class ClientConnection(asyncio.Protocol):
             self._read_on()
             if self._has_unread:
                 self._has_unread = False
-                self._push(Frames(self.id, b""))
+                self._push(ClientFrames(self.id, b""))
         if self._first is None:
-            self._push(Slow(self.id, is_slow=False))
+            self._push(ClientSlowed(self.id, is_slow=False))
 
     # --- reading, or not for now ---
 
@@ -275,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
     async def _admit(self, connect: Connect) -> None:
         try:
             identity = await self._door.admit(self, connect)
-        except Refused as error:
+        except ConnectionRefused as error:
             log.info("%s: %s", self.address, error)
             self.finish(refused(connect, error.reason, str(error)))
             return
@@ -287,9 +287,9 @@ class ClientConnection(asyncio.Protocol):
         self._budget = self._door.came_in(self.id)
         self.keep_alive_s = keep_alive_of(connect, self._door.keep_alive_max_s)
         self.last_heard_s = monotonic()
-        self._push(Connected(self.id, without_secrets(connect), identity))
+        self._push(ClientConnected(self.id, without_secrets(connect), identity))
         if rest:
-            self._push(Frames(self.id, rest))
+            self._push(ClientFrames(self.id, rest))
 
     @property
     def is_asking(self) -> bool:

@@ -1,8 +1,8 @@
 """How two brokers find out who is at the other end of a connection, and whether they fit together.
 
     dialer                                  listener
-    preface, Hello         ->
-                           <-               preface, Hello
+    preface, HandshakeHello         ->
+                           <-               preface, HandshakeHello
     Proof                  ->
                            <-               Proof, Terms
     Terms, Offering        ->
@@ -48,7 +48,7 @@ class _Frame(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkn
     """One step of the handshake."""
 
 
-class Hello(_Frame, frozen=True):
+class HandshakeHello(_Frame, frozen=True):
     id: str
     boot: bytes
     """Drawn when the process starts: the same for all connections of one life of a broker."""
@@ -92,7 +92,7 @@ class Refuse(_Frame, frozen=True):
     text: str = ""
 
 
-class Refused(Exception):
+class LinkRefusal(Exception):
     """The handshake ended without a link; the text is one line for the log."""
 
     def __init__(self, text: str, reason: Reason | None = None, is_told: bool = False) -> None:
@@ -130,7 +130,7 @@ class Own(msgspec.Struct, frozen=True):
 class Host(Protocol):
     """Who decides what the handshake is about."""
 
-    def claim(self, peer: Hello) -> bool:
+    def claim(self, peer: HandshakeHello) -> bool:
         """Whether this connection is the one for the peer; another one that is not is closed first."""
 
     def offer(self, peer: str) -> Offer: ...
@@ -138,7 +138,7 @@ class Host(Protocol):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Hello | Proof | Terms | Offering | Accept | Refuse).decode
+_decode = msgspec.msgpack.Decoder(HandshakeHello | Proof | Terms | Offering | Accept | Refuse).decode
 _Step = TypeVar("_Step", bound=_Frame)
 
 
@@ -147,7 +147,7 @@ def frame(step: _Frame) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-def proof(secret: str, role: str, dialer: Hello, listener: Hello) -> bytes:
+def proof(secret: str, role: str, dialer: HandshakeHello, listener: HandshakeHello) -> bytes:
     """That the sender has the secret and takes part in this very handshake, in this role."""
     said = _encode(("roamcast link", WIRE_VERSION, role, dialer, listener))
     return hmac.new(secret.encode(), said, hashlib.sha256).digest()
@@ -172,10 +172,10 @@ class Handshake:
         """`expected` is the id that the configuration names; `is_certified` asks the peer's certificate."""
         self._pipe = pipe
         self._own = own
-        self._hello = Hello(own.id, own.boot, nonce)
+        self._hello = HandshakeHello(own.id, own.boot, nonce)
         self._expected = expected
         self._is_certified = is_certified
-        self.peer: Hello | None = None
+        self.peer: HandshakeHello | None = None
         """Who the other side says that it is."""
         self.is_authenticated = False
         """Whether it has proved that."""
@@ -185,7 +185,7 @@ class Handshake:
         try:
             peer = await self._authenticate()
             return peer.id, await self._agree(peer, host)
-        except Refused as refused:
+        except LinkRefusal as refused:
             if refused.reason is not None and not refused.is_told:
                 text = str(refused) if self.is_authenticated else ""
                 self._write(Refuse(refused.reason, text))
@@ -193,15 +193,15 @@ class Handshake:
 
     # --- who is there ---
 
-    async def _authenticate(self) -> Hello:
+    async def _authenticate(self) -> HandshakeHello:
         pipe, own = self._pipe, self._hello
         if pipe.is_dialer:
             pipe.write(PREFACE + frame(own))
             await self._read_preface()
-            peer = await self._read(Hello)
+            peer = await self._read(HandshakeHello)
         else:
             await self._read_preface()
-            peer = await self._read(Hello)
+            peer = await self._read(HandshakeHello)
             self._write(own)
         self.peer = peer
         self._check_identity(peer)
@@ -217,32 +217,34 @@ class Handshake:
     async def _read_preface(self) -> None:
         preface = await self._pipe.read(len(PREFACE))
         if not preface.startswith(MAGIC):
-            raise Refused("what is there does not speak as brokers do to each other")
+            raise LinkRefusal("what is there does not speak as brokers do to each other")
         if not self._pipe.is_dialer:
             self._pipe.write(PREFACE)
         version = int.from_bytes(preface[len(MAGIC) :], "big")
         if version != WIRE_VERSION:
-            raise Refused(f"it speaks version {version} of the link protocol, and here it is {WIRE_VERSION}")
+            raise LinkRefusal(
+                f"it speaks version {version} of the link protocol, and here it is {WIRE_VERSION}"
+            )
 
-    def _check_identity(self, peer: Hello) -> None:
+    def _check_identity(self, peer: HandshakeHello) -> None:
         if not re.fullmatch(NAME_PATTERN, peer.id) or len(peer.nonce) != NONCE_BYTES:
-            raise Refused("what is there says no valid broker id", "identity")
+            raise LinkRefusal("what is there says no valid broker id", "identity")
         if peer.id == self._own.id:
-            raise Refused(f"it has the id {peer.id}, which is that of this broker", "identity")
+            raise LinkRefusal(f"it has the id {peer.id}, which is that of this broker", "identity")
         if self._expected and peer.id != self._expected:
-            raise Refused(f"it has the id {peer.id}, but {self._expected} is configured", "identity")
+            raise LinkRefusal(f"it has the id {peer.id}, but {self._expected} is configured", "identity")
         if self._is_certified is not None and not self._is_certified(peer.id):
-            raise Refused(f"its certificate is not for {peer.id}", "certificate")
+            raise LinkRefusal(f"its certificate is not for {peer.id}", "certificate")
 
-    def _check(self, given: Proof, role: str, dialer: Hello, listener: Hello) -> None:
+    def _check(self, given: Proof, role: str, dialer: HandshakeHello, listener: HandshakeHello) -> None:
         if not hmac.compare_digest(given.proof, proof(self._own.secret, role, dialer, listener)):
-            raise Refused(REASONS["secret"], "secret")
+            raise LinkRefusal(REASONS["secret"], "secret")
         self.is_authenticated = True
         self._pipe.frame_bytes_max = FRAME_BYTES_MAX
 
     # --- whether the two fit together ---
 
-    async def _agree(self, peer: Hello, host: Host) -> Offer:
+    async def _agree(self, peer: HandshakeHello, host: Host) -> Offer:
         if self._pipe.is_dialer:
             self._check_terms(peer.id, await self._read(Terms))
             self._claim(peer, host)
@@ -268,16 +270,16 @@ class Handshake:
         for name in sorted({**self._own.terms, **given.terms}):
             if self._own.terms.get(name) != given.terms.get(name):
                 said = [f"{id} has {line(terms.get(name, 'nothing'))}" for id, terms in sides]
-                raise Refused(f"{line(name)}: {', '.join(said)}", "terms")
+                raise LinkRefusal(f"{line(name)}: {', '.join(said)}", "terms")
 
-    def _claim(self, peer: Hello, host: Host) -> None:
+    def _claim(self, peer: HandshakeHello, host: Host) -> None:
         if not host.claim(peer):
-            raise Refused(REASONS["duplicate"], "duplicate")
+            raise LinkRefusal(REASONS["duplicate"], "duplicate")
 
     def _check_offer(self, peer: str, offer: Offer, host: Host) -> None:
         refusal = host.refusal(peer, offer)
         if refusal:
-            raise Refused(refusal, "link")
+            raise LinkRefusal(refusal, "link")
 
     # --- frames ---
 
@@ -288,10 +290,10 @@ class Handshake:
         try:
             step = _decode(await self._pipe.read_frame())
         except (msgspec.MsgspecError, UnicodeDecodeError, InputError):
-            raise Refused("what is there does not speak as brokers do to each other") from None
+            raise LinkRefusal("what is there does not speak as brokers do to each other") from None
         if isinstance(step, Refuse):
             text = line(step.text) if self.is_authenticated and step.text else REASONS[step.reason]
-            raise Refused(text, step.reason, is_told=True)
+            raise LinkRefusal(text, step.reason, is_told=True)
         if not isinstance(step, wanted):
-            raise Refused("what is there does not speak as brokers do to each other")
+            raise LinkRefusal("what is there does not speak as brokers do to each other")
         return step

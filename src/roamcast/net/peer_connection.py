@@ -10,7 +10,7 @@ from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.config.addresses import is_loopback, join_endpoint
 from roamcast.errors import InputError
-from roamcast.net.handshake import STRANGER_BYTES_MAX, Ended, Hello
+from roamcast.net.handshake import STRANGER_BYTES_MAX, Ended, HandshakeHello
 from roamcast.net.tls import is_broker
 
 WRITE_BYTES_HIGH = 4 * 1024 * 1024
@@ -20,22 +20,22 @@ WRITE_BYTES_HIGH = 4 * 1024 * 1024
 class Owner(Protocol):
     """Who has the connections: `Peers`."""
 
-    def arrived(self, connection: Connection, frames: bytes) -> None:
+    def arrived(self, connection: PeerConnection, frames: bytes) -> None:
         """May raise LinkError: then the connection is closed, and not opened again soon."""
 
-    def heartbeat(self, connection: Connection) -> bytes: ...
-    def writable(self, connection: Connection) -> None: ...
-    def lost(self, connection: Connection) -> None: ...
+    def heartbeat(self, connection: PeerConnection) -> bytes: ...
+    def writable(self, connection: PeerConnection) -> None: ...
+    def lost(self, connection: PeerConnection) -> None: ...
 
 
-class Connection(asyncio.Protocol):
+class PeerConnection(asyncio.Protocol):
     """A handshake reads it frame by frame; afterwards its frames go to the owner as they come."""
 
     def __init__(self, owner: Owner, is_dialer: bool, expected: str = "") -> None:
         self.is_dialer = is_dialer
         self.expected = expected
         """The id of the broker that was dialed."""
-        self.peer: Hello | None = None
+        self.peer: HandshakeHello | None = None
         """Who is there, once that is proved."""
         self.state: Literal["shaking", "up", "closed"] = "shaking"
         self.is_writable = True

@@ -28,8 +28,8 @@ from roamcast.config.sections import Link, Peer
 from roamcast.errors import InputError
 from roamcast.net.address_book import AddressBook
 from roamcast.net.complaints import Complaints
-from roamcast.net.handshake import NONCE_BYTES, Ended, Handshake, Hello, Own, Refused, line
-from roamcast.net.peer_connection import Connection
+from roamcast.net.handshake import NONCE_BYTES, Ended, Handshake, HandshakeHello, LinkRefusal, Own, line
+from roamcast.net.peer_connection import PeerConnection
 from roamcast.net.tls import LinkContexts
 
 log = logging.getLogger("roamcast.peers")
@@ -131,8 +131,8 @@ class Peers:
         """Handshakes with those who have not proved yet who they are, the oldest first."""
         self._strangers: Counter[str] = Counter()
         """By host, those who have connected and whose handshake is not over."""
-        self._connections: set[Connection] = set()
-        self._slots: dict[str, Connection] = {}
+        self._connections: set[PeerConnection] = set()
+        self._slots: dict[str, PeerConnection] = {}
         """The connection to each peer: up, or about to be."""
         self._whys: dict[str, str] = {}
         self._complaints = Complaints()
@@ -318,7 +318,7 @@ class Peers:
         if why:
             accepted.close()
         else:
-            connection = Connection(self, is_dialer=False)
+            connection = PeerConnection(self, is_dialer=False)
             context = self._contexts.server if self._contexts else None
             try:
                 async with asyncio.timeout(self._link.timeout_s):
@@ -359,9 +359,9 @@ class Peers:
                 async with asyncio.timeout(pause_s * random.uniform(0.5, 1.0)):
                     await hurry.wait()
 
-    async def _connect(self, peer: str, address: str) -> Connection | None:
+    async def _connect(self, peer: str, address: str) -> PeerConnection | None:
         host, port = split_endpoint(address)
-        connection = Connection(self, is_dialer=True, expected=peer)
+        connection = PeerConnection(self, is_dialer=True, expected=peer)
         connection.dialed = address
         context = self._contexts.client if self._contexts else None
         try:
@@ -379,16 +379,16 @@ class Peers:
 
     # --- what connections call ---
 
-    def arrived(self, connection: Connection, frames: bytes) -> None:
+    def arrived(self, connection: PeerConnection, frames: bytes) -> None:
         self._handler.on_frames(connection.peer_id, frames)
 
-    def heartbeat(self, connection: Connection) -> bytes:
+    def heartbeat(self, connection: PeerConnection) -> bytes:
         return self._handler.heartbeat(connection.peer_id)
 
-    def writable(self, connection: Connection) -> None:
+    def writable(self, connection: PeerConnection) -> None:
         self._handler.on_writable(connection.peer_id)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: PeerConnection) -> None:
         peer = connection.peer_id
         self._release(connection)
         self._whys[peer] = connection.why
@@ -396,14 +396,14 @@ class Peers:
         log.log(level, "the link to %s is down: %s", peer, connection.why)
         self._handler.on_link_down(peer)
 
-    def _release(self, connection: Connection) -> None:
+    def _release(self, connection: PeerConnection) -> None:
         self._connections.discard(connection)
         for peer in [peer for peer, one in self._slots.items() if one is connection]:
             del self._slots[peer]
 
     # --- the handshake ---
 
-    async def _shake(self, connection: Connection) -> None:
+    async def _shake(self, connection: PeerConnection) -> None:
         self._connections.add(connection)
         handshake = Handshake(
             connection,
@@ -415,7 +415,7 @@ class Peers:
         try:
             async with asyncio.timeout(self._link.timeout_s):
                 peer, offer = await handshake.run(_HandshakeHost(self, connection, self._handler))
-        except Refused as refused:
+        except LinkRefusal as refused:
             self._refused(connection, handshake, refused)
         except TimeoutError:
             connection.close(f"no handshake within {self._link.timeout_s:g} s")
@@ -431,7 +431,7 @@ class Peers:
             if connection.state == "closed":
                 self._release(connection)
 
-    def _up(self, connection: Connection, peer: str, offer: Offer) -> None:
+    def _up(self, connection: PeerConnection, peer: str, offer: Offer) -> None:
         connection.begin(self._link.heartbeat_s, self._link.timeout_s)
         self._whys.pop(peer, None)
         self._complaints.forget(peer)
@@ -442,7 +442,7 @@ class Peers:
             self.close(peer, str(error))
         connection.flush()
 
-    def _refused(self, connection: Connection, handshake: Handshake, refused: Refused) -> None:
+    def _refused(self, connection: PeerConnection, handshake: Handshake, refused: LinkRefusal) -> None:
         connection.is_refused = refused.reason != "duplicate"
         connection.close(f"it refuses: {refused}" if refused.is_told else str(refused))
         if connection.is_refused:
@@ -450,7 +450,7 @@ class Peers:
         if refused.reason == "link" and connection.peer is not None:
             self._handler.on_refused(connection.peer.id, str(refused))
 
-    def _failed(self, connection: Connection, handshake: Handshake | None = None) -> None:
+    def _failed(self, connection: PeerConnection, handshake: Handshake | None = None) -> None:
         """There will be no link over this connection; say so, but not again and again."""
         claimed = handshake.peer.id if handshake is not None and handshake.peer is not None else ""
         proved = claimed if handshake is not None and handshake.is_authenticated else connection.expected
@@ -464,7 +464,7 @@ class Peers:
         if self._complaints.is_due(about, why):
             log.log(level, "no link with %s: %s", who, why)
 
-    def claim(self, connection: Connection, peer: Hello) -> bool:
+    def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
         """Whether this connection is to be the one for the peer; the other one, if any, is closed then."""
         other = self._slots.get(peer.id)
         if other is not None and other.state != "closed" and other.peer is not None:
@@ -482,11 +482,11 @@ class Peers:
 class _HandshakeHost:
     """Decides for one handshake: about connections `Peers`, about links the handler."""
 
-    def __init__(self, peers: Peers, connection: Connection, handler: LinkHandler) -> None:
+    def __init__(self, peers: Peers, connection: PeerConnection, handler: LinkHandler) -> None:
         self._peers = peers
         self._connection = connection
         self.offer = handler.offer
         self.refusal = handler.refusal
 
-    def claim(self, peer: Hello) -> bool:
+    def claim(self, peer: HandshakeHello) -> bool:
         return self._peers.claim(self._connection, peer)

@@ -54,7 +54,7 @@ BLOCK = ["run", "node", "block"]
 
 
 @dataclass(frozen=True)
-class State:
+class MinutesState:
     """What one batch leaves to the next."""
 
     open: DataFrame
@@ -74,12 +74,12 @@ class State:
     """Which rows were here already: for each 64 rows of a node, one bit each."""
 
 
-NAMES = tuple(field.name for field in fields(State))
+NAMES = tuple(field.name for field in fields(MinutesState))
 
 
-def empty_state(spark: SparkSession) -> State:
+def empty_state(spark: SparkSession) -> MinutesState:
     schemas = [spark_schema()] * 3 + [BALANCES, MINUTES, SAMPLES, SHOWN, SEEN]
-    return State(*(spark.createDataFrame([], schema) for schema in schemas))
+    return MinutesState(*(spark.createDataFrame([], schema) for schema in schemas))
 
 
 def minute_of(time: Column) -> Column:
@@ -87,8 +87,14 @@ def minute_of(time: Column) -> Column:
 
 
 def close(
-    spark: SparkSession, state: State, rows: DataFrame, until_s: int, *, forget_s: float, clock_error_s: float
-) -> tuple[State, list[DataFrame]]:
+    spark: SparkSession,
+    state: MinutesState,
+    rows: DataFrame,
+    until_s: int,
+    *,
+    forget_s: float,
+    clock_error_s: float,
+) -> tuple[MinutesState, list[DataFrame]]:
     """Judge all rows of before `until_s` that were not judged yet, and keep the others.
 
     Beside the new state, what is kept at hand until that is written.
@@ -104,7 +110,7 @@ def close(
     steps = state.steps.unionByName(ripe.where(fn.col("kind").isin(*STEPS, "delivered")))
     oldest_s = int(until_s - forget_s) // MINUTE_S * MINUTE_S
     is_kept = fn.col("minute") >= oldest_s
-    after = State(
+    after = MinutesState(
         open=rows.where(fn.col("time") >= until_s),
         changes=changes,
         steps=_last_steps(steps),
@@ -269,7 +275,7 @@ def _last_steps(steps: DataFrame) -> DataFrame:
 # --- what is shown ---
 
 
-def shown(state: State) -> DataFrame:
+def shown(state: MinutesState) -> DataFrame:
     """The minutes as a person reads them: in order, with losses and delays."""
     columns = [fn.when(fn.col("measure") == name, fn.col("value")).alias(name) for name in DELAYS]
     delays = (

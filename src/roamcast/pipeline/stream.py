@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from roamcast.errors import InputError
 from roamcast.pipeline.log_files import find_log_files, has_files
-from roamcast.pipeline.minutes import MINUTE_S, NAMES, State, close, empty_state, shown
+from roamcast.pipeline.minutes import MINUTE_S, NAMES, MinutesState, close, empty_state, shown
 from roamcast.pipeline.output import replace_part
 from roamcast.pipeline.schema import spark_schema
 
@@ -145,7 +145,7 @@ class _Keeper:
     def _folder(self, batch: int) -> Path:
         return self._out / STATES / str(batch)
 
-    def _load(self, spark: SparkSession, batch: int) -> tuple[Progress, State]:
+    def _load(self, spark: SparkSession, batch: int) -> tuple[Progress, MinutesState]:
         folder = self._folder(batch)
         if batch < 0:
             return Progress(-1, 0, None, None), empty_state(spark)
@@ -156,9 +156,9 @@ class _Keeper:
         tables = {
             name: spark.read.schema(schemas[name].schema).parquet(str(folder / name)) for name in NAMES
         }
-        return progress, State(**tables)
+        return progress, MinutesState(**tables)
 
-    def _save(self, state: State, progress: Progress) -> None:
+    def _save(self, state: MinutesState, progress: Progress) -> None:
         folder = self._folder(progress.batch)
         shutil.rmtree(folder, ignore_errors=True)
         for name, table in asdict_shallow(state).items():
@@ -185,7 +185,7 @@ class _Keeper:
         replace_part(unfinished, self._out / "stream.json")
 
 
-def asdict_shallow(state: State) -> dict[str, DataFrame]:
+def asdict_shallow(state: MinutesState) -> dict[str, DataFrame]:
     return {name: getattr(state, name) for name in NAMES}
 
 

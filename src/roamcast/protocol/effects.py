@@ -23,15 +23,15 @@ class Input(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """One thing that happened to a node."""
 
 
-class Configured(Input, frozen=True):
+class OverlayChanged(Input, frozen=True):
     """The overlay as this broker sees it: its peers, and the peer towards every other broker."""
 
     peers: Sequence[str]
     next_hops: Mapping[str, str]
 
 
-class Joined(Input, frozen=True):
-    """After `Configured`: these brokers were in another tree until now, with sessions of their own."""
+class BrokersJoined(Input, frozen=True):
+    """After `OverlayChanged`: these brokers were in another tree until now, with sessions of their own."""
 
     brokers: Sequence[str]
 
@@ -57,7 +57,7 @@ class SessionOver(Input, frozen=True):
     client: str
 
 
-class Merged(Input, frozen=True):
+class SessionsMerged(Input, frozen=True):
     """What is in one session, which nobody uses any more, goes over to another; then it ends."""
 
     source: str
@@ -79,13 +79,13 @@ class Received(Input, frozen=True):
     message: Message
 
 
-class Told(Input, frozen=True):
+class CommandGiven(Input, frozen=True):
     """A message of this broker to itself, from whoever drives it."""
 
     message: Message
 
 
-class Pressed(Input, frozen=True):
+class TrimQueues(Input, frozen=True):
     """All queues together may hold no more than this: the longest give up first."""
 
     bytes_max: int

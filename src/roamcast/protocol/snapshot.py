@@ -31,16 +31,16 @@ from typing import Any
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.protocol.snapshot_form import KnownClass, State, find_fields
-from roamcast.protocol.snapshot_reader import Reader
-from roamcast.protocol.snapshot_writer import Unwritable, Writer
+from roamcast.protocol.snapshot_form import KnownClass, SnapshotForm, find_fields
+from roamcast.protocol.snapshot_reader import SnapshotReader
+from roamcast.protocol.snapshot_writer import SnapshotWriter, Unwritable
 
 CHECKSUM_BYTES = 4
 
 PURE_ROOMS = ("filters", "protocol", "routing", "mobility", "mqtt", "broker", "models")
 
 _PURE_MODULE = re.compile(rf"roamcast\.({'|'.join(PURE_ROOMS)})(\.\w+)*")
-_decode = msgspec.msgpack.Decoder(State).decode
+_decode = msgspec.msgpack.Decoder(SnapshotForm).decode
 
 
 class CannotFreeze(TypeError):
@@ -63,7 +63,7 @@ def known_class(module: str, name: str) -> type:
 def freeze(root: object, known: KnownClass = known_class) -> bytes:
     """The bytes of a state; CannotFreeze says what in it cannot be written."""
     try:
-        encoded = msgspec.msgpack.encode(Writer(known).write(root))
+        encoded = msgspec.msgpack.encode(SnapshotWriter(known).write(root))
     except Unwritable as problem:
         raise CannotFreeze(f"{path_to(root, problem.value)}: {problem.why}") from None
     except UnicodeEncodeError as error:
@@ -79,7 +79,7 @@ def thaw(data: bytes, known: KnownClass = known_class) -> Any:
     if not encoded or zlib.crc32(encoded) != int.from_bytes(data[:CHECKSUM_BYTES], "big"):
         raise InputError(f"snapshot of {len(data)} bytes: damaged or cut off, its checksum is wrong")
     try:
-        return Reader(_decode(encoded), known).read()
+        return SnapshotReader(_decode(encoded), known).read()
     except Exception as error:
         # Whole, but from a version whose classes were other ones, or from nobody of ours.
         said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"

@@ -59,7 +59,7 @@ class Shape(msgspec.Struct, array_like=True):
     fields: list[str]
 
 
-class State(msgspec.Struct, array_like=True):
+class SnapshotForm(msgspec.Struct, array_like=True):
     """What is encoded. A reference is the number of a value."""
 
     format: int

@@ -14,15 +14,15 @@ import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.selector import read_again
-from roamcast.protocol.snapshot_form import FORMAT, PLAIN_TYPES, Kind, KnownClass, State, method_of
+from roamcast.protocol.snapshot_form import FORMAT, PLAIN_TYPES, Kind, KnownClass, SnapshotForm, method_of
 
 _set_attribute = object.__setattr__
 
 
-class Reader:
+class SnapshotReader:
     """Makes every value in the order of its number, then fills those that can be filled."""
 
-    def __init__(self, state: State, known: KnownClass) -> None:
+    def __init__(self, state: SnapshotForm, known: KnownClass) -> None:
         if state.format != FORMAT:
             raise InputError(f"format {state.format}; this code reads {FORMAT}")
         self._state = state

@@ -20,7 +20,7 @@ from roamcast.protocol.snapshot_form import (
     Kind,
     KnownClass,
     Shape,
-    State,
+    SnapshotForm,
     find_fields,
     method_of,
 )
@@ -48,7 +48,7 @@ def in_order(values: Iterable[Any]) -> list[Any]:
         return list(values)
 
 
-class Writer:
+class SnapshotWriter:
     """Numbers every value it meets; `write` is called once."""
 
     def __init__(self, known: KnownClass) -> None:
@@ -88,12 +88,12 @@ class Writer:
             defaultdict: self._defaultdict,
         }
 
-    def write(self, root: object) -> State:
+    def write(self, root: object) -> SnapshotForm:
         number = self._number(root)
         while self._work:
             fill, value, at = self._work.pop()
             fill(value, at)
-        return State(
+        return SnapshotForm(
             FORMAT,
             number,
             bytes(self._order),

@@ -23,7 +23,7 @@ from roamcast.proxy.base import (
     with_identity,
     without_identity,
 )
-from roamcast.proxy.stomp import Frame, Reader, StompError, write_frame
+from roamcast.proxy.stomp import Frame, StompError, StompReader, write_frame
 
 TOPIC = "/topic/"
 ANSWER_S = 30.0
@@ -152,7 +152,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, place: Place, client_id: str) -> None:
         self._place, self._client_id = place, client_id
         self._transport: asyncio.Transport | None = None
-        self._reader = Reader()
+        self._reader = StompReader()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._number = 0
         self._opening: asyncio.Task[None] | None = None

@@ -52,13 +52,13 @@ class ForeignAdapter(ABC):
         return True
 
 
-class Connection(Protocol):
+class ForeignConnection(Protocol):
     async def close(self) -> None:
         """Leave; what the foreign broker keeps stays there."""
 
 
-Publisher = TypeVar("Publisher", bound=Connection)
-Listener = TypeVar("Listener", bound=Connection)
+Publisher = TypeVar("Publisher", bound=ForeignConnection)
+Listener = TypeVar("Listener", bound=ForeignConnection)
 
 
 class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):

@@ -34,7 +34,7 @@ import msgspec
 from roamcast.errors import InputError
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_adapter
-from roamcast.proxy.client_state import Source, State, Suspended, read_state, write_state
+from roamcast.proxy.client_state import ClientState, Source, Suspended, read_state, write_state
 from roamcast.proxy.discovery import Credentials, measure
 from roamcast.proxy.line import Line
 from roamcast.proxy.messages import (
@@ -42,7 +42,7 @@ from roamcast.proxy.messages import (
     Batch,
     Downloaded,
     MoveOut,
-    Refused,
+    MoveRefused,
     StandIn,
     Welcome,
     channel_name,
@@ -268,7 +268,7 @@ class RoamingClient:
                 with suppress(AdapterError):
                     await adapter.unsubscribe(self._name, ping)
         if not isinstance(answer, messages.MovedOut):
-            text = answer.text if isinstance(answer, Refused) else f"it said {type(answer).__name__}"
+            text = answer.text if isinstance(answer, MoveRefused) else f"it said {type(answer).__name__}"
             raise self._not_moved_out(source, MoveFailed, text)
 
     def _not_moved_out(self, source: Source, kind: type[MoveFailed], why: str) -> MoveFailed:
@@ -401,7 +401,7 @@ class RoamingClient:
             why = str(error) or "no ping came back through the brokers"
             result.missing += (f"site {source.site}: {why}",)
             return
-        if isinstance(answer, Refused):
+        if isinstance(answer, MoveRefused):
             self._on_refused(source, answer, result)
         elif answer.missing:
             result.missing += (answer.missing,)
@@ -409,7 +409,7 @@ class RoamingClient:
             result.dropped += answer.dropped
             self._forget(source)
 
-    def _on_refused(self, source: Source, refused: Refused, result: MoveIn) -> None:
+    def _on_refused(self, source: Source, refused: MoveRefused, result: MoveIn) -> None:
         text = f"site {source.site}: {refused.text}"
         if refused.code in LASTING:
             result.lost += (text,)
@@ -417,7 +417,7 @@ class RoamingClient:
         else:
             result.missing += (text,)
 
-    async def _let_stand_in(self, source: Source, suspended: Suspended) -> Refused | None:
+    async def _let_stand_in(self, source: Source, suspended: Suspended) -> MoveRefused | None:
         """Have the proxy of that site listen on the channel that this client has left there."""
         options, line = self.options, self._connected()
         stand_in = StandIn(
@@ -426,7 +426,7 @@ class RoamingClient:
         )  # fmt: skip
         async with asyncio.timeout(options.move_timeout_s):
             answer = await line.ask(stand_in)
-        return answer if isinstance(answer, Refused) else None
+        return answer if isinstance(answer, MoveRefused) else None
 
     def _handed_over(self, source: Source) -> Source:
         """A handler has it now: there is nothing to resume any more."""
@@ -459,12 +459,12 @@ class RoamingClient:
         finally:
             del self._pings[answer]
 
-    async def _fetch(self, source: Source, result: MoveIn) -> Downloaded | Refused:
+    async def _fetch(self, source: Source, result: MoveIn) -> Downloaded | MoveRefused:
         line = self._connected()
         request = line.next_request()
         async with line.asking(messages.Download(request, self.id, source.ticket, source.site)) as answers:
             async for answer in answers:
-                if isinstance(answer, Downloaded | Refused):
+                if isinstance(answer, Downloaded | MoveRefused):
                     return answer
                 if isinstance(answer, Batch):
                     for message in answer.messages:
@@ -568,7 +568,7 @@ class RoamingClient:
     def _write_state(self) -> None:
         if self._state_file is not None:
             stay = (self._with_filters(self._stay),) if self._stay is not None else ()
-            write_state(self._state_file, State(tuple(self.filters), (*self.sources, *stay)))
+            write_state(self._state_file, ClientState(tuple(self.filters), (*self.sources, *stay)))
 
 
 def _sync_of(options: Options) -> messages.Sync:

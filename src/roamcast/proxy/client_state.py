@@ -28,23 +28,23 @@ class Source(msgspec.Struct, frozen=True):
     """None: a handler has it."""
 
 
-class State(msgspec.Struct, frozen=True):
+class ClientState(msgspec.Struct, frozen=True):
     filters: tuple[str, ...]
     sources: tuple[Source, ...]
     """In the order of the client's stays."""
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> ClientState:
     """What was written last; nothing if there is no such file."""
     if not path.exists():
-        return State((), ())
+        return ClientState((), ())
     try:
-        return msgspec.json.decode(path.read_bytes(), type=State)
+        return msgspec.json.decode(path.read_bytes(), type=ClientState)
     except (OSError, msgspec.MsgspecError) as error:
         raise InputError(f"{path}: is no state of a client ({error})") from None
 
 
-def write_state(path: Path, state: State) -> None:
+def write_state(path: Path, state: ClientState) -> None:
     """Whole or not at all; tickets are secrets, so nobody else may read it."""
     draft = path.with_name(f"{path.name}.tmp")
     with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, field
 
 from roamcast.config.addresses import is_loopback
-from roamcast.config.reading import Reader
+from roamcast.config.reading import SettingsReader
 from roamcast.config.schema import PathText, SecretText, Section, keys_of
 from roamcast.config.sections import Bytes, Count, Endpoint, Host, Log, Name, Port, Seconds
 from roamcast.config.writing import default_file, reference_table
@@ -197,7 +197,7 @@ def load(
     warn: Callable[[str], None] = lambda line: None,
 ) -> Config:
     """The configuration that file, environment and flags give together, or InputError."""
-    reader = Reader(Config, PREFIX)
+    reader = SettingsReader(Config, PREFIX)
     if path is not None:
         reader.read_file(path)
         if isinstance(reader.raw.get("peers"), dict) and reader.raw["peers"].get("secret"):

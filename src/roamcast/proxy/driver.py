@@ -23,7 +23,7 @@ from roamcast.net.users import read_users
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_adapter
 from roamcast.proxy.config import Config
-from roamcast.proxy.messages import Challenge, Hello, Proof, Refused, Welcome
+from roamcast.proxy.messages import Challenge, MoveRefused, Proof, ProxyHello, Welcome
 from roamcast.proxy.service import Service
 from roamcast.proxy.store import Store
 from roamcast.proxy.wire import HANDSHAKE_TIMEOUT_S, Pipe, ProxyError, connect_proxy
@@ -197,7 +197,7 @@ class ProxyServer:
                 self._begin(effect.name, lambda: self._listen(effect))
             case steps.Unlisten():
                 self._begin(effect.name, lambda: self._unlisten(effect))
-            case steps.Publish(message=message):
+            case steps.PublishStep(message=message):
                 self.spawn(self._publish(message))
 
     def _send(self, connection: int, message: messages.Message | steps.Local) -> None:
@@ -308,14 +308,14 @@ class ProxyServer:
     async def _admit(self, connection: int, pipe: Pipe) -> steps.Joined:
         """Who is there; ProxyError, and told so, if that is nobody who may come in."""
         hello = await pipe.read()
-        if not isinstance(hello, Hello):
-            raise self._turned_away(pipe, Refused(0, "unknown", "a connection begins with Hello"))
+        if not isinstance(hello, ProxyHello):
+            raise self._turned_away(pipe, MoveRefused(0, "unknown", "a connection begins with Hello"))
         broker = self.config.broker
         welcome = Welcome(self.config.site, broker.kind, broker.client_url or broker.url)
         if hello.role == "client":
             outcome = await self.verify(hello.user, hello.password.encode(), pipe.host)
             if outcome is not Outcome.ACCEPTED:
-                raise self._turned_away(pipe, Refused(0, "identity", outcome.value))
+                raise self._turned_away(pipe, MoveRefused(0, "identity", outcome.value))
             pipe.write(welcome)
             pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
             return steps.Joined(connection, "client", hello.user if self.config.access.users else "")
@@ -326,7 +326,7 @@ class ProxyServer:
             given.proof, secret, "dialer", hello, challenge
         ):
             text = f"site {self.config.site} does not know the proxy {hello.id!r}: the secrets differ"
-            raise self._turned_away(pipe, Refused(0, "secret", text))
+            raise self._turned_away(pipe, MoveRefused(0, "secret", text))
         pipe.write(Welcome(self.config.site, proof=messages.proof(secret, "listener", hello, challenge)))
         pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
         return steps.Joined(connection, "proxy", hello.id)
@@ -337,7 +337,7 @@ class ProxyServer:
             return Outcome.ACCEPTED
         return await self._verifier.verify(user, password, host)
 
-    def _turned_away(self, pipe: Pipe, refused: Refused) -> ProxyError:
+    def _turned_away(self, pipe: Pipe, refused: MoveRefused) -> ProxyError:
         pipe.write(refused)
         return ProxyError(refused.text, refused.code)
 

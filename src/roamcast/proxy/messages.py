@@ -3,13 +3,13 @@
 A connection begins with the preface of both sides, then the handshake:
 
     client                    proxy         dialing proxy             proxy
-    Hello (user, password) ->               Hello (nonce)          ->
+    ProxyHello (user, password) ->               ProxyHello (nonce)          ->
                            <- Welcome                              <- Challenge (nonce)
                                             Proof                  ->
                                                                    <- Welcome (proof)
 
 The secret that proxies share is never sent: a proof is an HMAC over both ids, both nonces and the role,
-so it serves for this connection and this direction only. Either side may say Refused instead.
+so it serves for this connection and this direction only. Either side may say MoveRefused instead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_un
     """One frame."""
 
 
-class Refused(_Message, frozen=True):
+class MoveRefused(_Message, frozen=True):
     """The request, or with request 0 the connection, ends here; nothing was changed by it."""
 
     request: int
@@ -60,7 +60,7 @@ class Refused(_Message, frozen=True):
 # --- the handshake ---
 
 
-class Hello(_Message, frozen=True):
+class ProxyHello(_Message, frozen=True):
     role: Literal["client", "proxy"]
     id: Name
     nonce: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
@@ -214,8 +214,8 @@ class Located(_Message, frozen=True):
 
 
 Message = (
-    Refused
-    | Hello
+    MoveRefused
+    | ProxyHello
     | Challenge
     | Proof
     | Welcome
@@ -249,13 +249,13 @@ def decode(data: bytes) -> Message:
         raise InputError(f"what came is no message of a mobility proxy ({str(error)[:200]})") from None
 
 
-def proof(secret: str, role: str, dialer: Hello, listener: Challenge) -> bytes:
+def proof(secret: str, role: str, dialer: ProxyHello, listener: Challenge) -> bytes:
     """That the sender has the secret and takes part in this very handshake, in this role."""
     said = _encode(("roamcast proxy", WIRE_VERSION, role, dialer, listener))
     return hmac.new(secret.encode(), said, hashlib.sha256).digest()
 
 
-def is_proof(given: bytes, secret: str, role: str, dialer: Hello, listener: Challenge) -> bool:
+def is_proof(given: bytes, secret: str, role: str, dialer: ProxyHello, listener: Challenge) -> bool:
     return bool(secret) and hmac.compare_digest(given, proof(secret, role, dialer, listener))
 
 

@@ -125,7 +125,7 @@ class Session:
         server.step([steps.Got(self._connection, attach)])
         attached = await answer
         if not isinstance(attached, steps.Attached):
-            code = attached.code if isinstance(attached, messages.Refused) else "busy"
+            code = attached.code if isinstance(attached, messages.MoveRefused) else "busy"
             return REASONS.get(code, Reason.SERVER_UNAVAILABLE)
         self._filters, self._passing = subscriptions_of(attached.filters), dict(attached.passing)
         settings = self._endpoint.settings
@@ -170,10 +170,10 @@ class Session:
                     self._taken = self._told = first - 1
                 self._waiting.extend(enumerate(batch, first))
                 self._pump()
-            case messages.Refused(request=request) if request == ATTACH and ATTACH not in self._answers:
+            case messages.MoveRefused(request=request) if request == ATTACH and ATTACH not in self._answers:
                 self.is_moved = True
                 self.disconnect(Reason.SESSION_TAKEN_OVER)
-            case steps.Attached() | steps.Done() | messages.Refused():
+            case steps.Attached() | steps.Done() | messages.MoveRefused():
                 request = message.request
                 answer = self._answers.pop(request, None)
                 if answer is not None and not answer.done():
@@ -369,10 +369,10 @@ class Session:
         is_new = entry.filter not in self._filters
         return entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new)
 
-    async def _change(self, add: dict[str, str], remove: tuple[str, ...]) -> messages.Refused | None:
+    async def _change(self, add: dict[str, str], remove: tuple[str, ...]) -> messages.MoveRefused | None:
         self._requests += 1
         request = self._requests
         answer = self._answers[request] = asyncio.get_running_loop().create_future()
         self._server.step([steps.Got(self._connection, steps.Subscribe(request, add, remove))])
         found = await answer
-        return found if isinstance(found, messages.Refused) else None
+        return found if isinstance(found, messages.MoveRefused) else None

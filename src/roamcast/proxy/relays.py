@@ -14,7 +14,7 @@ from roamcast.proxy.messages import (
     Fetch,
     Message,
     MovedOut,
-    Refused,
+    MoveRefused,
     StandIn,
     Taken,
 )
@@ -72,7 +72,7 @@ class Relays:
         match message:
             case Batch():
                 self._service.send(relay.client.connection, message)
-            case Downloaded() | MovedOut() | Refused():
+            case Downloaded() | MovedOut() | MoveRefused():
                 self._end(relay)
                 self._service.send(relay.client.connection, message)
             case _:

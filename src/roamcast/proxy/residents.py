@@ -18,7 +18,7 @@ import msgspec
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Passing, Taken
-from roamcast.proxy.messages import Fetch, Held, Locate, Located, Message, Refused, ping_key
+from roamcast.proxy.messages import Fetch, Held, Locate, Located, Message, MoveRefused, ping_key
 from roamcast.proxy.steps import (
     Attach,
     Attached,
@@ -30,7 +30,7 @@ from roamcast.proxy.steps import (
     Listen,
     Local,
     Pass,
-    Publish,
+    PublishStep,
     Recalled,
     Subscribe,
     Unlisten,
@@ -342,7 +342,7 @@ class Residents:
             del self._adopting[adopting.id]
             return
         topic = service.ping_topic(ping_key(handler.source[1]), "in-request")
-        service.do(Publish(ForeignMessage(topic, adopting.nonce)))
+        service.do(PublishStep(ForeignMessage(topic, adopting.nonce)))
         service.after(service.settings.ping_interval_s, lambda: self._ping(adopting))
 
     def on_pong(self, handler: Handler, message: ForeignMessage) -> None:
@@ -372,7 +372,7 @@ class Residents:
         if isinstance(message, Located):
             seeking.found += [(site, held) for held in message.held]
         else:
-            text = message.text if isinstance(message, Refused) else "it does not know the question"
+            text = message.text if isinstance(message, MoveRefused) else "it does not know the question"
             seeking.unreachable = f"site {site}: {text}"
         self._decide(seeking)
 
@@ -392,7 +392,7 @@ class Residents:
                 self.stream(handler)
             case messages.Downloaded(missing=""):
                 self._finish(adopting, handler)
-            case Refused(code="unknown" | "expired"):
+            case MoveRefused(code="unknown" | "expired"):
                 self._finish(adopting, handler)
             case _:
                 self._stop(adopting)

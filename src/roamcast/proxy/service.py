@@ -36,7 +36,7 @@ from roamcast.proxy.buffers import (
     Taken,
     size_of,
 )
-from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, Code, Message, Refused, ping_key
+from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, Code, Message, MoveRefused, ping_key
 from roamcast.proxy.relays import Relays
 from roamcast.proxy.residents import Residents
 from roamcast.proxy.steps import (
@@ -53,7 +53,7 @@ from roamcast.proxy.steps import (
     Listen,
     Listening,
     Local,
-    Publish,
+    PublishStep,
     Received,
     Send,
     Settings,
@@ -163,7 +163,7 @@ class Service:
             self._effects.append(Send(connection, message))
 
     def refuse(self, connection: int, request: int, code: Code, text: str) -> None:
-        self.send(connection, Refused(request, code, text[:500]))
+        self.send(connection, MoveRefused(request, code, text[:500]))
 
     def new_stream(self, connection: int, request: int, handler: Handler) -> Fetching:
         return Fetching(connection, request, handler.first - 1)
@@ -351,7 +351,7 @@ class Service:
             self._give_up(handler, "ping", "no ping came back through the broker: stay attached")
             return
         topic = self.ping_topic(ping_key(handler.opened.ticket), "out-request")
-        self.do(Publish(ForeignMessage(topic, moving.nonce)))
+        self.do(PublishStep(ForeignMessage(topic, moving.nonce)))
         self.after(self.settings.ping_interval_s, lambda: self._ping(handler, moving))
 
     def _acknowledge(self, handler: Handler, moving: Moving) -> None:
@@ -407,7 +407,7 @@ class Service:
             if handler.source is not None:
                 return  # It is not whole yet: whoever asks for it asks again.
             answer = self.ping_topic(key, "in-response")
-            self.do(Publish(ForeignMessage(answer, message.body)))
+            self.do(PublishStep(ForeignMessage(answer, message.body)))
         elif message.topic == self.ping_topic(key, "out-response") and moving is not None:
             self._on_pong(handler, moving, message.body)
         else:

@@ -207,9 +207,9 @@ class Unlisten(msgspec.Struct, frozen=True):
     """Whether the handler listens no more at all."""
 
 
-class Publish(msgspec.Struct, frozen=True):
+class PublishStep(msgspec.Struct, frozen=True):
     message: ForeignMessage
 
 
-Effect = Keep | Send | Close | Dial | Listen | Unlisten | Publish
+Effect = Keep | Send | Close | Dial | Listen | Unlisten | PublishStep
 TopicOf = Callable[[Sequence[str]], str]

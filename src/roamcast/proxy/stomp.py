@@ -45,7 +45,7 @@ def _unescape(text: str) -> str:
     return "\\".join(parts)
 
 
-class Reader:
+class StompReader:
     """Cuts frames out of what a connection says."""
 
     def __init__(self) -> None:

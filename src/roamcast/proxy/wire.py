@@ -21,10 +21,10 @@ from roamcast.proxy.messages import (
     WIRE_VERSION,
     Challenge,
     Code,
-    Hello,
     Message,
+    MoveRefused,
     Proof,
-    Refused,
+    ProxyHello,
     Welcome,
 )
 
@@ -140,7 +140,7 @@ async def connect_client(
 ) -> tuple[Pipe, Welcome]:
     """A client's connection to a proxy."""
     pipe = await connect(address, tls)
-    pipe.write(Hello("client", id, user=user, password=password))
+    pipe.write(ProxyHello("client", id, user=user, password=password))
     return pipe, await _welcome(pipe, address)
 
 
@@ -149,14 +149,14 @@ async def connect_proxy(
 ) -> Pipe:
     """A proxy's connection to another one, which must be the one that is meant, and one of ours."""
     pipe = await connect(address, tls)
-    hello = Hello("proxy", own, nonce=secrets.token_bytes(NONCE_BYTES))
+    hello = ProxyHello("proxy", own, nonce=secrets.token_bytes(NONCE_BYTES))
     pipe.write(hello)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             challenge = await pipe.read()
     except (TimeoutError, ProxyError) as error:
         raise ProxyError(f"{address}: {str(error) or 'no answer'}") from None
-    if isinstance(challenge, Refused):
+    if isinstance(challenge, MoveRefused):
         raise ProxyError(f"{address}: {challenge.text}", challenge.code)
     if not isinstance(challenge, Challenge) or challenge.id != expected:
         pipe.close()
@@ -180,6 +180,6 @@ async def _welcome(pipe: Pipe, address: str) -> Welcome:
         pipe.frame_bytes_max = FRAME_BYTES_MAX
         return answer
     pipe.close()
-    if isinstance(answer, Refused):
+    if isinstance(answer, MoveRefused):
         raise ProxyError(f"{address}: {answer.text}", answer.code)
     raise ProxyError(f"{address}: it answers with {type(answer).__name__}")

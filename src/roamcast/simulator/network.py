@@ -17,18 +17,18 @@ from typing import Any
 
 import msgspec
 
-from roamcast.broker.core import Broker, BrokerSettings
+from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.broker.plain_client import Client
 from roamcast.mobility import Settings, find_protocol
 from roamcast.mobility.moving.election import TreeRule
 from roamcast.protocol.effects import (
     Attached,
     AttachTo,
-    Configured,
     Deadline,
     Detached,
     Input,
     LeaveFor,
+    OverlayChanged,
     Received,
     Submitted,
 )
@@ -123,7 +123,7 @@ class Traffic:
         return self.hops["handoff"] + self.hops["transfer"]
 
 
-class Connection:
+class AccessConnection:
     """One attach of one client, from its hello until it goes away."""
 
     __slots__ = ("broker", "client", "down", "id", "is_heard", "is_open", "up")
@@ -175,7 +175,7 @@ class Network:
         self._access_lane = _lane(settings.access_delay, settings.access_bits_per_s)
         self._arrive = self._wait_for_service if settings.service_s else self._step_broker
         self.clients: dict[str, Client] = {}
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, AccessConnection] = {}
         self._connections_made = 0
         self._busy_until: dict[str, float] = {}
         self._deadlines: dict[str, float] = {}
@@ -184,14 +184,14 @@ class Network:
             id: {peer: self._make_link(id, peer) for peer in topology.peers(id)} for id in topology.brokers
         }
         for id in topology.brokers:
-            self._step_broker(id, (Configured(topology.peers(id), topology.next_hops(id)),))
+            self._step_broker(id, (OverlayChanged(topology.peers(id), topology.next_hops(id)),))
 
-    def _make_broker(self, id: str) -> Broker:
+    def _make_broker(self, id: str) -> BrokerCore:
         settings = self.settings
-        return Broker(
+        return BrokerCore(
             id,
             find_protocol(settings.protocol),
-            BrokerSettings(
+            CoreSettings(
                 routing=settings.routing,
                 advertisements=settings.advertisements,
                 window=settings.window,
@@ -343,7 +343,7 @@ class Network:
         self._connections_made += 1
         number = self._connections_made
         up, down = self._access_links(client, number)
-        self._connections[client] = Connection(number, self._client(client), broker, up, down)
+        self._connections[client] = AccessConnection(number, self._client(client), broker, up, down)
         self._step_client(client, AttachTo(broker, number))
 
     def _access_links(self, client: str, number: int) -> tuple[Link, Link]:
@@ -370,7 +370,7 @@ class Network:
         item = Detached(client, connection.id)
         self._push(self.now + notice_s, self._arrive, connection.broker, (item,))
 
-    def _send_up(self, connection: Connection, sends: list[tuple[str, Message]]) -> None:
+    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Message]]) -> None:
         now, lane = self.now, self._access_lane
         self.traffic.access_hops += len(sends)
         for _, message in sends:
@@ -386,7 +386,7 @@ class Network:
             else:
                 self._push(connection.up.arrival_s(now, CONTROL_BYTES), handle, connection, message)
 
-    def _arrive_up(self, connection: Connection, message: Message) -> None:
+    def _arrive_up(self, connection: AccessConnection, message: Message) -> None:
         if not connection.is_open:
             return
         client, number = connection.client.id, connection.id
@@ -395,7 +395,7 @@ class Network:
         else:
             self._arrive(connection.broker, (Submitted(client, number, message),))
 
-    def _arrive_leave(self, connection: Connection, message: Message) -> None:
+    def _arrive_leave(self, connection: AccessConnection, message: Message) -> None:
         self._arrive_up(connection, message)
         connection.close()
 
@@ -417,7 +417,7 @@ class Network:
             at = now + self.settings.access_delay.low_s
             self._push_lane(lane, at, self._arrive_at_clients, together, None)
 
-    def _arrive_at_clients(self, deliveries: Sequence[tuple[Connection, Message]], _: None) -> None:
+    def _arrive_at_clients(self, deliveries: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
         now = self.now
         for connection, message in deliveries:
             if not connection.is_heard:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify
 from itertools import islice
 
-from roamcast.broker.core import Broker
+from roamcast.broker.core import BrokerCore
 from roamcast.protocol.effects import Detached, Input, LeaveFor, LinkChanged, PublishThis, Received
 from roamcast.protocol.messages import Message
 from roamcast.protocol.records import Row
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart
 from roamcast.simulator.links import Link
-from roamcast.simulator.network import CONTROL_BYTES, Action, Connection, Network, NetworkSettings
+from roamcast.simulator.network import CONTROL_BYTES, AccessConnection, Action, Network, NetworkSettings
 from roamcast.simulator.topology import Topology
 
 JournalEntry = tuple[float, tuple[Input, ...]]
@@ -85,7 +85,7 @@ class FaultyNetwork(Network):
         """Why each link is down; nothing if it is up."""
         self._told_down: dict[tuple[str, str], None] = {}
         """Brokers, and the peers that they know to be out of reach."""
-        self._at: dict[str, list[Connection]] = {id: [] for id in topology.brokers}
+        self._at: dict[str, list[AccessConnection]] = {id: [] for id in topology.brokers}
         self._waiting: dict[str, str] = {}
         """Clients that try to attach to a broker that is down."""
         super().__init__(topology, settings, self._note, trace)
@@ -186,7 +186,7 @@ class FaultyNetwork(Network):
         for peer in self.topology.peers(broker):
             self._take_down(broker, peer, broker)
 
-    def _break(self, connection: Connection) -> None:
+    def _break(self, connection: AccessConnection) -> None:
         """A connection ends with its broker. The client notices, and tries again until it is back."""
         client = connection.client.id
         if not connection.is_open:
@@ -213,7 +213,7 @@ class FaultyNetwork(Network):
         for client in [client for client, wanted in self._waiting.items() if wanted == broker]:
             self._attach(client, broker)
 
-    def _recover(self, broker: str) -> tuple[Broker, list[tuple[str, Message]]]:
+    def _recover(self, broker: str) -> tuple[BrokerCore, list[tuple[str, Message]]]:
         """A fresh broker that has been fed the journal, and those of its messages that were never sent."""
         node = self._make_broker(broker)
         made: Counter[str] = Counter()

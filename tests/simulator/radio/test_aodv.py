@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roamcast.simulator.radio.aodv import Aodv, AodvSettings, Timer
-from roamcast.simulator.radio.aodv_messages import AodvMessage, Data, Hello, Rerr, Rrep, Rreq
+from roamcast.simulator.radio.aodv_messages import AodvHello, AodvMessage, Data, Rerr, Rrep, Rreq
 
 SETTINGS = AodvSettings()
 EVERYONE = -1
@@ -308,10 +308,10 @@ def test_no_more_than_ten_errors_a_second() -> None:
 def test_everyone_says_hello_and_a_neighbour_that_does_not_is_gone() -> None:
     air = Air()
     air.aodv.start()
-    air.hear(5, Hello(3))
+    air.hear(5, AodvHello(3))
     air.knows(9, via=5, hops=2, lifetime_s=60.0)
     hellos = [air.due("hello") for _ in range(4)]
-    assert all((EVERYONE, Hello(0)) in sent for sent in hellos)
+    assert all((EVERYONE, AodvHello(0)) in sent for sent in hellos)
     assert air.now - 100.0 > SETTINGS.neighbour_timeout_s
     assert not air.aodv.routes[9].valid
 
@@ -321,7 +321,7 @@ def test_a_hello_keeps_the_neighbour() -> None:
     air.aodv.start()
     air.knows(9, via=5, hops=2, lifetime_s=60.0)
     for _ in range(4):
-        air.hear(5, Hello(3))
+        air.hear(5, AodvHello(3))
         air.due("hello")
     assert air.aodv.routes[9].valid
 
@@ -333,8 +333,8 @@ def test_a_route_that_nobody_uses_times_out_and_its_users_are_told() -> None:
     air.hear(4, rreq(asked=5))
     errors = []
     for _ in range(3):
-        air.hear(5, Hello(1))
-        air.hear(4, Hello(1))
+        air.hear(5, AodvHello(1))
+        air.hear(4, AodvHello(1))
         errors += [message for _, message in air.due("hello") if isinstance(message, Rerr)]
     assert errors == [Rerr(((9, 6),))]
     assert not air.aodv.routes[9].valid

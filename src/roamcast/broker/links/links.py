@@ -18,7 +18,7 @@ import msgspec
 from roamcast.broker.links.end import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, Resume
 from roamcast.broker.links.reach import Outcome, Reach
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import Configured, Input, Joined, LinkChanged, Received, SendFailed
+from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
 from roamcast.protocol.notification import Fleeting, Message
 
 
@@ -190,6 +190,6 @@ class Links:
         # What did not arrive comes first: while the routes still stand, nothing is missed.
         turn.inputs += failed
         if outcome.is_changed:
-            turn.inputs.append(Configured(self.reach.peers, self.reach.next_hops))
+            turn.inputs.append(OverlayChanged(self.reach.peers, self.reach.next_hops))
         if outcome.joined:
-            turn.inputs.append(Joined(outcome.joined))
+            turn.inputs.append(BrokersJoined(outcome.joined))

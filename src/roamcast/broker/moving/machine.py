@@ -1,4 +1,4 @@
-"""A site whose broker moves: the same contract as `Site`, with an election and a tree that changes.
+"""A site whose broker moves: the same contract as `BrokerMachine`, with an election and a tree that changes.
 
 Every broker has a connection to each peer in reach. Over these the election sends its heartbeats, and from
 what it concludes follows which of them carry links of the tree. The election is not replayed: heartbeats
@@ -15,38 +15,38 @@ import msgspec
 from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
 from roamcast.broker.inputs import (
-    Announced,
-    Asked,
+    ClientConnected,
+    ClientFrames,
+    ClientSlowed,
     Confirmed,
-    Connected,
+    ConnectionLost,
     Elapsed,
-    Frames,
-    Full,
-    Gone,
     LinkDown,
     LinkFrames,
     LinkLeft,
     LinkRefused,
     LinkUp,
+    MachineEffects,
+    MachineInput,
     ParentTaken,
-    Ruled,
-    SiteEffects,
-    SiteInput,
-    Slow,
+    QueuesOverLimit,
+    RulesChanged,
+    SessionSought,
+    SettingsChanged,
     Started,
+    StatusAnnounced,
     Tick,
     Tree,
-    Tuned,
 )
 from roamcast.broker.links.end import LinkError
-from roamcast.broker.machine_base import BaseSite
+from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.moving.core import MobileCore
 from roamcast.broker.moving.noted_filters import FILTER_LENGTH_MAX, NOTE
 from roamcast.broker.moving.seeking import MobileSeeking
 from roamcast.broker.moving.sessions import MobileSessions
 from roamcast.broker.moving.tree_links import Beat, OffLink, OnLink, TreeLinks
 from roamcast.broker.seeking import WhereIs
-from roamcast.broker.settings import SiteSettings
+from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.expression import names_of
@@ -58,7 +58,7 @@ from roamcast.mobility.moving.mobile import MobileSettings
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import Told
+from roamcast.protocol.effects import CommandGiven
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
 
@@ -67,7 +67,7 @@ ROUNDS_WAITED = 2.5
 """A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
 
 
-class MobileSite(BaseSite):
+class MovingMachine(MachineBase):
     links: TreeLinks
     seeking: MobileSeeking
     links_may_cycle = True
@@ -80,7 +80,7 @@ class MobileSite(BaseSite):
 
     __unsaved__ = ("_lost", "_out", "election", "tree")
 
-    def __init__(self, settings: SiteSettings) -> None:
+    def __init__(self, settings: MachineSettings) -> None:
         protocol = find_mobile_protocol(settings.protocol)
         if not protocol.keeps_promises:
             raise InputError(f"protocol {settings.protocol}: it promises nothing, and is for the lab alone")
@@ -100,7 +100,7 @@ class MobileSite(BaseSite):
         self._restore()
 
     def _restore(self) -> None:
-        self._out = SiteEffects()
+        self._out = MachineEffects()
         self.election: Election | None = None
         self.tree: Tree | None = None
         self._lost: list[str] = []
@@ -108,12 +108,12 @@ class MobileSite(BaseSite):
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[SiteInput]) -> SiteEffects:
+    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
         self.core.now = self.endpoint.now = now
-        self._out = out = SiteEffects()
+        self._out = out = MachineEffects()
         of_clients = []
         for item in inputs:
-            if type(item) is Frames or type(item) is Gone or type(item) is Connected:
+            if type(item) is ClientFrames or type(item) is ConnectionLost or type(item) is ClientConnected:
                 of_clients.append(item)
             else:
                 self._on_input(item)
@@ -143,7 +143,7 @@ class MobileSite(BaseSite):
         times = [self.endpoint.timers.next(), self.sessions.next_time()]
         return min((one for one in times if one is not None), default=None)
 
-    # --- for those who look on (see contract.AnySite) ---
+    # --- for those who look on (see contract.AnyMachine) ---
 
     @property
     def queued_bytes(self) -> int:
@@ -184,7 +184,7 @@ class MobileSite(BaseSite):
 
     # --- inputs ---
 
-    def _on_input(self, item: SiteInput) -> None:
+    def _on_input(self, item: MachineInput) -> None:
         match item:
             case LinkFrames(peer, data):
                 self._on_link_frames(peer, data)
@@ -192,12 +192,12 @@ class MobileSite(BaseSite):
                 self._on_tick()
             case LinkDown(peer):
                 self._on_link_down(peer)
-            case Slow(connection, is_slow):
+            case ClientSlowed(connection, is_slow):
                 self.endpoint.set_slow(connection, is_slow)
-            case Announced(topic, payload):
+            case StatusAnnounced(topic, payload):
                 burst = self.announcements.announce(topic, payload, self.core.now)
-                self.endpoint.inputs.append(Told(burst))
-            case Asked(client, number):
+                self.endpoint.inputs.append(CommandGiven(burst))
+            case SessionSought(client, number):
                 self.seeking.on_where_is(self.id, WhereIs(client, self.id, number))
             case LinkUp(peer):
                 self._on_link_down(peer)  # If there is one of before.
@@ -207,7 +207,7 @@ class MobileSite(BaseSite):
             case _:
                 self._conclude(item)
 
-    def _conclude(self, item: SiteInput) -> None:
+    def _conclude(self, item: MachineInput) -> None:
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
@@ -222,18 +222,18 @@ class MobileSite(BaseSite):
             case Elapsed():
                 self.endpoint.on_deadline()
                 self.sessions.on_time()
-            case Full(bytes_max):
+            case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case Tuned(settings):
+            case SettingsChanged(settings):
                 self._configure(settings)
-            case Ruled(rules):
+            case RulesChanged(rules):
                 self.endpoint.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
 
-    def _on_started(self, settings: SiteSettings) -> None:
+    def _on_started(self, settings: MachineSettings) -> None:
         self._check_start(settings)
         self.starts += 1
         self._configure(settings)
@@ -249,7 +249,7 @@ class MobileSite(BaseSite):
         self.endpoint.traffic.reset()
         self.core.figures.reset()
 
-    def _configure(self, settings: SiteSettings) -> None:
+    def _configure(self, settings: MachineSettings) -> None:
         if settings.movement_graph or settings.states:
             raise InputError(NO_PLACES)
         settings.election.check()
@@ -415,7 +415,7 @@ class MobileSite(BaseSite):
 
     def recall(self, client: str, subscription: Subscription) -> None:
         told = RecallAnnounced(client, subscription.filter, subscription.identifier)
-        self.endpoint.inputs.append(Told(told))
+        self.endpoint.inputs.append(CommandGiven(told))
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """Shared subscriptions are not offered, and the endpoint says so."""

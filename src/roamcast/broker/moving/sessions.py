@@ -42,7 +42,7 @@ from roamcast.mobility.moving.mobile import LOCAL, Known, Mig, Sub
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.in_flight import PackedInFlight
 from roamcast.mqtt.server.sessions import Capsule, MqttSession
-from roamcast.protocol.effects import Attached, Detached, Input, SessionOver, Submitted, Told
+from roamcast.protocol.effects import Attached, CommandGiven, Detached, Input, SessionOver, Submitted
 from roamcast.protocol.messages import (
     ATTACHED_ELSEWHERE,
     NOT_THE_OWNER,
@@ -124,9 +124,9 @@ class MobileSessions:
                 if client not in self.core.visits and (known is None or known.way == LOCAL):
                     # Not by the clock: if the client is in another part of the network, it is newer there.
                     self._end(client, known.timestamp + 1 if known is not None else 0)
-            case Told(message) if isinstance(message, Fleeting):
+            case CommandGiven(message) if isinstance(message, Fleeting):
                 self.core.announce(message)
-            case Told(message):
+            case CommandGiven(message):
                 self.core.receive(self.core.id, message)
 
     def _on_submitted(self, client: str, visit: Visit, message: Message) -> None:

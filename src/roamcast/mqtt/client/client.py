@@ -66,7 +66,7 @@ class Accepted(NamedTuple):
     connack: Connack
 
 
-class Refused(NamedTuple):
+class ConnectRefused(NamedTuple):
     """The broker has refused the connection, which is to be closed."""
 
     reason: Reason
@@ -80,7 +80,7 @@ class Ended(NamedTuple):
     text: str
 
 
-Event = Accepted | Refused | Ended | Acknowledged | Granted
+Event = Accepted | ConnectRefused | Ended | Acknowledged | Granted
 
 
 class ClientSession:
@@ -354,7 +354,7 @@ class ClientSession:
     def _on_connack(self, packet: Connack) -> None:
         if packet.reason:
             self._is_over = True
-            self._events.append(Refused(packet.reason, packet.reason_string or ""))
+            self._events.append(ConnectRefused(packet.reason, packet.reason_string or ""))
             return
         is_first = not self._was_connected
         self.is_connected = self._was_connected = True

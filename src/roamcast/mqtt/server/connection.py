@@ -56,7 +56,7 @@ Refusals = Sequence[Refusal | None]
 DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
 
-class Reader(Protocol):
+class PacketTaker(Protocol):
     """What a connection needs of the endpoint it belongs to."""
 
     inputs: list[Input]
@@ -71,28 +71,28 @@ class Reader(Protocol):
     retains: bool
     traffic: Traffic
 
-    def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
+    def attributes_of(self, connection: MqttConnection, topic: bytes) -> bytes | None:
         """The attributes of what is published under this topic; None if the client may not do that."""
 
-    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> Refusals:
+    def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
         """Something for the broker itself, or nothing that the client may publish."""
 
     def described(self, block: bytes) -> Described:
         """The properties of a PUBLISH, checked."""
 
     def permitted(
-        self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
+        self, connection: MqttConnection, topic: bytes, bodies: list[bytes], marks: bytes
     ) -> list[bytes]:
         """Those of the bodies that access rules for the content let through."""
 
-    def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
+    def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
         """A PUBLISH that is to be retained."""
 
-    def on_packet(self, connection: Connection, packet: Packet) -> None:
+    def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         """Any packet but PUBLISH and PUBACK."""
 
 
-class Connection:
+class MqttConnection:
     __slots__ = (
         "_chunks", "_have", "_held", "_need", "access", "aliases", "client", "connect", "guarded", "id",
         "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
@@ -152,7 +152,7 @@ class Connection:
 
     # --- bytes ---
 
-    def read(self, endpoint: Reader, data: bytes) -> bytes:
+    def read(self, endpoint: PacketTaker, data: bytes) -> bytes:
         """Take what arrived; gives the whole packets that it completed. PacketError ends the connection."""
         if self._have:
             # The beginning of a long packet waits in pieces: joining them each time would be quadratic.
@@ -199,7 +199,7 @@ class Connection:
                     return False
         return True
 
-    def read_waiting(self, endpoint: Reader) -> None:
+    def read_waiting(self, endpoint: PacketTaker) -> None:
         """The session has come: take what the client sent before."""
         waiting, self.waiting = b"".join(self.waiting), []
         # All of it is in the journal already, and has to be taken now.
@@ -209,7 +209,7 @@ class Connection:
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
 
-    def _hold(self, endpoint: Reader, data: bytes) -> int:
+    def _hold(self, endpoint: PacketTaker, data: bytes) -> int:
         """Keep whole packets until the session is there; not too many, since they are all taken at once."""
         position = 0
         while self._held < endpoint.packets_max:
@@ -225,7 +225,7 @@ class Connection:
             raise PacketError(Reason.QUOTA_EXCEEDED, "too much was sent before the session was there")
         return position
 
-    def _take(self, endpoint: Reader, data: bytes) -> int:
+    def _take(self, endpoint: PacketTaker, data: bytes) -> int:
         position, size, packet_max, version = 0, len(data), endpoint.packet_max, self.version
         left = endpoint.packets_max
         while position < size and self.is_open:
@@ -267,7 +267,7 @@ class Connection:
 
     # --- PUBLISH ---
 
-    def _publish_bursts(self, endpoint: Reader, bursts: list[Burst]) -> None:
+    def _publish_bursts(self, endpoint: PacketTaker, bursts: list[Burst]) -> None:
         """PUBLISH packets; those without properties that differ in their topics alone stay together."""
         start, count = 0, len(bursts)
         while start < count:
@@ -282,7 +282,7 @@ class Connection:
                     self._publish(endpoint, *burst)
             start = end
 
-    def _publish_varied(self, endpoint: Reader, first: int, bursts: list[Burst]) -> bool:
+    def _publish_varied(self, endpoint: PacketTaker, first: int, bursts: list[Burst]) -> bool:
         """Several topics at once; False if one of them needs a closer look."""
         varied: list[bytes] = []
         bodies: list[bytes] = []
@@ -323,7 +323,7 @@ class Connection:
             count += len(payloads)
         out.append(written_acknowledgements(PUBACK, start, count))
 
-    def _publish_single(self, endpoint: Reader, frame: Burst) -> None:
+    def _publish_single(self, endpoint: PacketTaker, frame: Burst) -> None:
         """One plain PUBLISH of QoS 0 or 1: what `_publish` does, at once where nothing stands in the way."""
         _, topic, _, packet_id, payloads = frame
         attributes, qos = self.topics.get(topic), 1 if packet_id else 0
@@ -341,7 +341,13 @@ class Connection:
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
 
     def _publish(
-        self, endpoint: Reader, first: int, topic: bytes, block: bytes, packet_id: int, payloads: list[bytes]
+        self,
+        endpoint: PacketTaker,
+        first: int,
+        topic: bytes,
+        block: bytes,
+        packet_id: int,
+        payloads: list[bytes],
     ) -> None:
         """PUBLISH packets of one kind, with consecutive packet ids."""
         if not block and topic:
@@ -379,7 +385,7 @@ class Connection:
             self._answer(PUBACK, packet_id, len(payloads), refusals)
 
     def _take_twice(
-        self, endpoint: Reader, topic: bytes, marks: bytes, packet_id: int, payloads: list[bytes]
+        self, endpoint: PacketTaker, topic: bytes, marks: bytes, packet_id: int, payloads: list[bytes]
     ) -> None:
         """QoS 2: what is here already is only answered."""
         session = self.session
@@ -428,7 +434,7 @@ class Connection:
         longer = replace(answer, properties=told)
         return longer if self.takes(longer) else answer
 
-    def _attributes(self, endpoint: Reader, topic: bytes) -> bytes | None:
+    def _attributes(self, endpoint: PacketTaker, topic: bytes) -> bytes | None:
         """Of what is published under this topic; None if the client may not do that."""
         try:
             return self.topics[topic]
@@ -441,7 +447,7 @@ class Connection:
             return attributes
 
     def _submit(
-        self, endpoint: Reader, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
+        self, endpoint: PacketTaker, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
     ) -> Refusals:
         """Hand notifications to the core, if the client may publish them."""
         attributes = self.topics.get(topic) or self._attributes(endpoint, topic)
@@ -467,7 +473,7 @@ class Connection:
 
     # --- PUBACK ---
 
-    def _pubacks(self, endpoint: Reader, data: bytes, position: int) -> int:
+    def _pubacks(self, endpoint: PacketTaker, data: bytes, position: int) -> int:
         """The PUBACKs here that come in the order of sending; where they end."""
         session = self.session
         assert session is not None
@@ -487,7 +493,7 @@ class Connection:
             self.acknowledged(endpoint, in_flight.acknowledge_in_order(count))
         return position + 4 * count
 
-    def acknowledged(self, endpoint: Reader, sequence: int) -> None:
+    def acknowledged(self, endpoint: PacketTaker, sequence: int) -> None:
         """Everything up to this sequence is acknowledged; nothing if it is 0."""
         if sequence and self.session is not None:
             acknowledge = Acknowledge(self.session.stream, sequence)

@@ -8,7 +8,7 @@ from typing import Protocol
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.packet_ids import consecutive
-from roamcast.mqtt.server.connection import Connection, Reader
+from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
 from roamcast.mqtt.server.marks import EXPIRY, QOS, SHARED, message_expiry
 from roamcast.mqtt.server.outgoing import Encoder, runs_of
 from roamcast.mqtt.server.sessions import MqttSession, Options, Plan
@@ -21,7 +21,7 @@ ALIASES_MAX = 1024
 """Topic aliases towards one client, however many it allows."""
 
 
-class Sender(Reader, Protocol):
+class Sender(PacketTaker, Protocol):
     """What delivering needs of the endpoint."""
 
     now: float
@@ -30,7 +30,7 @@ class Sender(Reader, Protocol):
     def contents(self, burst: Burst) -> Sequence[Attributes]: ...
 
 
-def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
+def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> int:
     """Write a delivery; returns how many notifications had to be left out (expired, or too large)."""
     session, burst = connection.session, message.burst
     assert session is not None
@@ -61,7 +61,7 @@ def deliver(endpoint: Sender, connection: Connection, message: Deliver) -> int:
 
 
 def _deliver_uniform(
-    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
     plan = session.plans.get((burst.attributes, burst.marks, own))
     if plan is None:
@@ -79,7 +79,7 @@ def _deliver_uniform(
 
 
 def _deliver_varied(
-    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
     """Several topics: together if all are sent with the same QoS, and nothing must be looked at singly."""
     plans, marks, qos = session.plans, burst.marks, -1
@@ -105,7 +105,7 @@ def _deliver_varied(
 
 
 def _deliver_runs(
-    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, own: bool
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
     """Topic by topic."""
     left_out = 0
@@ -119,7 +119,7 @@ def _is_shared(burst: Burst) -> bool:
     return bool(burst.marks[0] & SHARED)
 
 
-def _plan(endpoint: Sender, connection: Connection, burst: Burst, options: Options) -> tuple[Plan, bool]:
+def _plan(endpoint: Sender, connection: MqttConnection, burst: Burst, options: Options) -> tuple[Plan, bool]:
     """How to send it, and whether the next of its kind are sent like that too."""
     qos = min(burst.marks[0] & QOS, options.qos)
     alias = 0
@@ -129,7 +129,7 @@ def _plan(endpoint: Sender, connection: Connection, burst: Burst, options: Optio
     return Plan(qos, options, writer), alias >= 0
 
 
-def _alias(connection: Connection, attributes: bytes) -> int:
+def _alias(connection: MqttConnection, attributes: bytes) -> int:
     """The alias for a topic: negative if the client does not know it yet, 0 if there is none to be had."""
     known, connect = connection.sent_aliases, connection.connect
     alias = known.get(attributes, 0)
@@ -143,7 +143,12 @@ def _alias(connection: Connection, attributes: bytes) -> int:
 
 
 def _send(
-    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int, plan: Plan
+    endpoint: Sender,
+    connection: MqttConnection,
+    session: MqttSession,
+    burst: Burst,
+    sequence: int,
+    plan: Plan,
 ) -> None:
     qos, _, writer = plan
     if qos >= 0:
@@ -158,7 +163,7 @@ def _send(
 
 
 def _pass_over(
-    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> None:
     """What the client will not acknowledge is acknowledged for it."""
     if sequence:
@@ -167,7 +172,7 @@ def _pass_over(
 
 def _send_singly(
     endpoint: Sender,
-    connection: Connection,
+    connection: MqttConnection,
     session: MqttSession,
     burst: Burst,
     sequence: int,
@@ -196,7 +201,7 @@ def is_expired(burst: Burst, now: float) -> bool:
 
 
 def _is_too_large(
-    endpoint: Sender, connection: Connection, burst: Burst, options: Options, limit: int | None
+    endpoint: Sender, connection: MqttConnection, burst: Burst, options: Options, limit: int | None
 ) -> bool:
     if limit is None:
         return False
@@ -206,7 +211,7 @@ def _is_too_large(
 
 
 def _send_again(
-    endpoint: Sender, connection: Connection, session: MqttSession, burst: Burst, sequence: int
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> tuple[Burst, int]:
     """What was in flight when the last connection ended, with its packet ids; gives what is left."""
     in_flight, encoder, out = session.in_flight, endpoint.encoder, connection.out

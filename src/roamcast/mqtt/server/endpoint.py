@@ -23,7 +23,7 @@ from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import connack, write
 from roamcast.mqtt.server.access import Access, AccessRules, Identity
 from roamcast.mqtt.server.attributes import contents_of
-from roamcast.mqtt.server.connection import DENIED, UNLIMITED, Connection, Refusal, Refusals
+from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
 from roamcast.mqtt.server.delivering import PUBREL, deliver
 from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
@@ -34,7 +34,15 @@ from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
 from roamcast.mqtt.server.welcoming import acceptance, check_will, session_expiry_of
-from roamcast.protocol.effects import Attached, Detached, Effects, Input, Merged, SessionOver, Submitted
+from roamcast.protocol.effects import (
+    Attached,
+    Detached,
+    Effects,
+    Input,
+    SessionOver,
+    SessionsMerged,
+    Submitted,
+)
 from roamcast.protocol.messages import (
     NOT_THE_OWNER,
     Deliver,
@@ -127,17 +135,17 @@ class Endpoint:
         self.now = 0.0
         self.inputs: list[Input] = []
         """For the core, not yet taken."""
-        self.touched: dict[int, Connection] = {}
+        self.touched: dict[int, MqttConnection] = {}
         """Connections that may have something to write."""
         self.closes: dict[int, None] = {}
         """Connections to be closed when everything has been written."""
         self.timers = Timers()
         self.encoder = Encoder()
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, MqttConnection] = {}
         self.sessions: dict[str, MqttSession] = {}
         self._elsewhere: str | None = None
         """While nobody is served here: where clients are told to go, "" if that is not known."""
-        self._attaching: dict[str, Connection] = {}
+        self._attaching: dict[str, MqttConnection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
         self._wills: dict[str, packets.Will] = {}
@@ -254,7 +262,7 @@ class Endpoint:
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
         """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
         client = identity.client
-        connection = Connection(id, connect, identity, self.access.of(identity), self.qos_max)
+        connection = MqttConnection(id, connect, identity, self.access.of(identity), self.qos_max)
         self.connections[id] = connection
         for other in self._others_of(client):
             if other is not None and other.identity.owner != identity.owner:
@@ -287,16 +295,16 @@ class Endpoint:
         self.inputs.append(Attached(client, id, hello))
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
-    def _others_of(self, client: str) -> list[Connection | None]:
+    def _others_of(self, client: str) -> list[MqttConnection | None]:
         """The connections that this client may still have here."""
         names = (client, PROVISIONAL + client)
         return [find(name) for name in names for find in (self._attaching.get, self._connection_of)]
 
-    def _connection_of(self, client: str) -> Connection | None:
+    def _connection_of(self, client: str) -> MqttConnection | None:
         session = self.sessions.get(client)
         return self.connections.get(session.connection) if session is not None else None
 
-    def _on_welcome(self, connection: Connection, message: Welcome) -> None:
+    def _on_welcome(self, connection: MqttConnection, message: Welcome) -> None:
         client = connection.client
         self._attaching.pop(client, None)
         self._wills.pop(client, None)
@@ -316,7 +324,7 @@ class Endpoint:
         self.traffic.welcomed += 1
         self._note(connection, "connected", "with its session" if present else "with a new session")
 
-    def _on_not_located(self, connection: Connection) -> None:
+    def _on_not_located(self, connection: MqttConnection) -> None:
         """A broker that may hold the session has not answered in time."""
         if self.settings.serves_unreachable and not connection.is_provisional:
             self._serve(connection)
@@ -324,7 +332,7 @@ class Endpoint:
             self.traffic.unavailable += 1
             self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: MqttConnection) -> None:
         """The session cannot be found now: begin (or go on with) one that stands for it."""
         client, id = connection.client, connection.id
         name = PROVISIONAL + client
@@ -352,7 +360,7 @@ class Endpoint:
         if name in self._wills:
             self._wills[client], session.will_at = self._wills.pop(name), stand_in.will_at
             session.will_timer = self.timers.set(session.will_at, ("will", client))
-        self.inputs.append(Merged(name, client))
+        self.inputs.append(SessionsMerged(name, client))
 
     # --- reading ---
 
@@ -370,7 +378,7 @@ class Endpoint:
             return connection.taken
         return whole if connection.is_durable else b""
 
-    def attributes_of(self, connection: Connection, topic: bytes) -> bytes | None:
+    def attributes_of(self, connection: MqttConnection, topic: bytes) -> bytes | None:
         known = self._attributes.get(topic)
         if known is None:
             name = decode_topic(topic)
@@ -387,12 +395,12 @@ class Endpoint:
             return attributes
         return attributes if decision.allowed else None
 
-    def on_control(self, connection: Connection, topic: bytes, payloads: list[bytes]) -> Refusals:
+    def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
         if topic != MOVE_TOPIC:
             return [DENIED] * len(payloads)
         return [self._move(connection, payload) for payload in payloads]
 
-    def _move(self, connection: Connection, payload: bytes) -> Refusal | None:
+    def _move(self, connection: MqttConnection, payload: bytes) -> Refusal | None:
         """A client says where it is, or what else of its own state has changed."""
         try:
             values = read_move(payload)
@@ -414,7 +422,7 @@ class Endpoint:
             raise PacketError(reason, f"a topic of more than {deepest} levels")
 
     def permitted(
-        self, connection: Connection, topic: bytes, bodies: list[bytes], marks: bytes
+        self, connection: MqttConnection, topic: bytes, bodies: list[bytes], marks: bytes
     ) -> list[bytes]:
         name = self._attributes[topic][0]
         contents = contents_of(name, marks[1:], bodies)
@@ -427,10 +435,10 @@ class Endpoint:
     def described(self, block: bytes) -> Described:
         return self._properties.read(block, self.settings.user_properties_max)
 
-    def on_retain(self, connection: Connection, topic: bytes, marks: bytes, body: bytes) -> None:
+    def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
         self.keeper.retain(self._attributes[topic][0], marks, body, connection.client)
 
-    def on_packet(self, connection: Connection, packet: Packet) -> None:
+    def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         session = connection.session
         assert session is not None
         match packet:
@@ -455,14 +463,14 @@ class Endpoint:
             case _:
                 raise protocol_error(f"a {type(packet).__name__.upper()} is not expected here")
 
-    def _on_pubrec(self, connection: Connection, session: MqttSession, packet: packets.Pubrec) -> None:
+    def _on_pubrec(self, connection: MqttConnection, session: MqttSession, packet: packets.Pubrec) -> None:
         if packet.reason >= Reason.UNSPECIFIED_ERROR:
             connection.acknowledged(self, session.in_flight.acknowledge(packet.packet_id, 2))
         else:
             known = session.in_flight.release(packet.packet_id)
             self._answer(connection, packets.Pubrel(packet.packet_id), PUBREL, known)
 
-    def _answer(self, connection: Connection, packet: Packet, start: bytes, known: bool) -> None:
+    def _answer(self, connection: MqttConnection, packet: Packet, start: bytes, known: bool) -> None:
         """PUBREL or PUBCOMP; in MQTT 5 it says if the packet id was not known."""
         if known or connection.version == 4:
             connection.out.append(start + packet.packet_id.to_bytes(2, "big"))  # type: ignore[union-attr]
@@ -470,7 +478,7 @@ class Endpoint:
             unknown = Reason.PACKET_IDENTIFIER_NOT_FOUND
             self._write(connection, msgspec.structs.replace(packet, reason=unknown))
 
-    def _write(self, connection: Connection, packet: Packet) -> None:
+    def _write(self, connection: MqttConnection, packet: Packet) -> None:
         connection.out.append(write(packet, connection.version))
 
     # --- maintenance ---
@@ -481,7 +489,7 @@ class Endpoint:
         for connection in list(self.connections.values()):
             self._send_elsewhere(connection)
 
-    def _send_elsewhere(self, connection: Connection) -> None:
+    def _send_elsewhere(self, connection: MqttConnection) -> None:
         self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)
 
     def serve_again(self) -> None:
@@ -490,7 +498,7 @@ class Endpoint:
     # --- ending a connection ---
 
     def _on_disconnect(
-        self, connection: Connection, session: MqttSession, packet: packets.Disconnect
+        self, connection: MqttConnection, session: MqttSession, packet: packets.Disconnect
     ) -> None:
         if packet.session_expiry is not None:
             if packet.session_expiry and not session.expiry_s:
@@ -509,11 +517,11 @@ class Endpoint:
             self._note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
 
-    def _note(self, connection: Connection, kind: str, reason: str) -> None:
+    def _note(self, connection: MqttConnection, kind: str, reason: str) -> None:
         self.traffic.notes.append(Note(kind, connection.id, connection.client, reason))
 
     def _end(
-        self, connection: Connection, reason: Reason, text: str = "", reference: str | None = None
+        self, connection: MqttConnection, reason: Reason, text: str = "", reference: str | None = None
     ) -> None:
         """Close a connection from this side, and say why where the client can understand it."""
         told = text if connection.connect.request_problem_information and text else None
@@ -536,7 +544,7 @@ class Endpoint:
         self._note(connection, ended, f"{why}: {text}" if text else why)
         self._drop(connection, with_will=True)
 
-    def _drop(self, connection: Connection, with_will: bool) -> None:
+    def _drop(self, connection: MqttConnection, with_will: bool) -> None:
         id, client, session = connection.id, connection.client, connection.session
         connection.is_open = False
         self.touched[id] = connection
@@ -577,7 +585,7 @@ class Endpoint:
             return self._will_of(connection, session)
         return self._wills.pop(session.client, None), session.will_at
 
-    def _will_of(self, connection: Connection, session: MqttSession) -> tuple[packets.Will | None, float]:
+    def _will_of(self, connection: MqttConnection, session: MqttSession) -> tuple[packets.Will | None, float]:
         """The will of a connection that ends now, if it may be published, and when."""
         will = connection.connect.will
         if will is None or not _may_publish(connection, will):
@@ -642,14 +650,14 @@ class Endpoint:
             if connection.is_open and connection.waiting:
                 self._read_waiting(connection)
 
-    def _read_waiting(self, connection: Connection) -> None:
+    def _read_waiting(self, connection: MqttConnection) -> None:
         try:
             connection.read_waiting(self)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
 
 
-def _may_publish(connection: Connection, will: packets.Will) -> bool:
+def _may_publish(connection: MqttConnection, will: packets.Will) -> bool:
     (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
     return connection.access.may_publish(will.topic, attributes)
 

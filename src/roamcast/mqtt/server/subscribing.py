@@ -19,7 +19,7 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.topics import split_shared, subscription_filter
 from roamcast.mqtt.codec.user_properties import IDENTITY, WHERE
 from roamcast.mqtt.codec.writing import write
-from roamcast.mqtt.server.connection import Connection
+from roamcast.mqtt.server.connection import MqttConnection
 from roamcast.mqtt.server.sessions import MqttSession, Subscription
 from roamcast.protocol.effects import Submitted
 from roamcast.protocol.messages import Request, Subscribe, Unsubscribe
@@ -52,7 +52,9 @@ class Subscribing:
 
     # --- requests ---
 
-    def on_subscribe(self, connection: Connection, session: MqttSession, packet: packets.Subscribe) -> None:
+    def on_subscribe(
+        self, connection: MqttConnection, session: MqttSession, packet: packets.Subscribe
+    ) -> None:
         granted = (Reason.GRANTED_QOS_0,) * len(packet.entries)
         connection.check_takes(packets.Suback(packet.packet_id, granted))
         asked = dict(packet.user_properties)
@@ -88,7 +90,7 @@ class Subscribing:
 
     def _read(
         self,
-        connection: Connection,
+        connection: MqttConnection,
         session: MqttSession,
         entry: packets.SubscriptionEntry,
         identifier: int | None,
@@ -119,7 +121,7 @@ class Subscribing:
         return subscription
 
     def _enter(
-        self, connection: Connection, session: MqttSession, subscription: Subscription
+        self, connection: MqttConnection, session: MqttSession, subscription: Subscription
     ) -> list[Asked]:
         """Note the subscription; what it has to wait for."""
         former = session.subscriptions.get(subscription.name)
@@ -133,7 +135,7 @@ class Subscribing:
         return requests
 
     def on_unsubscribe(
-        self, connection: Connection, session: MqttSession, packet: packets.Unsubscribe
+        self, connection: MqttConnection, session: MqttSession, packet: packets.Unsubscribe
     ) -> None:
         done = (Reason.SUCCESS,) * len(packet.filters)
         connection.check_takes(packets.Unsuback(packet.packet_id, done))
@@ -147,14 +149,16 @@ class Subscribing:
         answer = packets.Unsuback(packet.packet_id, tuple(reasons))
         self._wait(connection, requests, Pending(connection.id, answer, len(requests)))
 
-    def _withdraw(self, connection: Connection, session: MqttSession, former: Subscription) -> list[Asked]:
+    def _withdraw(
+        self, connection: MqttConnection, session: MqttSession, former: Subscription
+    ) -> list[Asked]:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
         elif not session.holds(former.filter):
             return [self._ask(connection, Unsubscribe, former.filter)]
         return []
 
-    def _ask(self, connection: Connection, kind: type[Subscribe | Unsubscribe], filter: str) -> int:
+    def _ask(self, connection: MqttConnection, kind: type[Subscribe | Unsubscribe], filter: str) -> int:
         connection.request += 1
         request: Request = kind(connection.request, parse(filter))
         self._endpoint.inputs.append(Submitted(connection.client, connection.id, request))
@@ -162,7 +166,7 @@ class Subscribing:
 
     # --- answers ---
 
-    def _wait(self, connection: Connection, requests: list[Asked], pending: Pending) -> None:
+    def _wait(self, connection: MqttConnection, requests: list[Asked], pending: Pending) -> None:
         if not requests:
             self._answer(pending)
             return

@@ -12,7 +12,7 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 
 if TYPE_CHECKING:
-    from roamcast.mqtt.server.connection import Connection
+    from roamcast.mqtt.server.connection import MqttConnection
     from roamcast.mqtt.server.endpoint import EndpointSettings
 
 
@@ -51,7 +51,7 @@ def refused(connect: Connect, reason: Reason, text: str) -> bytes:
     return b""
 
 
-def acceptance(connection: Connection, present: bool, settings: EndpointSettings) -> Connack:
+def acceptance(connection: MqttConnection, present: bool, settings: EndpointSettings) -> Connack:
     connect = connection.connect
     expiry_s = session_expiry_of(connect, settings)
     keep_alive_s = keep_alive_of(connect, settings.keep_alive_max_s)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from roamcast.simulator.radio.aodv_messages import AodvMessage, Data, Hello, Rerr, Rrep, Rreq
+from roamcast.simulator.radio.aodv_messages import AodvHello, AodvMessage, Data, Rerr, Rrep, Rreq
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Aodv:
         self.discoveries: dict[int, Discovery] = {}
         self.sequence = 0
         self._handlers: dict[type[AodvMessage], Callable[[int, Any], None]] = {
-            Hello: self.on_hello,
+            AodvHello: self.on_hello,
             Rreq: self.on_rreq,
             Rrep: self.on_rrep,
             Rerr: self.on_rerr,
@@ -178,7 +178,7 @@ class Aodv:
 
     def _say_hello(self) -> None:
         now, settings = self.host.now, self.settings
-        self.host.broadcast(Hello(self.sequence))
+        self.host.broadcast(AodvHello(self.sequence))
         self.host.set_timer(now + settings.hello_interval_s, Timer("hello"))
         for neighbour, heard_at in list(self._heard_at.items()):
             if now - heard_at > settings.neighbour_timeout_s:
@@ -186,7 +186,7 @@ class Aodv:
                 self._link_broken(neighbour)
         self._expire(now)
 
-    def on_hello(self, sender: int, message: Hello) -> None:
+    def on_hello(self, sender: int, message: AodvHello) -> None:
         self._learn_neighbour(sender, self.host.now)
         route = self.routes[sender]
         route.sequence = _newest(route.sequence, message.sequence)

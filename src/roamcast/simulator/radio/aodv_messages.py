@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Hello(NamedTuple):
+class AodvHello(NamedTuple):
     """I am here (6.9): an RREP about its sender, to be heard by neighbours only."""
 
     sequence: int
@@ -72,4 +72,4 @@ class Data(NamedTuple):
         return 8 + self.content_bytes
 
 
-AodvMessage = Hello | Rreq | Rrep | Rerr | Data
+AodvMessage = AodvHello | Rreq | Rrep | Rerr | Data
