@@ -76,7 +76,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
-        self.front: ClientFront = MqttFront(self) if settings.front == "mqtt" else PlainFront()
+        self.front: ClientFront = (
+            MqttFront(self) if settings.front == "mqtt" else PlainFront(settings.encodes)
+        )
         self.broker = BrokerCore(
             settings.id,
             find_protocol(settings.protocol),
@@ -119,14 +121,18 @@ class BrokerMachine(MachineBase[ClientFront]):
             front.take(of_clients, out)
             if front.inputs:
                 self._run()
-        self._collect()
+        if type(front) is MqttFront:
+            front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
         return out
 
     def deadline(self) -> float | None:
-        of_broker, of_clients = self.broker.deadline(), self.front.next_time()
-        if of_broker is None or of_clients is None:
-            return of_clients if of_broker is None else of_broker
-        return min(of_broker, of_clients)
+        of_clients, timers = self.front.next_time(), self.broker.timers
+        of_broker = timers[0][0] if timers else None
+        if of_clients is None:
+            return of_broker
+        return of_clients if of_broker is None else min(of_broker, of_clients)
 
     # --- for those who look on (see contract.AnyMachine) ---
 
@@ -294,11 +300,12 @@ class BrokerMachine(MachineBase[ClientFront]):
             sends, records = effects.sends, effects.records
             if sends:
                 out.sends = [*out.sends, *sends] if out.sends else sends
-                self.links.send(sends)
+                if self.settings.encodes:
+                    self.links.send(sends)
             if records:
                 out.records = [*out.records, *records] if out.records else records
             if effects.to_clients or effects.closes:
-                front.perform(effects)
+                front.perform(effects, out)
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 
-from roamcast.broker.inputs import LinkFrames, MachineInput
+from roamcast.broker.inputs import MachineInput
 from roamcast.lab.summary import percentile
 from roamcast.lab.sweep import Row
 from roamcast.mobility.base import Settings
@@ -134,15 +134,9 @@ class LoadedNetwork(Network):
     """On how much each broker has worked."""
 
     def _service_s(self, broker: str, inputs: Sequence[MachineInput | Input]) -> float:
-        work = sum(self._weight_of(broker, item) for item in inputs)
+        work = sum(item.message.weight if isinstance(item, Received) else 1 for item in inputs)
         self.worked[broker] += work
         return work * self.settings.service_s
-
-    def _weight_of(self, broker: str, item: MachineInput | Input) -> int:
-        """How many notifications it carries, or 1; an acknowledgement of a link is no work."""
-        if type(item) is not LinkFrames:
-            return 1
-        return sum(one.weight for one in self.machines[broker].links.ends[item.peer].peek(item.data))
 
 
 def simulate(job: BuildingJob) -> Row:

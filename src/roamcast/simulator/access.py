@@ -83,6 +83,8 @@ class PlainAccess:
         self._rng = network.rng_for("network")
         self._link = Link(settings.access_delay, self._rng)
         self._lane = lane_for(settings.access_delay, settings.access_bits_per_s)
+        self._is_prompt = not settings.service_s
+        """Whether brokers take no time, so that they can take together what arrives at one time."""
         self.clients: dict[str, Client] = {}
         self.closed_by_broker: list[str] = []
         self._connections: dict[str, AccessConnection] = {}
@@ -172,7 +174,7 @@ class PlainAccess:
             at = now + self._settings.access_delay.low_s
             if is_leave:
                 network.push_lane(lane, at, self._arrive_leave, connection, message)
-            elif lane and lane[-1][0] == at and lane[-1][2] == self._arrive_together:
+            elif self._is_prompt and lane and lane[-1][0] == at and lane[-1][2] == self._arrive_together:
                 lane[-1][3].append((connection, message))  # What arrives at one time is one event.
             else:
                 network.push_lane(lane, at, self._arrive_together, [(connection, message)], None)

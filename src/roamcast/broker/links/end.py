@@ -132,10 +132,8 @@ class LinkEnd:
         self._told = 0
         """The peer has been told that we have journalled up to this number."""
         self._untold_bytes = 0
-        self._waiting: deque[Message] = deque()
-        """Where no bytes are made: messages that were not taken yet, and …"""
         self._under_way: deque[Message] = deque()
-        """… those that the peer has not acknowledged."""
+        """Where no bytes are made: messages that the peer has not acknowledged."""
         self._restore()
 
     def _restore(self) -> None:
@@ -273,17 +271,12 @@ class LinkEnd:
         self._fleeting = []
         self._fleeting_bytes = 0
 
-    # --- as above, where both ends are in one process: the same numbers, and no bytes ---
+    # --- where both ends are in one process: the same numbers, and no bytes ---
 
-    def send_as_it_is(self, message: Message) -> None:
-        self.sent += 1
-        self._waiting.append(message)
-
-    def take_in_process(self, id: str) -> ReceivedInProcess:
-        """The next message that was sent, as the peer receives it from the broker with this id."""
-        message = self._waiting.popleft()
+    def send_in_process(self, id: str, message: Message) -> ReceivedInProcess:
+        """The message as the peer receives it from the broker with this id."""
         self._under_way.append(message)
-        number = self.sent - len(self._waiting)
+        self.sent = number = self.sent + 1
         return ReceivedInProcess(id, message, self.incarnation, self.received, number)
 
     def receive_in_process(self, item: ReceivedInProcess) -> None:
@@ -417,13 +410,6 @@ class LinkEnd:
         return Arrivals(
             reading.numbered, reading.fleeting, durable[0] if len(durable) == 1 else b"".join(durable)
         )
-
-
-    def peek(self, frame: bytes) -> list[Message]:
-        """The messages in a frame, for those who look on; changes nothing."""
-        if wire.HEAD.unpack_from(frame)[1] != wire.BATCH:
-            return []
-        return self._codec.decode_batch(memoryview(frame)[wire.HEAD.size + wire.BATCH_FIELDS.size :])
 
 
 def _size(kept: Kept) -> int:

@@ -166,10 +166,6 @@ class Links:
 
     def send(self, sends: Iterable[tuple[str, Message]]) -> None:
         """What the broker sends to its peers. A message for several of them is encoded once."""
-        if self._codec is None:
-            for peer, message in sends:
-                self.ends[peer].send_as_it_is(message)
-            return
         encoded: bytes = b""
         last: Message | None = None
         for peer, message in sends:
@@ -177,7 +173,7 @@ class Links:
             if end is None:
                 continue  # The link was given up in this very turn.
             if message is not last:
-                encoded, last = self._codec.encode(message), message
+                encoded, last = self._codec.encode(message), message  # type: ignore[union-attr]
             if type(message) is Fleeting:
                 end.send_fleeting_encoded(encoded, message.count)
             else:

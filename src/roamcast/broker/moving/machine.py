@@ -130,7 +130,9 @@ class MovingMachine(MachineBase[MqttFront]):
         if out.durable:
             for confirmed in list(self.links.confirmations()):
                 self._confirm(confirmed)
-        self._collect()
+        self.front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
         return out
 
     def deadline(self) -> float | None:
