@@ -45,12 +45,12 @@ def settle(fail_stop: FailStop, site: AnyMachine) -> None:
         return
     kept_out, failure = fail_stop.kept_out, fail_stop.before.failure
     verdict = judge(site, decode_entry(failure.entry))
-    why = f"its input stopped the broker ({failure.error}; {fail_stop.before.report})"
+    why = f"{failure.error}; {fail_stop.before.report}"
     for who in verdict.culprits:
-        log.warning("%s is kept out for %.0f s: %s", who, kept_out.blame(who, why), why)
-    shared = f"it had input in a turn that stopped the broker ({failure.error}; {fail_stop.before.report})"
+        log.warning("%s is kept out for %.0f s: its input raised %s", who, kept_out.blame(who, why), why)
     for who in verdict.suspects:
-        log.warning("%s is kept out for %.0f s: %s", who, kept_out.suspect(who, shared), shared)
+        seconds = kept_out.suspect(who, why)
+        log.warning("%s is kept out for %.0f s: it had input in a turn that raised %s", who, seconds, why)
     if not verdict.culprits and not kept_out.count_unexplained():
         minutes = UNEXPLAINED_WITHIN_S / 60
         fail_stop.give_up(

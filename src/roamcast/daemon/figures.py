@@ -12,6 +12,7 @@ from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.trees import Trees
 from roamcast.mqtt.server.marks import QOS
 from roamcast.net.peers import LinkStatus
+from roamcast.storage.kept_out import KeptOut
 
 
 class Queues(msgspec.Struct):
@@ -39,9 +40,11 @@ class BrokerFigures:
         engine: Engine,
         statuses: Callable[[Iterable[str]], list[LinkStatus]],
         trees: Trees,
+        kept_out: KeptOut,
         events: EventLog | None = None,
     ) -> None:
         self.engine = engine
+        self.kept_out = kept_out
         self.trees = trees
         self.events = events
         self.started_at = time.monotonic()

@@ -8,6 +8,7 @@ time, unless it was a culprit before. Everything is forgotten after a day withou
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -143,10 +144,12 @@ class KeptOut:
         if not self._offenders:
             return ""
         one = self._offenders.get(Who(kind, name))
-        seconds = one.until - self._clock() if one is not None else 0.0
-        if one is None or seconds <= 0:
+        if one is None or one.until <= self._clock():
             return ""
-        return f"{kind} {name} is kept out for another {seconds:.0f} s: {one.why}"
+        # Who is refused is not told where it went wrong. The text stays the same, so that it is logged once.
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.until))
+        cause = "its input" if one.count else "a turn with its input"
+        return f"{kind} {name} is kept out until {until}: {cause} stopped this broker"
 
     def _forget_old(self) -> None:
         oldest = self._clock() - FORGOTTEN_AFTER_S
