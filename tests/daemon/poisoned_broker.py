@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from roamcast.broker.inputs import ClientFrames, MachineEffects, MachineInput, Tick
 from roamcast.broker.machine import BrokerMachine
 from roamcast.cli import main
+from roamcast.protocol.effects import Input
 from roamcast.storage import kept_out
 
 UNEXPLAINED_MAX = 2
@@ -23,14 +24,14 @@ UNEXPLAINED_MAX = 2
 whole_step = BrokerMachine.step
 
 
-def is_poisoned(machine: BrokerMachine, item: MachineInput) -> bool:
+def is_poisoned(machine: BrokerMachine, item: MachineInput | Input) -> bool:
     if not isinstance(item, ClientFrames):
         return False
     connection = machine.endpoint.connections.get(item.connection)
     return connection is not None and b"poison" in connection.taken
 
 
-def step(self: BrokerMachine, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
+def step(self: BrokerMachine, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
     inputs = list(inputs)
     is_bombed = "bomb" in self.broker.sessions and Tick() in inputs
     effects = whole_step(self, now, inputs)

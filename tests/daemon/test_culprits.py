@@ -26,6 +26,7 @@ from roamcast.daemon.culprits import judge, with_beginnings
 from roamcast.mqtt.codec.packets import Connect, Publish
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Identity
+from roamcast.protocol.effects import Input
 from roamcast.protocol.snapshot import freeze, known_class
 from roamcast.storage.kept_out import Who
 
@@ -35,7 +36,7 @@ class Touchy(BrokerMachine):
 
     fears_time = False
 
-    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         inputs = list(inputs)
         effects = super().step(now, inputs)
         halves = 0
@@ -68,7 +69,7 @@ def said(connection: int, payload: bytes) -> ClientFrames:
     return ClientFrames(connection, write(Publish("t", payload, 1, packet_id=1), 5))
 
 
-def turn(*inputs: MachineInput) -> Entry:
+def turn(*inputs: MachineInput | Input) -> Entry:
     return decode_entry(encode_entry(2.0, list(inputs)))
 
 

@@ -34,6 +34,7 @@ from roamcast.mqtt.codec.packets import Connect, Publish
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
+from roamcast.protocol.effects import Input
 from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freeze as whole_freeze
 from roamcast.storage import snapshots
@@ -207,7 +208,7 @@ class Everywhere(Nowhere):
 class Poisoned(BrokerMachine):
     """Raises at the end of a turn in which `bad` is sought: then everything else has been done."""
 
-    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         inputs = list(inputs)
         effects = super().step(now, inputs)
         if any(isinstance(one, SessionSought) and one.client == "bad" for one in inputs):

@@ -61,7 +61,7 @@ class Steady:
         self.paho = paho.Client(CallbackAPIVersion.VERSION2, id, protocol=MQTTProtocolVersion.MQTTv5)
         self.paho.max_inflight_messages_set(20)
         self.paho.reconnect_delay_set(1, 1)
-        self.paho.on_message = lambda client, data, message: self.messages.append(message.payload)
+        self.paho.on_message = lambda client, data, message: self.messages.append(bytes(message.payload))
         self.paho.on_subscribe = lambda *said: self.subscribed.set()
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 3600

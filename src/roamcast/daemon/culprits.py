@@ -27,12 +27,14 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineInput,
 )
+from roamcast.protocol.effects import Input
 from roamcast.storage.kept_out import Who
 
 CHILD_S_MAX = 60.0
 ROUNDS_MAX = 16
 """Culprits that are looked for in one turn."""
 
+AnyInput = MachineInput | Input
 OF_CLIENTS = ClientConnected | ClientFrames | ConnectionLost
 OF_CONNECTIONS = OF_CLIENTS | ClientSlowed
 OF_PEERS = LinkUp | LinkDown | LinkRefused | LinkFrames
@@ -53,7 +55,7 @@ def judge(site: AnyMachine, entry: Entry) -> Verdict:
         if isinstance(one, ClientConnected):
             clients[one.connection] = one.identity.client
     # As `step` takes them: what came over links comes first.
-    left: list[tuple[Who | None, MachineInput]] = sorted(
+    left: list[tuple[Who | None, AnyInput]] = sorted(
         ((_who_brought(one, clients), one) for one in entry.inputs),
         key=lambda brought: isinstance(brought[1], OF_CLIENTS),
     )
@@ -75,7 +77,7 @@ def judge(site: AnyMachine, entry: Entry) -> Verdict:
     return verdict
 
 
-def with_beginnings(site: AnyMachine, inputs: Sequence[MachineInput]) -> list[MachineInput]:
+def with_beginnings(site: AnyMachine, inputs: Sequence[AnyInput]) -> list[AnyInput]:
     """The inputs of a failed turn, with the beginnings of packets that had come in turns before.
 
     The journal holds whole packets, so the state that is recovered from it lacks these beginnings.
@@ -84,7 +86,7 @@ def with_beginnings(site: AnyMachine, inputs: Sequence[MachineInput]) -> list[Ma
     for one in inputs:
         if isinstance(one, ClientFrames):
             came[one.connection] = came.get(one.connection, b"") + one.data
-    found: list[MachineInput] = []
+    found: list[AnyInput] = []
     for one in inputs:
         if isinstance(one, ClientFrames) and one.connection in came:
             beginning = _beginning(site, one.connection, came.pop(one.connection))
@@ -102,7 +104,7 @@ def _beginning(site: AnyMachine, id: int, came: bytes) -> bytes:
     return connection.taken[: len(connection.taken) - len(came)]
 
 
-def _who_brought(item: MachineInput, clients: dict[int, str]) -> Who | None:
+def _who_brought(item: AnyInput, clients: dict[int, str]) -> Who | None:
     if isinstance(item, OF_PEERS):
         return Who("peer", item.peer)
     if isinstance(item, OF_CONNECTIONS) and item.connection in clients:
@@ -110,7 +112,7 @@ def _who_brought(item: MachineInput, clients: dict[int, str]) -> Who | None:
     return None
 
 
-def _first_that_raises(site: AnyMachine, now: float, inputs: Iterable[MachineInput]) -> int | None:
+def _first_that_raises(site: AnyMachine, now: float, inputs: Iterable[AnyInput]) -> int | None:
     """The place of the first input that raises; None if none does, or if that cannot be found out."""
     reading, telling = os.pipe()
     child = os.fork()
@@ -127,7 +129,7 @@ def _first_that_raises(site: AnyMachine, now: float, inputs: Iterable[MachineInp
     return int(told) if told.isdigit() else None
 
 
-def _step_in_child(site: AnyMachine, now: float, inputs: Iterable[MachineInput], telling: int) -> NoReturn:
+def _step_in_child(site: AnyMachine, now: float, inputs: Iterable[AnyInput], telling: int) -> NoReturn:
     place = 0
     try:
         signal.set_wakeup_fd(-1)

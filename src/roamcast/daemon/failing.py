@@ -11,7 +11,7 @@ from roamcast import __version__
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import MachineInput, decode_entry, encode_entry
 from roamcast.config.sections import Config
-from roamcast.daemon.culprits import judge, with_beginnings
+from roamcast.daemon.culprits import AnyInput, judge, with_beginnings
 from roamcast.daemon.engine import OnFailure
 from roamcast.errors import InputError
 from roamcast.storage.failures import Failure, describe, failure_of, write_report
@@ -32,8 +32,8 @@ def restarting(fail_stop: FailStop, site: AnyMachine, journal: Journal | None) -
     return restart
 
 
-def _failure(error: Exception, id: str, now: float, inputs: Sequence[MachineInput], last: int) -> Failure:
-    return failure_of(error, id, __version__, now, inputs, encode_entry(now, list(inputs)), last)
+def _failure(error: Exception, id: str, now: float, inputs: Sequence[AnyInput], last: int) -> Failure:
+    return failure_of(error, id, __version__, now, inputs, encode_entry(now, inputs), last)
 
 
 def settle(fail_stop: FailStop, site: AnyMachine) -> None:
