@@ -9,14 +9,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from roamcast.storage.failures import Failure, write_report
-from roamcast.storage.kept_out import KeptOut, Ledger
+from roamcast.storage.kept_out import UNEXPLAINED_WITHIN_S, KeptOut, Ledger, Who
 
 log = logging.getLogger("roamcast")
 
@@ -33,6 +33,8 @@ class Handover(msgspec.Struct, frozen=True):
     report: str
     """Where the report is, or why there is none."""
     ledger: Ledger
+    culprit: Who | None = None
+    """Who brought the input, where that was known at once."""
 
 
 class FailStop:
@@ -46,11 +48,11 @@ class FailStop:
         self.closes: list[Callable[[], None]] = []
         """What to close before the end, in this order; nothing of the turn that failed may be in there."""
 
-    def restart(self, failure: Failure) -> NoReturn:
+    def restart(self, failure: Failure, culprit: Who | None = None) -> NoReturn:
         """Report the failure and begin anew from the journal, with the same command and process id."""
         kept_out = self.kept_out
         kept_out.fail_stops += 1
-        report = _reported(self._data, failure)
+        report = reported(self._data, failure)
         log.critical(
             "fail-stop: %s at %s, in a turn with %d inputs; nothing of it was kept or sent; %s;"
             " starting again from the journal",
@@ -58,16 +60,36 @@ class FailStop:
         )  # fmt: skip
         _close_all(self.closes)
         # Sockets, listeners and locks are closed by the system as the new program begins.
-        _exec(Handover(failure, report, kept_out.ledger))
+        _exec(Handover(failure, report, kept_out.ledger, culprit))
 
-    def give_up(self, why: str) -> NoReturn:
-        """Leave it to whoever started the process."""
-        self.kept_out.save()
-        log.critical("%s", why)
-        raise SystemExit(EXIT_FAILED)
+    def settle(self, culprits: Sequence[Who], suspects: Sequence[Who] = ()) -> None:
+        """Keep out who had a part in the fail-stop before.
+
+        The process ends if there were too many fail-stops without a culprit: whoever started it decides.
+        """
+        if self.before is None:
+            return
+        kept_out, why = self.kept_out, f"{self.before.failure.error}; {self.before.report}"
+        for who in culprits:
+            log.warning("%s is kept out for %.0f s: its input raised %s", who, kept_out.blame(who, why), why)
+        for who in suspects:
+            seconds = kept_out.suspect(who, why)
+            log.warning("%s is kept out for %.0f s: it had input in a turn that raised %s", who, seconds, why)
+        is_too_much = not culprits and not kept_out.count_unexplained()
+        kept_out.save()
+        if is_too_much:
+            minutes = UNEXPLAINED_WITHIN_S / 60
+            log.critical(
+                "too many fail-stops within %g minutes that nobody can be blamed for: the process ends;"
+                " the last one: %s", minutes, why,
+            )  # fmt: skip
+            raise SystemExit(EXIT_FAILED)
+        if not culprits and not suspects:
+            log.warning("nobody can be blamed for the fail-stop: %s", why)
 
 
-def _reported(data: Path, failure: Failure) -> str:
+def reported(data: Path, failure: Failure) -> str:
+    """Where the report is, or why there is none."""
     try:
         return f"report: {write_report(data, failure)}"
     except OSError as error:
