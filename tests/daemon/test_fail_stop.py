@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -216,6 +217,24 @@ def test_a_timer_that_nobody_can_be_blamed_for_ends_the_process_after_some_tries
     assert "too many fail-stops" in broker.lines[-1]
     assert not any("Traceback" in line for line in broker.lines)
     assert json.loads((broker.data / "kept-out.json").read_text())["offenders"] == []
+
+
+@pytest.mark.slow
+def test_a_journal_entry_that_raises_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, "a")
+    with Raw(broker, "mallory") as client:
+        client.publish("news", b"poison for later")
+    broker.kill()
+    command = [*poisoned(), "broker", "--id", "a", "--listen", "127.0.0.1:0", "--data", str(broker.data)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "an entry cannot be replayed (KeyError: 'poisoned'); the journal is unchanged; report: " in line
+    (report,) = reports_of(broker)
+    assert "poison for later" in report.read_text()
+    # Whoever has code that can replay the entry starts again.
+    broker.start()
+    broker.stop()
 
 
 # --- a peer that sends what makes no sense ---

@@ -23,7 +23,12 @@ def restarting(fail_stop: FailStop, site: AnyMachine, journal: Journal | None) -
 
     def restart(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
         last = journal.last_sequence if journal is not None else 0
-        fail_stop.restart(_failure(error, site.id, now, with_beginnings(site, inputs), last))
+        try:
+            failure = _failure(error, site.id, now, with_beginnings(site, inputs), last)
+        except Exception:
+            # The site is in no good state, and inputs may be what no encoder takes.
+            failure = _failure(error, site.id, now, [], last)
+        fail_stop.restart(failure)
 
     return restart
 

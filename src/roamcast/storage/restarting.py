@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
-from roamcast.storage.failures import Failure, write_report
+from roamcast.storage.failures import Failure, describe, write_report
 from roamcast.storage.kept_out import UNEXPLAINED_WITHIN_S, KeptOut, Ledger, Who
 
 log = logging.getLogger("roamcast")
@@ -50,6 +50,14 @@ class FailStop:
 
     def restart(self, failure: Failure, culprit: Who | None = None) -> NoReturn:
         """Report the failure and begin anew from the journal, with the same command and process id."""
+        try:
+            self._restart(failure, culprit)
+        except BaseException as error:
+            # Whatever happens, the loop must not go on with a state that is half changed.
+            log.critical("cannot start again (%s): the process ends", describe(error))
+        os._exit(EXIT_FAILED)
+
+    def _restart(self, failure: Failure, culprit: Who | None) -> None:
         kept_out = self.kept_out
         kept_out.fail_stops += 1
         report = reported(self._data, failure)
@@ -94,6 +102,8 @@ def reported(data: Path, failure: Failure) -> str:
         return f"report: {write_report(data, failure)}"
     except OSError as error:
         return f"no report, it cannot be written ({error.strerror or error})"
+    except Exception as error:
+        return f"no report ({describe(error)})"
 
 
 def _close_all(closes: Iterable[Callable[[], None]]) -> None:
@@ -101,19 +111,15 @@ def _close_all(closes: Iterable[Callable[[], None]]) -> None:
         try:
             close()
         except Exception as error:
-            log.warning("while stopping: %s: %s", type(error).__name__, error)
+            log.warning("while stopping: %s", describe(error))
 
 
 def _exec(handover: Handover) -> NoReturn:
-    try:
-        file = os.memfd_create("roamcast-fail-stop")
-        with open(file, "wb", closefd=False) as opened:
-            opened.write(msgspec.msgpack.encode(handover))
-        os.set_inheritable(file, True)
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, VARIABLE: str(file)})
-    except OSError as error:
-        log.critical("cannot start again (%s): the process ends", error.strerror or error)
-        os._exit(EXIT_FAILED)
+    file = os.memfd_create("roamcast-fail-stop")
+    with open(file, "wb", closefd=False) as opened:
+        opened.write(msgspec.msgpack.encode(handover))
+    os.set_inheritable(file, True)
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, VARIABLE: str(file)})
 
 
 def _take_handover() -> Handover | None:
