@@ -3,6 +3,7 @@
 python poisoned_broker.py SECONDS broker --id a …
 
 - A packet of a client that holds the word `poison`.
+- Frames of a link that hold the words `poison for peers`.
 - A timer, once a client with the id `bomb` has a session.
 Whoever brings one is kept out for SECONDS at first instead of half a minute, and after two fail-stops
 that nobody can be blamed for the process ends.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from roamcast.broker.inputs import ClientFrames, MachineEffects, MachineInput, Tick
+from roamcast.broker.inputs import ClientFrames, LinkFrames, MachineEffects, MachineInput, Tick
 from roamcast.broker.machine import BrokerMachine
 from roamcast.cli import main
 from roamcast.protocol.effects import Input
@@ -25,6 +26,8 @@ whole_step = BrokerMachine.step
 
 
 def is_poisoned(machine: BrokerMachine, item: MachineInput | Input) -> bool:
+    if isinstance(item, LinkFrames):
+        return b"poison for peers" in item.data
     if not isinstance(item, ClientFrames):
         return False
     connection = machine.endpoint.connections.get(item.connection)

@@ -119,9 +119,17 @@ def reports_of(broker: BrokerProcess) -> list[Path]:
 
 
 def test_a_poisoned_client_is_kept_out_and_others_miss_nothing(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path, "a", program=poisoned(FIRST_S), client_port=free_port())
+    with ExitStack() as stack:
+        broker = BrokerProcess(tmp_path, "a", program=poisoned(FIRST_S), client_port=free_port())
+        stack.callback(broker.stop)
+        reader, writer = Steady("reader", broker.port), Steady("writer", broker.port)
+        stack.callback(reader.leave)
+        stack.callback(writer.leave)
+        poison_among_others(broker, reader, writer)
+
+
+def poison_among_others(broker: BrokerProcess, reader: Steady, writer: Steady) -> None:
     process = broker.process.pid
-    reader, writer = Steady("reader", broker.port), Steady("writer", broker.port)
     reader.subscribe("news", 2)
     sent = [paho_publish(writer, b"1-%d" % i, 1) for i in range(100)]
     sent += [paho_publish(writer, b"2-%d" % i, 2) for i in range(100)]
@@ -161,9 +169,6 @@ def test_a_poisoned_client_is_kept_out_and_others_miss_nothing(tmp_path: Path) -
     broker.wait_for(f"client mallory is kept out for {2 * FIRST_S:.0f} s")
     status = roamcast_json("broker", "status", "--data", str(broker.data))
     assert (status["fail_stops"], [one["name"] for one in status["kept_out"]]) == (2, ["mallory"])
-    reader.leave()
-    writer.leave()
-    broker.stop()
 
 
 @pytest.mark.slow
@@ -278,6 +283,31 @@ class BadPeer:
     def stop(self) -> None:
         self._is_over.set()
         self._thread.join(DEADLINE_S)
+
+
+@pytest.mark.slow
+def test_an_honest_peer_with_a_poisoned_message_comes_back_ever_more_seldom(tmp_path: Path) -> None:
+    """Broker b only passes on what its client published; broker a raises on it each time."""
+    with ExitStack() as stack:
+        port = free_port()
+        a = BrokerProcess(tmp_path, "a", program=poisoned(1.0), link_port=port, client_port=free_port())
+        stack.callback(a.stop)
+        b = BrokerProcess(tmp_path, "b", "link.reconnect_max_s=0.2", peers={"a": port})
+        stack.callback(b.stop)
+        a.wait_for_link("b")
+        with Raw(a, "reader", expiry=3600) as reader, Raw(b, "writer") as writer:
+            reader.subscribe("news")
+            writer.publish("news", b"poison for peers")
+            for seconds in (1, 2, 4):
+                a.wait_for(f"peer b is kept out for {seconds} s")
+            b.wait_for("no link with a at .*: it refuses: peer b is kept out until .*stopped this broker")
+            a.wait_for("no link with b at .*: peer b is kept out until ")
+        wait_for_start(a, 4)
+        down = json.loads(a.get("/healthz")[1])
+        assert (down["status"], down["fail_stops"]) == ("ok", 3)
+        assert "peer b is kept out until" in down["links_down"]["b"]
+        with Raw(a, "reader", clean=False, expiry=3600) as reader:
+            assert reader.connack.session_present, "clients of the broker are served"
 
 
 NONSENSE: list[Message] = [

@@ -92,7 +92,8 @@ class BrokerFigures:
         for status in self._statuses(ends):
             end = ends.get(status.peer)
             kept, lost = (end.kept_bytes, end.dropped_fleeting) if end is not None else (0, 0)
-            found.append(LinkFigures(status.peer, status.is_up, status.why, kept, lost))
+            why = "" if status.is_up else self.kept_out.refusal("peer", status.peer) or status.why
+            found.append(LinkFigures(status.peer, status.is_up, why, kept, lost))
         return found
 
 
