@@ -261,7 +261,8 @@ class BadPeer:
         self._site = make_machine(site_settings(self._config))
         self._peer, self._messages = peer, messages
         self._is_over = threading.Event()
-        self.has_sent = False
+        self.has_joined = False
+        self.may_send = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
 
@@ -271,10 +272,13 @@ class BadPeer:
         self._linking = linking = Linking(self._config, site, self._push, kept_out)
         self._push(Started(site.settings))
         await linking.start()
+        left = iter(self._messages)
         while not self._is_over.is_set():
-            if not self.has_sent and self._peer in site.links.reach.next_hops:  # type: ignore[attr-defined]
-                self.has_sent = True
-                site.links.send((self._peer, one) for one in self._messages)  # type: ignore[attr-defined]
+            self.has_joined |= self._peer in site.links.reach.next_hops  # type: ignore[attr-defined]
+            # One after the other, so that they share turns with what others send meanwhile.
+            message = next(left, None) if self.has_joined and self.may_send.is_set() else None
+            if message is not None:
+                site.links.send([(self._peer, message)])  # type: ignore[attr-defined]
                 linking.write(self._peer)
             await asyncio.sleep(0.02)
         await linking.stop()
@@ -348,11 +352,12 @@ def test_an_honest_link_loses_nothing_while_a_peer_sends_nonsense(tmp_path: Path
         stack.callback(reader.leave)
         stack.callback(writer.leave)
         reader.subscribe("news", 1)
-        sent = [paho_publish(writer, b"%d" % i, 1) for i in range(count // 2)]
         bad = BadPeer(tmp_path, "e", "b", ports["b"], NONSENSE)
         stack.callback(bad.stop)
-        wait_until(lambda: bad.has_sent, lambda: "".join(b.lines))
-        sent += [paho_publish(writer, b"%d" % i, 1) for i in range(count // 2, count)]
+        wait_until(lambda: bad.has_joined, lambda: "".join(b.lines))
+        sent = [paho_publish(writer, b"%d" % i, 1) for i in range(count // 8)]
+        bad.may_send.set()
+        sent += [paho_publish(writer, b"%d" % i, 1) for i in range(count // 8, count)]
         for one in sent:
             one.wait_for_publish(DEADLINE_S)
         wait_until(lambda: len(reader.messages) >= count, lambda: f"{len(reader.messages)} messages")
