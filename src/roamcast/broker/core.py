@@ -59,6 +59,7 @@ from roamcast.protocol.messages import (
     Settled,
     Update,
     cause_of,
+    told,
 )
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
@@ -94,6 +95,10 @@ class CoreSettings(msgspec.Struct, frozen=True):
     """Requests of a client whose session is still on its way; more are refused."""
     protocol: Settings = Settings()
     location: LocationSettings = LocationSettings()
+
+
+class UnjournalledEffect(RuntimeError):
+    """Something that must survive a restart would follow from an input that no journal holds: a bug."""
 
 
 class BrokerCore(SubscribingHost, SessionsHost):
@@ -192,15 +197,36 @@ class BrokerCore(SubscribingHost, SessionsHost):
                 message = item.message
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)
+                elif message.is_fleeting:
+                    self._take_fleeting(item.peer, message)
                 else:
                     self._on_message(item.peer, message)
             elif type(item) is Submitted:
                 self._on_submitted(item)
             else:
                 self._on_input(item)
-            while self.loopback:
-                self._on_message(self.id, self.loopback.pop(0))
+            if self.loopback:
+                self._run_loopback()
         return out
+
+    def _run_loopback(self) -> None:
+        while self.loopback:
+            self._on_message(self.id, self.loopback.pop(0))
+
+    def _take_fleeting(self, source: str, message: Message) -> None:
+        """Handle what is in no journal. Nothing numbered may follow: a replay would number differently."""
+        sends, before, rows = self._out.sends, len(self._out.sends), self._sequence
+        self._on_message(source, message)
+        self._run_loopback()
+        for peer, sent in sends[before:]:
+            if not sent.is_fleeting:
+                raise UnjournalledEffect(self._without_journal(source, message, f"{told(sent)} to {peer}"))
+        if self._sequence != rows:
+            raise UnjournalledEffect(self._without_journal(source, message, "a row of the log"))
+
+    def _without_journal(self, source: str, message: Message, effect: str) -> str:
+        cause = f"{told(message)} from {source or 'a client'}"
+        return f"broker {self.id}: {effect} would get a number because of {cause}, which no journal holds"
 
     def deadline(self) -> float | None:
         """When `step` wants to be called with a `Deadline`, or None."""
@@ -445,7 +471,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
                 return
             attributes, bodies, marks = message.attributes, message.bodies, message.marks
             count, varied = len(bodies), message.varied
-            self._on_fleeting(
+            self._take_fleeting(
                 "", Fleeting(item.client, 0, 0, attributes, self.now, bodies, count, marks, varied)
             )
         elif type(message) is Acknowledge:
@@ -537,7 +563,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def _send_peer(self, peer: str, message: Message) -> None:
         self._out.sends.append((peer, message))
-        if self._records_all:
+        if self._records_all and not message.is_fleeting:
             inner = message.message if isinstance(message, Relayed) else message
             self.record(
                 "control", peer=peer, message=type(inner).__name__, cause=cause_of(inner), hops=message.weight

@@ -41,7 +41,7 @@ from roamcast.broker.subscribing import Collecting
 from roamcast.filters.selector import parse
 from roamcast.mqtt.server.marks import SHARED
 from roamcast.protocol.messages import Deliver
-from roamcast.protocol.notification import Burst, Fleeting
+from roamcast.protocol.notification import Burst
 from roamcast.routing.router import Owner
 
 if TYPE_CHECKING:
@@ -219,10 +219,10 @@ class SharedSubscriptions:
         if group is None:
             return
         if group.former:
-            if group.is_settled and not isinstance(burst, Fleeting):
+            if group.is_settled and not burst.is_fleeting:
                 group.unseen.append(burst)
             return
-        if group.heir and not isinstance(burst, Fleeting):
+        if group.heir and not burst.is_fleeting:
             group.last[burst.publisher] = (burst.incarnation, burst.last)
         self._hand_out_each(key, group, burst)
 
@@ -238,7 +238,7 @@ class SharedSubscriptions:
 
     def _hand_out(self, key: Key, group: Group, burst: Burst) -> None:
         members = list(group.there)
-        if isinstance(burst, Fleeting):
+        if burst.is_fleeting:
             # What promises nothing may not change whose turn it is for the rest: that is in the journal.
             turn = group.fleeting_turn = group.fleeting_turn + 1
         else:
@@ -253,7 +253,7 @@ class SharedSubscriptions:
 
     def on_deliver(self, sender: str, message: GroupDeliver) -> None:
         broker, burst, client = self._broker, _marked(message.burst), message.client
-        if isinstance(burst, Fleeting):
+        if burst.is_fleeting:
             broker.tell(client, Deliver("", 0, burst))
         elif client in broker.sessions:
             broker.enqueue(client, burst)
@@ -359,7 +359,7 @@ class SharedSubscriptions:
         """It was for a broker that is gone; what is on its way to a member is for another one."""
         if isinstance(message, GroupReturn):
             self._stranded.append(message)
-        elif not isinstance(message.burst, Fleeting):
+        else:
             back = GroupReturn(message.group, message.filter, message.client, "", message.burst)
             self._stranded.append(back)
 

@@ -53,6 +53,10 @@ class GroupDeliver(Message, frozen=True):
     def weight(self) -> int:
         return self.burst.count
 
+    @property
+    def is_fleeting(self) -> bool:
+        return self.burst.is_fleeting
+
 
 class GroupReturn(Message, frozen=True):
     """The member was not there any more."""

@@ -112,6 +112,10 @@ class Relayed(Message, frozen=True):
     def weight(self) -> int:
         return self.message.weight
 
+    @property
+    def is_fleeting(self) -> bool:
+        return self.message.is_fleeting
+
 
 class About(Message, frozen=True):
     """A message about a client, with what its sender knows of where the client is."""
@@ -126,6 +130,10 @@ class About(Message, frozen=True):
     @property
     def weight(self) -> int:
         return self.message.weight
+
+    @property
+    def is_fleeting(self) -> bool:
+        return self.message.is_fleeting
 
 
 class Probe(Message, frozen=True):
@@ -406,6 +414,15 @@ class SubscriptionSettled(Message, frozen=True):
 def cause_of(message: Message) -> Cause:
     cause: Cause = message.cause  # type: ignore[attr-defined]
     return cause
+
+
+def told(message: Message) -> str:
+    """The message's type and what it carries, for errors."""
+    inner = message
+    while isinstance(inner, Relayed | About):
+        inner = inner.message
+    burst = getattr(inner, "burst", None)
+    return type(inner).__name__ + (f" with a {type(burst).__name__}" if burst is not None else "")
 
 
 def client_of(message: Message) -> str:

@@ -40,6 +40,11 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     def weight(self) -> int:
         return count_of(getattr(self, "bursts", ())) or 1
 
+    @property
+    def is_fleeting(self) -> bool:
+        """Whether this message promises nothing: links carry it without a number, and no journal holds it."""
+        return False
+
 
 class Burst(Message, frozen=True, gc=False):
     """Consecutive notifications `number … number + count - 1` of one publisher."""
@@ -126,6 +131,10 @@ class Burst(Message, frozen=True, gc=False):
 
 class Fleeting(Burst, frozen=True, gc=False):
     """A burst that promises nothing: without numbers, never queued, never handed off."""
+
+    @property
+    def is_fleeting(self) -> bool:
+        return True
 
 
 def count_of(bursts: Iterable[Burst]) -> int:

@@ -100,7 +100,9 @@ class LinkEnd:
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
+        unnumbered: tuple[type[Message], ...] = (),
     ) -> None:
+        """`unnumbered` are the messages that may come without a number, beside those that are fleeting."""
         self.peer = peer
         self.incarnation = incarnation
         self.peer_incarnation = 0
@@ -119,6 +121,7 @@ class LinkEnd:
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
+        self._unnumbered = unnumbered
         self._written: deque[Kept] = deque()
         self._unwritten: deque[Kept] = deque()
         self._offset = 0
@@ -424,17 +427,24 @@ class _Reading:
         if kind == wire.ACKNOWLEDGED:
             self._note(*wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start))
         elif kind == wire.FLEETING:
-            self.fleeting += codec.decode_batch(memoryview(self.frames)[start:stop])
+            self._take_fleeting(codec.decode_batch(memoryview(self.frames)[start:stop]))
         elif kind == wire.PART:
             self._read_part(start, stop)
         elif kind == wire.FLEETING_PART:
             self.fleeting_parts = [*self.fleeting_parts, self.frames[start + 1 : stop]]
             self._limit(self.fleeting_parts)
             if self.frames[start]:
-                self.fleeting.append(codec.decode(b"".join(self.fleeting_parts)))
+                self._take_fleeting([codec.decode(b"".join(self.fleeting_parts))])
                 self.fleeting_parts = []
         else:
             raise LinkError(f"{self.end.peer} sent a frame of the unknown kind {kind}")
+
+    def _take_fleeting(self, messages: list[Message]) -> None:
+        """What comes without a number is in no journal, so it must not be able to change anything."""
+        for message in messages:
+            if not (message.is_fleeting or type(message) in self.end._unnumbered):
+                raise LinkError(f"{self.end.peer} sent {type(message).__name__} without a number")
+        self.fleeting += messages
 
     def _read_batch(self, start: int, stop: int) -> None:
         fields = wire.BATCH_FIELDS

@@ -19,7 +19,7 @@ from roamcast.broker.links.end import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_B
 from roamcast.broker.links.reach import Outcome, Reach
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
-from roamcast.protocol.notification import Fleeting, Message
+from roamcast.protocol.notification import Message
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -140,14 +140,15 @@ class Links:
         """What the broker sends to its peers. A message for several of them is encoded once."""
         encoded: bytes = b""
         last: Message | None = None
+        is_fleeting = False
         for peer, message in sends:
             end = self.ends.get(peer)
             if end is None:
                 continue  # The link was given up in this very turn.
             if message is not last:
-                encoded, last = self._codec.encode(message), message
-            if type(message) is Fleeting:
-                end.send_fleeting_encoded(encoded, message.count)
+                encoded, last, is_fleeting = self._codec.encode(message), message, message.is_fleeting
+            if is_fleeting:
+                end.send_fleeting_encoded(encoded, message.weight)
             else:
                 end.send_encoded(encoded)
 

@@ -21,6 +21,7 @@ from roamcast.broker.inputs import Confirmed
 from roamcast.broker.links.end import FLEETING_BYTES_MAX as FLEETING_MAX
 from roamcast.broker.links.end import KEPT_BYTES_MAX, LinkEnd, Resume
 from roamcast.broker.links.links import Offer
+from roamcast.broker.seeking import IsHere, WhereIs
 from roamcast.mobility.moving.election import Heartbeat, Round
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.messages import Cause, Message
@@ -62,6 +63,10 @@ class Beat(Message, frozen=True):
 
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(self.leader, self.round, self.hops, self.parent, self.children)
+
+    @property
+    def is_fleeting(self) -> bool:
+        return True
 
 
 class Neighbour:
@@ -110,7 +115,9 @@ class TreeLinks:
 
     def connect(self, peer: str, incarnation: int) -> None:
         # Each is told at once what has been journalled, so that little comes back when a link is lost.
-        end = LinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, acknowledge_every=1)
+        end = LinkEnd(
+            peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1, unnumbered=(WhereIs, IsHere)
+        )
         end.up(Resume())
         self.ends[peer] = end
         self.neighbours[peer] = Neighbour(peer, end)
