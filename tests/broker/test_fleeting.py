@@ -14,7 +14,7 @@ from roamcast.broker.shared_messages import GroupDeliver
 from roamcast.mobility import find_protocol
 from roamcast.protocol.codec import Codec, batch_head
 from roamcast.protocol.effects import Attached, Input, OverlayChanged, Received, Submitted
-from roamcast.protocol.messages import About, Burst, Fleeting, Hello, Message, Publish, Relayed, Settled
+from roamcast.protocol.messages import About, Burst, ClientPublish, Fleeting, Hello, Message, Relayed, Settled
 from roamcast.protocol.notification import encode_attributes
 from roamcast.protocol.whereabouts import Whereabouts
 
@@ -82,7 +82,7 @@ def careless_broker(writes_row: bool) -> BrokerCore:
 
 UNJOURNALLED: dict[str, Input] = {
     "b": Received("b", FLEETING),
-    "a client": Submitted("p", 1, Publish(0, FLEETING.attributes)),
+    "a client": Submitted("p", 1, ClientPublish(0, FLEETING.attributes)),
 }
 
 

@@ -47,16 +47,19 @@ from roamcast.protocol.messages import (
     About,
     Acknowledge,
     AttachRequest,
+    ClientMessage,
+    ClientPublish,
+    Command,
     Deliver,
     Drain,
     Fleeting,
     Leave,
     Message,
     Probe,
-    Publish,
     Relayed,
     Request,
     Settled,
+    TakenBack,
     Update,
     cause_of,
     told,
@@ -147,8 +150,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self._sequence = 0
         self._timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
-        self.loopback: list[Message] = []
-        """What this broker sent to itself."""
+        self.loopback: list[Message | Command] = []
+        """What this broker sent to itself: messages that brokers send to whoever it is, and commands."""
         self._departing: dict[str, AttachRequest] = {}
         """Who asked for a session that cannot leave before it has settled."""
         self._in_handoff: dict[str, str] = {}
@@ -160,6 +163,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.places = Places(self)
         self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        self._orders: dict[type[Command], Callable[[Any], None]] = {}
         self._restore()
 
     def _restore(self) -> None:
@@ -168,7 +172,6 @@ class BrokerCore(SubscribingHost, SessionsHost):
         own: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
-            Drain: self.endings.on_drain,
             **self.reunion.handlers,
             Update: self._on_update,
             Settled: self.router.on_settled,
@@ -178,6 +181,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
             **self.locator.handlers,
         }
         self._handlers |= own
+        self._orders |= {Drain: self.endings.on_drain, TakenBack: self.locator.on_taken_back}
 
     def configure(self, settings: CoreSettings) -> None:
         """Other settings from now on; routing and the protocol's own stay as they were."""
@@ -211,7 +215,11 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def _run_loopback(self) -> None:
         while self.loopback:
-            self._on_message(self.id, self.loopback.pop(0))
+            item = self.loopback.pop(0)
+            if isinstance(item, Command):
+                self._orders[type(item)](item)
+            else:
+                self._on_message(self.id, item)
 
     def _take_fleeting(self, source: str, message: Message) -> None:
         """Handle what is in no journal. Nothing numbered may follow: a replay would number differently."""
@@ -269,8 +277,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
                     self.endings.waiting[client] = None
                 elif attachment is not None and attachment.connection == connection:
                     self._detach(client, "silent")
-            case CommandGiven(message):
-                self._on_message(self.id, message)
+            case CommandGiven(command):
+                self._orders[type(command)](command)
             case TrimQueues(bytes_max):
                 self._on_pressed(bytes_max)
             case SessionsMerged(source, target):
@@ -461,7 +469,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
             if waiting is not None and waiting.connection == item.connection and isinstance(message, Request):
                 self.requests.hold(item.client, message)
             return
-        if type(message) is Publish:
+        if type(message) is ClientPublish:
             if message.request:
                 session = self.sessions.get(item.client)
                 if session is not None:
@@ -517,9 +525,17 @@ class BrokerCore(SubscribingHost, SessionsHost):
         """Messages of this type are not the core's: they go to this handler."""
         self._handlers[kind] = handler
 
+    def obey(self, kind: type[Command], handler: Callable[[Any], None]) -> None:
+        """Commands of this type go to this handler."""
+        self._orders[kind] = handler
+
     def salvage(self, kind: type[Message], handler: Callable[[Any], None]) -> None:
         """Messages of this type that cannot reach their destination go to this handler."""
         self.salvagers[kind] = handler
+
+    def announce(self, burst: Fleeting) -> None:
+        """What this broker says of itself, to whoever is attached here."""
+        self._take_fleeting(self.id, burst)
 
     def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
         """Publish in the broker's own name."""
@@ -560,6 +576,10 @@ class BrokerCore(SubscribingHost, SessionsHost):
             self._send_peer(broker, message)
         else:
             self._relay(Relayed(self.id, broker, message))
+
+    def tell_self(self, command: Command) -> None:
+        """Carry the command out once the present input is dealt with."""
+        self.loopback.append(command)
 
     def _send_peer(self, peer: str, message: Message) -> None:
         self._out.sends.append((peer, message))
@@ -623,7 +643,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     # --- to clients, and to the log ---
 
-    def tell(self, client: str, message: Message) -> None:
+    def tell(self, client: str, message: ClientMessage) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None:
             self._out.to_clients.append((client, attachment.connection, message))

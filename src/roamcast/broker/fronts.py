@@ -16,7 +16,7 @@ from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.access import AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, Submitted
-from roamcast.protocol.messages import Publish
+from roamcast.protocol.messages import ClientPublish
 
 PACKETS_MIN = 20
 """What one client may always send in one turn."""
@@ -152,7 +152,7 @@ class PlainFront:
                 self.connections[item.connection] = item.client
             elif kind is Detached:
                 self.connections.pop(item.connection, None)
-            elif type(item.message) is Publish and not item.message.request:  # type: ignore[union-attr]
+            elif type(item.message) is ClientPublish and not item.message.request:  # type: ignore[union-attr]
                 self.inputs.append(item)  # It promises nothing.
                 continue
             durable.append(item)

@@ -30,7 +30,9 @@ from roamcast.protocol.effects import (
     LeaveFor,
     OverlayChanged,
     Received,
+    Said,
     Submitted,
+    Told,
 )
 from roamcast.protocol.messages import Deliver, Hello, Leave, Message, cause_of
 from roamcast.protocol.notification import Burst
@@ -370,7 +372,7 @@ class Network:
         item = Detached(client, connection.id)
         self._push(self.now + notice_s, self._arrive, connection.broker, (item,))
 
-    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Message]]) -> None:
+    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Said]]) -> None:
         now, lane = self.now, self._access_lane
         self.traffic.access_hops += len(sends)
         for _, message in sends:
@@ -386,7 +388,7 @@ class Network:
             else:
                 self._push(connection.up.arrival_s(now, CONTROL_BYTES), handle, connection, message)
 
-    def _arrive_up(self, connection: AccessConnection, message: Message) -> None:
+    def _arrive_up(self, connection: AccessConnection, message: Said) -> None:
         if not connection.is_open:
             return
         client, number = connection.client.id, connection.id
@@ -395,11 +397,11 @@ class Network:
         else:
             self._arrive(connection.broker, (Submitted(client, number, message),))  # type: ignore[arg-type]
 
-    def _arrive_leave(self, connection: AccessConnection, message: Message) -> None:
+    def _arrive_leave(self, connection: AccessConnection, message: Said) -> None:
         self._arrive_up(connection, message)
         connection.close()
 
-    def _send_clients(self, sends: list[tuple[str, int, Message]]) -> None:
+    def _send_clients(self, sends: list[tuple[str, int, Said]]) -> None:
         now, connections, lane = self.now, self._connections, self._access_lane
         together = []
         for client, number, message in sends:
@@ -417,12 +419,12 @@ class Network:
             at = now + self.settings.access_delay.low_s
             self._push_lane(lane, at, self._arrive_at_clients, together, None)
 
-    def _arrive_at_clients(self, deliveries: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
+    def _arrive_at_clients(self, deliveries: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
         now = self.now
         for connection, message in deliveries:
             if not connection.is_heard:
                 continue
-            effects = connection.client.step(now, (Received(connection.broker, message),))
+            effects = connection.client.step(now, (Told(connection.broker, message),))
             if effects.sends:
                 self._send_up(connection, effects.sends)
             if effects.records:
