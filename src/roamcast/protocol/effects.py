@@ -191,3 +191,6 @@ class ClientEffects(msgspec.Struct):
     sends: list[tuple[str, Said]] = []
     """To its broker, in order: (broker, message)."""
     records: list[Row] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.sends or self.records)
