@@ -15,7 +15,7 @@ from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.access import AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
-from roamcast.protocol.effects import Attached, Detached, Effects, Input, Submitted
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
 from roamcast.protocol.messages import ClientPublish
 
 PACKETS_MIN = 20
@@ -125,7 +125,7 @@ class MqttFront(Endpoint):
 class PlainFront:
     """Passes on what clients say and hear. It keeps nothing but which connections are open."""
 
-    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted})
+    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted, SessionOver})
 
     __unsaved__ = ("_out",)
 
@@ -144,7 +144,7 @@ class PlainFront:
     def of_core(self) -> None:
         return None
 
-    def take(self, items: Sequence[Attached | Detached | Submitted], out: MachineEffects) -> None:
+    def take(self, items: Sequence[Any], out: MachineEffects) -> None:
         durable = out.durable
         for item in items:
             kind = type(item)
@@ -152,7 +152,7 @@ class PlainFront:
                 self.connections[item.connection] = item.client
             elif kind is Detached:
                 self.connections.pop(item.connection, None)
-            elif type(item.message) is ClientPublish and not item.message.request:  # type: ignore[union-attr]
+            elif kind is Submitted and type(item.message) is ClientPublish and not item.message.request:
                 self.inputs.append(item)  # It promises nothing.
                 continue
             durable.append(item)

@@ -15,7 +15,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
-from roamcast.protocol.effects import Attached, Detached, Input, Said, Submitted
+from roamcast.protocol.effects import Attached, Detached, Input, Said, SessionOver, Submitted
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.routing.location.movement_graph import MovementGraph
@@ -200,6 +200,7 @@ AnyInput = (
     | Attached
     | Detached
     | Submitted
+    | SessionOver
 )
 
 

@@ -220,6 +220,8 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
+            case _:
+                raise InputError(f"a broker that does not move does not know {type(item).__name__}")
 
     def _on_started(self, settings: MachineSettings) -> None:
         self._check_start(settings)
