@@ -11,9 +11,9 @@ from typing import Any
 from unittest import mock
 
 from roamcast.broker import machine
-from roamcast.broker.core import BrokerCore, CoreSettings
+from roamcast.broker.core import BrokerCore
 from roamcast.broker.plain_client import Client
-from roamcast.mobility.base import MobilityProtocol
+from roamcast.broker.settings import MachineSettings
 from roamcast.protocol.effects import ClientEffects, Effects, Input
 from roamcast.simulator import access
 from roamcast.simulator.fuzz import draw_story
@@ -76,9 +76,10 @@ def fresh_twin(node: BrokerCore | Client) -> BrokerCore | Client:
     """A node like this one was at the beginning."""
     if isinstance(node, Client):
         return Client(node.id, node._names_last_broker)
-    protocol: type[MobilityProtocol] = type(node.protocol)
-    settings: CoreSettings = node.settings
-    return BrokerCore(node.id, protocol, settings)
+    settings = MachineSettings(
+        node.id, protocol=type(node.protocol).name, front="plain", broker=node.settings
+    )
+    return machine.BrokerMachine(settings).broker
 
 
 def digest_of(protocol: str, seeds: Iterable[int]) -> str:
