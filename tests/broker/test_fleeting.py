@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from tests.broker.world import World
 
+from roamcast.broker.announcing import Announce, Announcements
 from roamcast.broker.core import BrokerCore, CoreSettings, UnjournalledEffect
 from roamcast.broker.links.end import LinkEnd, LinkError, Resume
 from roamcast.broker.links.frames import fleeting
 from roamcast.broker.shared_messages import GroupDeliver
 from roamcast.mobility import find_protocol
 from roamcast.protocol.codec import Codec, batch_head
-from roamcast.protocol.effects import Attached, Input, OverlayChanged, Received, Submitted
+from roamcast.protocol.effects import Attached, CommandGiven, Input, OverlayChanged, Received, Submitted
 from roamcast.protocol.messages import About, Burst, ClientPublish, Fleeting, Hello, Message, Relayed, Settled
 from roamcast.protocol.notification import encode_attributes
 from roamcast.protocol.whereabouts import Whereabouts
@@ -59,12 +60,12 @@ def test_links_resume_after_qos_0_went_to_members_of_groups(crashing: str) -> No
 
 
 class Careless:
-    """Collects what is for a group, and answers with something that has a number."""
+    """Answers what promises nothing with something that has a number."""
 
     def __init__(self, broker: BrokerCore, writes_row: bool) -> None:
         self.broker = broker
         self.writes_row = writes_row
-        broker.serve(Fleeting, self.on_fleeting)
+        broker._on_fleeting = self.on_fleeting  # type: ignore[method-assign]
 
     def on_fleeting(self, source: str, burst: Burst) -> None:
         if self.writes_row:
@@ -75,6 +76,7 @@ class Careless:
 
 def careless_broker(writes_row: bool) -> BrokerCore:
     broker = BrokerCore("a", find_protocol("none"), CoreSettings())
+    Announcements(broker)
     Careless(broker, writes_row)
     broker.step(1.0, [OverlayChanged(["b"], {"b": "b"}), Attached("p", 1, Hello("p", fresh=True))])
     return broker
@@ -82,6 +84,7 @@ def careless_broker(writes_row: bool) -> BrokerCore:
 
 UNJOURNALLED: dict[str, Input] = {
     "b": Received("b", FLEETING),
+    "a": CommandGiven(Announce(FLEETING)),
     "a client": Submitted("p", 1, ClientPublish(0, FLEETING.attributes)),
 }
 

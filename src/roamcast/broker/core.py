@@ -107,7 +107,7 @@ class UnjournalledEffect(RuntimeError):
 class BrokerCore(SubscribingHost, SessionsHost):
     """One broker. `step` is the only way in, its result the only way out."""
 
-    __unsaved__ = ("_out", "figures")
+    __unsaved__ = ("_out", "_unjournalled", "_unjournalled_source", "figures")
 
     def __init__(
         self,
@@ -168,6 +168,10 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def _restore(self) -> None:
         self._out = Effects()
+        self._unjournalled: Message | None = None
+        """What is being handled and is in no journal, and …"""
+        self._unjournalled_source = ""
+        """… who sent it; "" for a client."""
         self.figures = Figures()
         own: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
@@ -223,18 +227,23 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def _take_fleeting(self, source: str, message: Message) -> None:
         """Handle what is in no journal. Nothing numbered may follow: a replay would number differently."""
-        sends, before, rows = self._out.sends, len(self._out.sends), self._sequence
-        self._on_message(source, message)
-        self._run_loopback()
-        for peer, sent in sends[before:]:
-            if not sent.is_fleeting:
-                raise UnjournalledEffect(self._without_journal(source, message, f"{told(sent)} to {peer}"))
+        self._unjournalled, self._unjournalled_source, rows = message, source, self._sequence
+        if type(message) is Fleeting:
+            self._on_fleeting(source, message)
+        else:
+            self._on_message(source, message)
+        if self.loopback:
+            self._run_loopback()
         if self._sequence != rows:
-            raise UnjournalledEffect(self._without_journal(source, message, "a row of the log"))
+            self._refuse_number("a row of the log")
+        self._unjournalled = None
 
-    def _without_journal(self, source: str, message: Message, effect: str) -> str:
-        cause = f"{told(message)} from {source or 'a client'}"
-        return f"broker {self.id}: {effect} would get a number because of {cause}, which no journal holds"
+    def _refuse_number(self, effect: str) -> None:
+        assert self._unjournalled is not None
+        cause = f"{told(self._unjournalled)} from {self._unjournalled_source or 'a client'}"
+        raise UnjournalledEffect(
+            f"broker {self.id}: {effect} would get a number because of {cause}, which no journal holds"
+        )
 
     def deadline(self) -> float | None:
         """When `step` wants to be called with a `Deadline`, or None."""
@@ -377,6 +386,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
     ) -> None:
         sends = self._out.sends
+        if self._unjournalled is not None and peers:
+            self._refuse_number(f"{told(burst)} to {peers[0]}")
         for peer in peers:
             if peer != source:
                 sends.append((peer, burst))
@@ -583,7 +594,11 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def _send_peer(self, peer: str, message: Message) -> None:
         self._out.sends.append((peer, message))
-        if self._records_all and not message.is_fleeting:
+        if message.is_fleeting:
+            return
+        if self._unjournalled is not None:
+            self._refuse_number(f"{told(message)} to {peer}")
+        if self._records_all:
             inner = message.message if isinstance(message, Relayed) else message
             self.record(
                 "control", peer=peer, message=type(inner).__name__, cause=cause_of(inner), hops=message.weight

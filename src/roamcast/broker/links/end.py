@@ -39,7 +39,7 @@ from roamcast.protocol.codec import (
     batch_head,
     without_skipped,
 )
-from roamcast.protocol.notification import Message
+from roamcast.protocol.notification import Fleeting, Message
 
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024
 KEPT_BYTES_MAX = 256 * 1024 * 1024
@@ -478,10 +478,13 @@ class _Reading:
 
     def _take_fleeting(self, messages: list[Message]) -> None:
         """What comes without a number is in no journal, so it must not be able to change anything."""
-        for message in without_skipped(messages):
+        known = without_skipped(messages)
+        for message in known:
+            if type(message) is Fleeting:
+                continue  # Nearly all of them.
             if not (message.is_fleeting or type(message) in self.end._unnumbered):
                 raise LinkError(f"{self.end.peer} sent {type(message).__name__} without a number")
-            self.fleeting.append(message)
+        self.fleeting += known
 
     def _read_batch(self, start: int, stop: int) -> None:
         fields = wire.BATCH_FIELDS

@@ -19,7 +19,7 @@ from roamcast.broker.links.end import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_B
 from roamcast.broker.links.reach import Outcome, Reach
 from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
-from roamcast.protocol.notification import Message
+from roamcast.protocol.notification import Burst, Fleeting, Message
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -172,7 +172,9 @@ class Links:
                 continue  # The link was given up in this very turn.
             if message is not last:
                 encoded, last = self._codec.encode(message), message
-                is_fleeting, needs = message.is_fleeting, message.needs
+                is_fleeting, needs = type(message) is Fleeting, 0
+                if not isinstance(message, Burst):  # Nearly all are bursts.
+                    is_fleeting, needs = message.is_fleeting, message.needs
             if needs > end.version:
                 continue  # The peer is older, and does well without it.
             if is_fleeting:
