@@ -77,7 +77,7 @@ def fresh_twin(node: BrokerCore | Client) -> BrokerCore | Client:
     if isinstance(node, Client):
         return Client(node.id, node._names_last_broker)
     settings = MachineSettings(
-        node.id, protocol=type(node.protocol).name, front="plain", broker=node.settings
+        node.id, node.protocol.name, front="plain", encodes=False, broker=node.settings
     )
     return machine.BrokerMachine(settings).broker
 

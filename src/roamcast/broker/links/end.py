@@ -39,6 +39,7 @@ from roamcast.protocol.codec import (
     batch_head,
     without_skipped,
 )
+from roamcast.protocol.effects import ReceivedInProcess
 from roamcast.protocol.notification import Fleeting, Message
 
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024
@@ -104,7 +105,7 @@ class LinkEnd:
         self,
         peer: str,
         incarnation: int,
-        codec: Codec,
+        codec: Codec | None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
@@ -129,7 +130,7 @@ class LinkEnd:
         self.version = VERSION_MIN
         """Of the link protocol, as agreed when the ends last connected. What is sent depends on it, so the
         journal has it."""
-        self._codec = codec
+        self._codec: Codec = codec  # type: ignore[assignment]
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
@@ -146,6 +147,10 @@ class LinkEnd:
         self._told = 0
         """The peer has been told that we have journalled up to this number."""
         self._untold_bytes = 0
+        self._waiting: deque[Message] = deque()
+        """Where no bytes are made: messages that were not taken yet, and …"""
+        self._under_way: deque[Message] = deque()
+        """… those that the peer has not acknowledged."""
         self._restore()
 
     def _restore(self) -> None:
@@ -284,6 +289,32 @@ class LinkEnd:
             out.append(wire.fleeting(b"".join((batch_head(len(batch)), *batch))))
         self._fleeting = []
         self._fleeting_bytes = 0
+
+    # --- as above, where both ends are in one process: the same numbers, and no bytes ---
+
+    def send_as_it_is(self, message: Message) -> None:
+        self.sent += 1
+        self._waiting.append(message)
+
+    def take_in_process(self, id: str) -> ReceivedInProcess:
+        """The next message that was sent, as the peer receives it from the broker with this id."""
+        message = self._waiting.popleft()
+        self._under_way.append(message)
+        number = self.sent - len(self._waiting)
+        return ReceivedInProcess(id, message, self.incarnation, self.received, number)
+
+    def receive_in_process(self, item: ReceivedInProcess) -> None:
+        if item.number != self.received + 1 or item.incarnation != self.peer_incarnation:
+            raise LinkError(f"{self.peer} sent message {item.number} after {self.received}")
+        self.received = item.number
+        if item.acknowledged > self.settled:
+            self.settle_in_process(item.acknowledged)
+
+    def settle_in_process(self, acknowledged: int) -> None:
+        """The peer has received everything up to this number."""
+        for _ in range(acknowledged - self.settled):
+            self._under_way.popleft()
+        self.settled = max(self.settled, acknowledged)
 
     # --- the connection comes and goes ---
 
