@@ -16,6 +16,7 @@ from roamcast.mqtt.server.marks import PLAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
 from roamcast.protocol.messages import Cause, Deliver, Fleeting
 from roamcast.protocol.notification import Message, encode_attributes
+from roamcast.state import State
 
 
 class AnnouncingHost(Protocol):
@@ -41,12 +42,14 @@ class RecallAnnounced(Message, frozen=True):
 
 
 class Announcements:
-    __unsaved__ = ("_last",)
+    __state__ = State("announcements", saved=("_broker",), derived=("_last",))
 
     def __init__(self, broker: AnnouncingHost) -> None:
         self._broker = broker
-        broker.serve(RecallAnnounced, self.on_recall)
         self._restore()
+
+    def register_handlers(self) -> None:
+        self._broker.serve(RecallAnnounced, self.on_recall)
 
     def _restore(self) -> None:
         self._last: dict[str, bytes] = {}

@@ -67,6 +67,7 @@ from roamcast.protocol.session import Session
 from roamcast.routing.location.ploc import Ploc
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.router import Owner, Router, Token
+from roamcast.state import State
 
 new_row = tuple.__new__
 """Makes a Row of all its fields, in a third of the time that the class takes itself."""
@@ -99,7 +100,18 @@ class CoreSettings(msgspec.Struct, frozen=True):
 class BrokerCore(SubscribingHost, SessionsHost):
     """One broker. `step` is the only way in, its result the only way out."""
 
-    __unsaved__ = ("_out", "figures")
+    __state__ = State(
+        "broker-core",
+        saved=(
+            "settings", "id", "buffer", "front", "router", "_ways", "sessions", "next_incarnation",
+            "sessions_begun", "_own", "attachments", "locator", "protocol", "_next_hops", "_records_all",
+            "_records_any", "_timers", "_timers_set", "loopback", "_departing", "_in_handoff", "requests",
+            "endings", "reunion", "returns", "places", "_issues",
+        ),
+        # Fleeting bursts move the time and are recorded, and are not journalled.
+        unhashed=("now", "_sequence"),
+        derived=("_handlers", "_out", "collect", "collects", "figures", "salvagers"),
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -115,11 +127,6 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.now = 0.0
         self.buffer = Buffer(self.settings.buffer_bytes, self.settings.queue)
         self.front = front
-        self.collect: Callable[[Owner, str, Burst], None] | None = None
-        """Takes what is routed to owners that are no client: their first element is empty."""
-        self.collects: Callable[[tuple[str, str]], None] | None = None
-        """Hears when a subscription of theirs has settled."""
-        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
         self.router = Router(
             routing,
             self._send_peer,
@@ -153,14 +160,19 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.reunion = Reunion(self)
         self.returns = Returns(self)
         self.places = Places(self)
-        self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
-        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents)
         self._restore()
 
     def _restore(self) -> None:
         self._out = Effects()
         self.figures = Figures()
-        own: dict[type[Message], Callable[[str, Any], None]] = {
+        self.router.connect(self._send_peer, self.settled)
+        self.collect: Callable[[Owner, str, Burst], None] | None = None
+        """Takes what is routed to owners that are no client: their first element is empty."""
+        self.collects: Callable[[tuple[str, str]], None] | None = None
+        """Hears when a subscription of theirs has settled."""
+        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
             Drain: self.endings.on_drain,
@@ -172,7 +184,6 @@ class BrokerCore(SubscribingHost, SessionsHost):
             Relayed: self._on_relayed,
             **self.locator.handlers,
         }
-        self._handlers |= own
 
     def configure(self, settings: CoreSettings) -> None:
         """Other settings from now on; routing and the protocol's own stay as they were."""

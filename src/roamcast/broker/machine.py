@@ -56,6 +56,7 @@ from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Deadline, OverlayChanged, TrimQueues
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 
 class BrokerMachine(MachineBase):
@@ -63,7 +64,15 @@ class BrokerMachine(MachineBase):
     seeking: Seeking
     links_may_cycle = False
 
-    __unsaved__ = ("_out",)
+    __state__ = State(
+        "broker-machine",
+        saved=(
+            "settings", "id", "starts", "endpoint", "broker", "links", "retained", "wills", "shared",
+            "announcements", "seeking", "draining", "_told",
+        ),
+        unhashed=("_now",),
+        derived=("_out",),
+    )  # fmt: skip
 
     def __init__(self, settings: MachineSettings) -> None:
         self.settings = settings
@@ -77,9 +86,7 @@ class BrokerMachine(MachineBase):
         self.links = Links(settings.id, Codec())
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
-        self.shared = SharedSubscriptions(
-            self.broker, self.endpoint.group_settled, self.endpoint.join_all_groups
-        )
+        self.shared = SharedSubscriptions(self.broker, self.endpoint)
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.endpoint)
         self.draining = Draining(self.broker)
@@ -90,6 +97,9 @@ class BrokerMachine(MachineBase):
 
     def _restore(self) -> None:
         self._out = MachineEffects()
+        parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
+        for part in parts:
+            part.register_handlers()
 
     # --- the contract ---
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Message
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -41,14 +42,16 @@ class IsHere(Message, frozen=True):
 
 
 class Seeking:
-    __unsaved__ = ("answers",)
+    __state__ = State("seeking", saved=("_broker", "_endpoint"), derived=("answers",))
 
     def __init__(self, broker: BrokerCore, endpoint: Endpoint) -> None:
         self._broker = broker
         self._endpoint = endpoint
-        broker.serve(WhereIs, self.on_where_is)
-        broker.serve(IsHere, self.on_is_here)
         self._restore()
+
+    def register_handlers(self) -> None:
+        self._broker.serve(WhereIs, self.on_where_is)
+        self._broker.serve(IsHere, self.on_is_here)
 
     def _restore(self) -> None:
         self.answers: list[IsHere] = []

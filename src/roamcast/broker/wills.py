@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from roamcast.mqtt.server.marks import TOPIC
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Message, encode_attributes
+from roamcast.state import State
 
 
 class PublishThat(Message, frozen=True):
@@ -27,9 +28,13 @@ class PublishingHost(Protocol):
 
 
 class Wills:
+    __state__ = State("wills", saved=("_broker",))
+
     def __init__(self, broker: PublishingHost) -> None:
         self._broker = broker
-        broker.serve(PublishThat, self.on_publish_that)
+
+    def register_handlers(self) -> None:
+        self._broker.serve(PublishThat, self.on_publish_that)
 
     def on_publish_that(self, sender: str, message: PublishThat) -> None:
         self._broker.publish_here(encode_attributes({TOPIC: message.topic}), message.body, message.marks)

@@ -68,6 +68,7 @@ from roamcast.mobility.proactive_state import Remote, Stay, Store, uncovered
 from roamcast.protocol.messages import Message
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.mobility.proactive import Proactive
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
 
 class Tick(NamedTuple):
     """A timer: the next heartbeat is due."""
+
+    __state__ = State("proactive-tick")
 
     at: float
 
@@ -88,6 +91,8 @@ class Orphans(NamedTuple):
 
 class Suspicion:
     """A neighbour that seems to have failed."""
+
+    __state__ = State("proactive-suspicion", saved=("since", "asked_at"))
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -106,6 +111,15 @@ class Entrusted(NamedTuple):
 class Failures:
     """What one broker knows of the failures of others, and does about them."""
 
+    __state__ = State(
+        "proactive-failures",
+        saved=(
+            "protocol", "host", "period_s", "missed_max", "orphans_after_s", "silent", "suspects",
+            "out_of_sight", "entrusted", "awaited", "is_ticking",
+        ),
+        derived=("handlers",),
+    )  # fmt: skip
+
     def __init__(self, protocol: Proactive) -> None:
         self.protocol = protocol
         self.host = protocol.host
@@ -123,6 +137,9 @@ class Failures:
         self.awaited: dict[tuple[str, int], Store] = {}
         """Stores of clients whose session came and whose context did not: by client and attach number."""
         self.is_ticking = False
+        self._restore()
+
+    def _restore(self) -> None:
         self.handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Ping: self.on_ping,
             PingReply: self.on_ping_reply,

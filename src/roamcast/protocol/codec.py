@@ -17,6 +17,7 @@ from roamcast.filters.selector import parse
 from roamcast.protocol.messages import About, Relayed
 from roamcast.protocol.notification import Message
 from roamcast.protocol.whereabouts import Whereabouts
+from roamcast.state import State
 
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -26,6 +27,8 @@ _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 class _RelayedFrame(msgspec.Struct, frozen=True, tag="Relayed", array_like=True):
     """A relayed message on the wire: the inner one stays encoded, it can be of any type."""
+
+    __state__ = State("relayed-frame")
 
     source: str
     destination: str
@@ -44,6 +47,8 @@ def message_types() -> list[type[Message]]:
 
 
 class _AboutFrame(msgspec.Struct, frozen=True, tag="About", array_like=True):
+    __state__ = State("about-frame")
+
     whereabouts: Whereabouts
     message: msgspec.Raw
 
@@ -55,7 +60,11 @@ _FRAMES = (_RelayedFrame, _AboutFrame)
 class Codec:
     """Knows every message type that exists when it is made."""
 
-    __unsaved__ = ("_batch_decoder", "_decoder", "_encoder")
+    __state__ = State(
+        "link-codec",
+        saved=("frame_bytes_max",),
+        derived=("_batch_decoder", "_decoder", "_encoder"),
+    )  # fmt: skip
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max

@@ -32,6 +32,7 @@ from roamcast.broker.links import frames as wire
 from roamcast.errors import InputError
 from roamcast.protocol.codec import LENGTH_BYTES, Codec, batch_head
 from roamcast.protocol.notification import Message
+from roamcast.state import State
 
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024
 KEPT_BYTES_MAX = 256 * 1024 * 1024
@@ -89,7 +90,19 @@ class LinkEnd:
     sends as one, is not resumed with.
     """
 
-    __unsaved__ = ("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts")
+    __state__ = State(
+        "link-end",
+        saved=(
+            "peer", "incarnation", "peer_incarnation", "sent", "received", "is_up", "_codec",
+            "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every",
+        ),
+        # What the peer has acknowledged and what was written to it: neither is journalled.
+        unhashed=(
+            "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
+            "_open_bytes", "_acknowledged", "_told", "_untold_bytes",
+        ),
+        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts"),
+    )  # fmt: skip
     """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
 
     def __init__(

@@ -61,6 +61,7 @@ from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 NO_PLACES = "where brokers move, filters on the client's own state are not offered"
 ROUNDS_WAITED = 2.5
@@ -78,7 +79,14 @@ class MovingMachine(MachineBase):
         "vouch for them"
     )
 
-    __unsaved__ = ("_lost", "_out", "election", "tree")
+    __state__ = State(
+        "moving-machine",
+        saved=(
+            "settings", "id", "starts", "endpoint", "links", "core", "sessions", "wills", "announcements",
+            "seeking", "_parent",
+        ),
+        derived=("_lost", "_out", "election", "tree"),
+    )  # fmt: skip
 
     def __init__(self, settings: MachineSettings) -> None:
         protocol = find_mobile_protocol(settings.protocol)
@@ -100,6 +108,8 @@ class MovingMachine(MachineBase):
         self._restore()
 
     def _restore(self) -> None:
+        for part in (self.sessions, self.wills, self.announcements, self.seeking):
+            part.register_handlers()
         self._out = MachineEffects()
         self.election: Election | None = None
         self.tree: Tree | None = None

@@ -24,6 +24,7 @@ from roamcast.broker.links.links import Offer
 from roamcast.mobility.moving.election import Heartbeat, Round
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.messages import Cause, Message
+from roamcast.state import State
 
 LinkId = tuple[int, str]
 """The number of a link, and its child: the one that has opened it."""
@@ -67,6 +68,8 @@ class Beat(Message, frozen=True):
 class Neighbour:
     """A broker in reach: the connection to it, and the link of the tree over it, if there is one."""
 
+    __state__ = State("neighbour", saved=("peer", "end", "link", "newest", "sent", "outgoing", "incoming"))
+
     def __init__(self, peer: str, end: LinkEnd) -> None:
         self.peer = peer
         self.end = end
@@ -88,6 +91,8 @@ class Neighbour:
 
 class TreeLinks:
     """All that one broker has to do with its peers below the protocol."""
+
+    __state__ = State("tree-links", saved=("id", "ends", "neighbours", "_codec"))
 
     def __init__(self, id: str, codec: Codec) -> None:
         self.id = id

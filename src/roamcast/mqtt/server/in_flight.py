@@ -13,6 +13,7 @@ import msgspec
 from roamcast.mqtt.codec.errors import protocol_error
 from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, following
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 Identity = tuple[str, int, int]
 """Publisher, incarnation and number."""
@@ -54,6 +55,8 @@ class InFlight:
     """The state of one session's outgoing QoS 1 and 2."""
 
     __slots__ = ("_early", "_next", "_released", "_runs", "count", "resend")
+
+    __state__ = State("mqtt-in-flight")
 
     def __init__(self, packed: PackedInFlight | None = None) -> None:
         packed = packed or PackedInFlight()

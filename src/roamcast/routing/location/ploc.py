@@ -24,6 +24,7 @@ from roamcast.filters.filter import Filter
 from roamcast.filters.own import NOTHING, Possible, Values, bind, instance
 from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location.variables import Variable
+from roamcast.state import State
 
 INSTANCES_KEPT = 65_536
 
@@ -33,6 +34,8 @@ ROUNDING = 1e-9
 
 class Rule(NamedTuple):
     """How many steps a broker allows for."""
+
+    __state__ = State("location-rule")
 
     distance: Literal["round_trip", "one_way"] = "round_trip"
     rounding: Literal["up", "down"] = "up"
@@ -50,6 +53,8 @@ class Rule(NamedTuple):
 
 class Ploc:
     """Makes the instances that a broker needs (see `core.dependents.Instances`)."""
+
+    __state__ = State("ploc", saved=("_variables", "_rule"))
 
     def __init__(self, variables: Mapping[str, Variable], rule: Rule) -> None:
         self._variables = variables
