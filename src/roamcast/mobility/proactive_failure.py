@@ -74,10 +74,8 @@ if TYPE_CHECKING:
     from roamcast.mobility.proactive import Proactive
 
 
-class Tick(NamedTuple):
+class HeartbeatDue(NamedTuple):
     """A timer: the next heartbeat is due."""
-
-    __state__ = State("proactive-tick")
 
     at: float
 
@@ -176,7 +174,7 @@ class Failures:
 
     def on_deadline(self, token: Token) -> bool:
         """Whether the timer was one of these."""
-        if isinstance(token, Tick):
+        if isinstance(token, HeartbeatDue):
             self.on_tick(token)
         elif isinstance(token, Orphans):
             self.on_orphans(token)
@@ -191,9 +189,9 @@ class Failures:
         if self.period_s is not None and not self.is_ticking:
             self.is_ticking = True
             at = self.host.now + self.period_s
-            self.host.set_timer(at, Tick(at))
+            self.host.set_timer(at, HeartbeatDue(at))
 
-    def on_tick(self, tick: Tick) -> None:
+    def on_tick(self, tick: HeartbeatDue) -> None:
         assert self.period_s is not None
         if self.host.now - tick.at > self.missed_max * self.period_s:
             # It was this broker that was not there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator
 from enum import Enum, IntEnum
@@ -245,6 +246,12 @@ def _describe_object(cls: type, name: str) -> Fields:
 def _slots_of(cls: type) -> tuple[str, ...]:
     slots = cls.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def holds_containers(cls: type) -> bool:
+    """Whether a struct has fields that are dicts or lists."""
+    types = [str(one) for base in cls.__mro__ for one in base.__dict__.get("__annotations__", {}).values()]
+    return any(re.search(r"\b(dict|list|Mapping|Sequence)\b", one) for one in types)
 
 
 def getter(names: tuple[str, ...]) -> Any:

@@ -19,6 +19,7 @@ from roamcast.protocol.snapshot_form import (
     Shape,
     SnapshotForm,
     getter,
+    holds_containers,
 )
 
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
@@ -208,6 +209,22 @@ class SnapshotWriter:
                 raise Unwritable(value, "a frozenset of instances that are hashed by what is in them")
         return number
 
+    def _value(self, part: object) -> int:
+        """A part of a frozen struct. Nobody changes its dicts and lists, so that they count as values, too."""
+        if type(part) is dict:
+            made_of = (len(part), *self._refer(part), *map(self._value, part.values()))
+            kind, stream = Kind.DICT, self._mappings
+        elif type(part) is list:
+            made_of = (len(part), *map(self._value, part))
+            kind, stream = Kind.LIST, self._sequences
+        else:
+            return self._number(part)
+        number = self._fixed.get((kind, *made_of))
+        if number is None:
+            number = self._fixed[(kind, *made_of)] = self._next(kind)
+            stream += (number, *made_of)
+        return number
+
     # --- made empty, and filled later ---
 
     def _later(self, kind: int, fill: Callable[[Any, int], None]) -> Callable[[Any], int]:
@@ -280,6 +297,8 @@ class SnapshotWriter:
             return write_enum
         if kind == Kind.NAMED_TUPLE:
             return lambda value: self._built(Kind.NAMED_TUPLE, (shape, *self._refer(value)))
+        if kind == Kind.FROZEN_STRUCT and holds_containers(fields.cls):
+            return lambda value: self._built(kind, (shape, *map(self._value, parts(value))))
         if kind == Kind.FROZEN_STRUCT:
             return lambda value: self._built(Kind.FROZEN_STRUCT, (shape, *self._refer(parts(value))))
         if kind == Kind.STRUCT:

@@ -39,6 +39,8 @@ DECISIONS_KEPT_MAX = 4096
 class Rule(msgspec.Struct, frozen=True):
     """One rule: what it allows or denies, to whom."""
 
+    __state__ = State("access-rule")
+
     verdict: Default
     """What happens where the rule fits."""
     topic: Texts = "#"

@@ -35,8 +35,6 @@ ROUNDING = 1e-9
 class Rule(NamedTuple):
     """How many steps a broker allows for."""
 
-    __state__ = State("location-rule")
-
     distance: Literal["round_trip", "one_way"] = "round_trip"
     rounding: Literal["up", "down"] = "up"
 
