@@ -222,6 +222,10 @@ class BrokerCore(SubscribingHost, SessionsHost):
         held = [*self.attachments.items(), *self.endings.waiting.items()]
         return [(client, one.connection) for client, one in held if one is not None and one.connection]
 
+    def counters(self) -> tuple[int, ...]:
+        """Figures that tell two states apart soon after anything differs; not affected by fleeting bursts."""
+        return self.next_incarnation, self.sessions_begun, len(self.sessions), self._timers_set
+
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""
         under_way: dict[str, object] = {

@@ -132,6 +132,14 @@ class Tick(MachineInput, frozen=True):
     """The time that `deadline()` named has come."""
 
 
+class StateChecked(MachineInput, frozen=True):
+    """What the state amounts to at the end of this turn. The machine adds it now and then by itself, and a
+    replay that comes to something else is refused."""
+
+    sums: dict[str, int]
+    """A checksum of each part of the state that was looked at."""
+
+
 # --- of brokers that move; all but the inputs above follow from these, so that no election is replayed ---
 
 
@@ -177,6 +185,7 @@ AnyInput = (
     | SessionSought
     | DrainOrdered
     | Tick
+    | StateChecked
     | Elapsed
     | ParentTaken
     | LinkLeft

@@ -35,6 +35,7 @@ from roamcast.broker.inputs import (
     SessionSought,
     SettingsChanged,
     Started,
+    StateChecked,
     StatusAnnounced,
     Tick,
     Tree,
@@ -67,18 +68,13 @@ class BrokerMachine(MachineBase):
     __state__ = State(
         "broker-machine",
         saved=(
-            "settings", "id", "starts", "endpoint", "broker", "links", "retained", "wills", "shared",
-            "announcements", "seeking", "draining", "_told",
+            "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
         ),
         unhashed=("_now",),
-        derived=("_out",),
     )  # fmt: skip
 
     def __init__(self, settings: MachineSettings) -> None:
-        self.settings = settings
-        self.id = settings.id
-        self.starts = 0
-        """How often a process has begun to drive this site."""
+        super().__init__(settings)
         self.endpoint = Endpoint(self)
         self.broker = BrokerCore(
             settings.id, find_protocol(settings.protocol), _broker_settings(settings), front=self.endpoint
@@ -96,7 +92,7 @@ class BrokerMachine(MachineBase):
         self._restore()
 
     def _restore(self) -> None:
-        self._out = MachineEffects()
+        super()._restore()
         parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
         for part in parts:
             part.register_handlers()
@@ -111,6 +107,8 @@ class BrokerMachine(MachineBase):
         for item in inputs:
             if type(item) is ClientFrames or type(item) is ConnectionLost or type(item) is ClientConnected:
                 of_clients.append(item)
+            elif type(item) is StateChecked:
+                self._expected = item
             else:
                 self._on_input(item)
         if endpoint.inputs:
@@ -119,6 +117,7 @@ class BrokerMachine(MachineBase):
         if endpoint.inputs:
             self._run()
         self._collect()
+        self._check_state()
         return out
 
     def deadline(self) -> float | None:
@@ -291,6 +290,21 @@ class BrokerMachine(MachineBase):
                 self._out.records += effects.records
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
+
+    # --- what is checked in a replay ---
+
+    def _queue_position(self, client: str) -> tuple[int, ...]:
+        session, attachment = self.broker.sessions.get(client), self.broker.attachments.get(client)
+        position: tuple[int, ...] = ()
+        if session is not None:
+            position += (session.number, session.incarnation, session.published, session.accepted)
+        if attachment is not None and attachment.queue is not None:
+            queue = attachment.queue
+            position += (queue.base, queue.sent, queue.appended, queue.popped)
+        return position
+
+    def _counters(self) -> tuple[int, ...]:
+        return (*self.broker.counters(), *self.retained.counters())
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 

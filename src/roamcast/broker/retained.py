@@ -124,6 +124,9 @@ class RetainedMessages:
     def __len__(self) -> int:
         return self._count
 
+    def counters(self) -> tuple[int, ...]:
+        return self._count, self._bytes, self._changes
+
     def on_keep_this(self, sender: str, message: KeepThis) -> None:
         broker = self._broker
         time, count = self._clock

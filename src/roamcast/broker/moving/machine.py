@@ -34,6 +34,7 @@ from roamcast.broker.inputs import (
     SessionSought,
     SettingsChanged,
     Started,
+    StateChecked,
     StatusAnnounced,
     Tick,
     Tree,
@@ -81,21 +82,15 @@ class MovingMachine(MachineBase):
 
     __state__ = State(
         "moving-machine",
-        saved=(
-            "settings", "id", "starts", "endpoint", "links", "core", "sessions", "wills", "announcements",
-            "seeking", "_parent",
-        ),
-        derived=("_lost", "_out", "election", "tree"),
-    )  # fmt: skip
+        saved=("links", "core", "sessions", "wills", "announcements", "seeking", "_parent"),
+        derived=("_lost", "election", "tree"),
+    )
 
     def __init__(self, settings: MachineSettings) -> None:
         protocol = find_mobile_protocol(settings.protocol)
         if not protocol.keeps_promises:
             raise InputError(f"protocol {settings.protocol}: it promises nothing, and is for the lab alone")
-        self.settings = settings
-        self.id = settings.id
-        self.starts = 0
-        """How often a process has begun to drive this site."""
+        super().__init__(settings)
         self.endpoint = Endpoint(self)
         self.links = TreeLinks(settings.id, Codec())
         self.core = MobileCore(settings.id, protocol(settings.id), self.links, self.endpoint)
@@ -110,7 +105,7 @@ class MovingMachine(MachineBase):
     def _restore(self) -> None:
         for part in (self.sessions, self.wills, self.announcements, self.seeking):
             part.register_handlers()
-        self._out = MachineEffects()
+        super()._restore()
         self.election: Election | None = None
         self.tree: Tree | None = None
         self._lost: list[str] = []
@@ -125,6 +120,8 @@ class MovingMachine(MachineBase):
         for item in inputs:
             if type(item) is ClientFrames or type(item) is ConnectionLost or type(item) is ClientConnected:
                 of_clients.append(item)
+            elif type(item) is StateChecked:
+                self._expected = item
             else:
                 self._on_input(item)
         self._run()
@@ -140,6 +137,7 @@ class MovingMachine(MachineBase):
             for confirmed in list(self.links.confirmations()):
                 self._confirm(confirmed)
         self._collect()
+        self._check_state()
         return out
 
     def deadline(self) -> float | None:
@@ -417,6 +415,16 @@ class MovingMachine(MachineBase):
             self._out.records += effects.records
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
+
+    # --- what is checked in a replay ---
+
+    def _queue_position(self, client: str) -> tuple[int, ...]:
+        visit = self.core.visits.get(client)
+        return () if visit is None else (visit.connection, visit.stamp, visit.published, visit.sent)
+
+    def _counters(self) -> tuple[int, ...]:
+        machine = self.core.machine
+        return machine.changes, len(machine.known), len(machine.queues)
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 

@@ -73,6 +73,10 @@ class InFlight:
         for one in packed.resend:
             self.resend[one[:3]] = one[3:]
 
+    def position(self) -> tuple[int, ...]:
+        """Figures that change whenever something is sent or acknowledged."""
+        return self._next, self.count, len(self._early), len(self._released), len(self.resend)
+
     def pack(self) -> PackedInFlight:
         if self._runs:
             self.rewind()
