@@ -14,6 +14,10 @@ from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
 
+REPLAY = 1
+"""Rises whenever replaying the same entries may give another state than before: when the machine's behaviour
+or the meaning of an input changes. Only code with the same number replays a journal's entries."""
+
 
 class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """One thing that happened."""

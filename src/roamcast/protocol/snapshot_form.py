@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from enum import Enum, IntEnum
+from inspect import get_annotations
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -250,7 +251,7 @@ def _slots_of(cls: type) -> tuple[str, ...]:
 
 def holds_containers(cls: type) -> bool:
     """Whether a struct has fields that are dicts or lists."""
-    types = [str(one) for base in cls.__mro__ for one in base.__dict__.get("__annotations__", {}).values()]
+    types = [str(one) for base in cls.__mro__ for one in get_annotations(base).values()]
     return any(re.search(r"\b(dict|list|Mapping|Sequence)\b", one) for one in types)
 
 

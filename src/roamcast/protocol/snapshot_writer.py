@@ -57,7 +57,7 @@ class SnapshotWriter:
         self._ints: dict[int, int] = {}
         self._floats: dict[float | str, int] = {}
         self._shapes: list[Shape] = []
-        self._fixed: dict[tuple[int, ...], int] = {}
+        self._fixed: dict[Kind, dict[tuple[int, ...], int]] = {kind: {} for kind in Kind}
         """What cannot change, by its kind and parts."""
         self._building: list[int] = []
         self._instances: list[int] = []
@@ -191,12 +191,12 @@ class SnapshotWriter:
 
     # --- fixed when they are made: their parts get their numbers first ---
 
-    def _built(self, kind: int, made_with: tuple[int, ...]) -> int:
-        key = (kind, *made_with)
-        number = self._fixed.get(key)
+    def _built(self, kind: Kind, made_with: tuple[int, ...]) -> int:
+        known = self._fixed[kind]
+        number = known.get(made_with)
         if number is None:
             self._building += made_with
-            number = self._fixed[key] = self._next(kind)
+            number = known[made_with] = self._next(kind)
         return number
 
     def _tuple(self, value: tuple[object, ...]) -> int:
@@ -210,7 +210,7 @@ class SnapshotWriter:
         return number
 
     def _value(self, part: object) -> int:
-        """A part of a frozen struct. Nobody changes its dicts and lists, so that they count as values, too."""
+        """A part of a frozen struct. Nobody changes its dicts and lists: they count as values, too."""
         if type(part) is dict:
             made_of = (len(part), *self._refer(part), *map(self._value, part.values()))
             kind, stream = Kind.DICT, self._mappings
@@ -219,9 +219,10 @@ class SnapshotWriter:
             kind, stream = Kind.LIST, self._sequences
         else:
             return self._number(part)
-        number = self._fixed.get((kind, *made_of))
+        known = self._fixed[kind]
+        number = known.get(made_of)
         if number is None:
-            number = self._fixed[(kind, *made_of)] = self._next(kind)
+            number = known[made_of] = self._next(kind)
             stream += (number, *made_of)
         return number
 
