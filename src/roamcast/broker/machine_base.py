@@ -1,22 +1,17 @@
-"""What sites of both families do alike: take what clients send, collect what is to be written, tell peers."""
+"""What machines of both families do alike."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import islice
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
 
 from roamcast.broker.contract import AnyLinks
-from roamcast.broker.inputs import (
-    ClientConnected,
-    ClientFrames,
-    ConnectionLost,
-    MachineEffects,
-    StateChecked,
-)
+from roamcast.broker.fronts import ClientFront
+from roamcast.broker.inputs import MachineEffects, StateChecked
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import PublishThat
@@ -25,8 +20,6 @@ from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.effects import CommandGiven
 from roamcast.state import State
 
-PACKETS_MIN = 20
-"""What one client may always send in one turn."""
 CHECK_EVERY = 4096
 """After this many turns that were journalled the state is checked once more."""
 SESSIONS_CHECKED = 256
@@ -37,21 +30,25 @@ class StateDiverged(InputError):
     """A replay came to another state than the broker that wrote the journal."""
 
 
+
 class Answering(Protocol):
     answers: list[IsHere]
 
 
-class MachineBase:
+AFront = TypeVar("AFront", bound=ClientFront)
+
+
+class MachineBase(Generic[AFront]):
     id: str
     settings: MachineSettings
-    endpoint: Endpoint
+    front: AFront
     links: AnyLinks
     seeking: Answering
     _out: MachineEffects
 
     __state__ = State(
         "machine-base",
-        saved=("settings", "id", "starts", "endpoint", "_sessions_checked"),
+        saved=("settings", "id", "starts", "front", "_sessions_checked"),
         unhashed=("_turns_unchecked",),
         derived=("_expected", "_out"),
     )
@@ -79,47 +76,11 @@ class MachineBase:
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
-    def _read(self, of_clients: Sequence[ClientFrames | ConnectionLost | ClientConnected]) -> None:
-        """What came from clients, in order."""
-        endpoint, durable = self.endpoint, self._out.durable
-        if endpoint.packets_per_turn and of_clients:
-            endpoint.packets_max = max(PACKETS_MIN, endpoint.packets_per_turn // len(of_clients))
-        for item in of_clients:
-            if type(item) is ClientFrames:
-                data = endpoint.read(item.connection, item.data)
-                if data:
-                    durable.append(item if data is item.data else ClientFrames(item.connection, data))
-            elif type(item) is ClientConnected:
-                durable.append(item)
-                endpoint.connected(item.connection, item.connect, item.identity)
-            elif item.connection in endpoint.unread:
-                self._out.deferred.append(item)  # Its last words are still to be read.
-            elif item.connection in endpoint.connections:
-                durable.append(item)
-                endpoint.closed(item.connection)
-
     def _collect(self) -> None:
         """The turn is over: what is to be written, closed, noted and answered."""
-        out, endpoint, seeking = self._out, self.endpoint, self.seeking
-        writes, touched = out.writes, endpoint.touched
-        # Those who get something come before those who said something, who can wait for their answer.
-        for id, connection in reversed(touched.items()):
-            if connection.out:
-                writes[id], connection.out = connection.out, []
-        touched.clear()
-        if endpoint.encoder.written:
-            endpoint.encoder.forget()
-        traffic = endpoint.traffic
-        if traffic.notes:
-            out.notes, traffic.notes = traffic.notes, []
-        if endpoint.unread:
-            out.unread = list(endpoint.unread)
-            endpoint.unread.clear()
-        if seeking.answers:
-            out.answers, seeking.answers = seeking.answers, []
-        if endpoint.closes:
-            out.closes = list(endpoint.closes)
-            endpoint.closes.clear()
+        self.front.collect(self._out)
+        if self.seeking.answers:
+            self._out.answers, self.seeking.answers = self.seeking.answers, []
 
     def _check_state(self) -> None:
         """The turn is over: compare the state with what the journal says of it, or say it now and then."""
@@ -138,23 +99,24 @@ class MachineBase:
         durable.append(StateChecked(sums))
         self._turns_unchecked = 0
         self._sessions_checked += SESSIONS_CHECKED
-        if self._sessions_checked >= len(self.endpoint.sessions):
+        if self._sessions_checked >= len(self._clients()):
             self._sessions_checked = 0
 
     def _sums(self) -> dict[str, int]:
         """Checksums of counters and positions: cheap, and wrong soon after anything else is."""
-        sessions = islice(self.endpoint.sessions.values(), self._sessions_checked, None)
-        looked_at = list(islice(sessions, SESSIONS_CHECKED))
+        clients, first = self._clients(), self._sessions_checked
+        looked_at = list(islice(clients, first, first + SESSIONS_CHECKED))
         ends = self.links.ends.values()
         return {
             "links": _sum((end.peer, end.incarnation, end.sent, end.received) for end in ends),
-            "sessions": _sum(
-                (one.client, one.connection, list(one.subscriptions), *one.in_flight.position())
-                for one in looked_at
-            ),
-            "queues": _sum(self._queue_position(one.client) for one in looked_at),
-            "counters": _sum((self.starts, len(self.endpoint.sessions), *self._counters())),
+            "sessions": _sum((client, self.front.position(client)) for client in looked_at),
+            "queues": _sum(self._queue_position(client) for client in looked_at),
+            "counters": _sum((self.starts, len(clients), *self._counters())),
         }
+
+    def _clients(self) -> Collection[str]:
+        """Those whose sessions are here."""
+        raise NotImplementedError
 
     def _queue_position(self, client: str) -> tuple[int, ...]:
         """How far the queue of a client is."""
@@ -172,9 +134,16 @@ class MachineBase:
                 f"{settings.id!r} with {settings.protocol}"
             )
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """The MQTT front, which every machine has that a daemon drives."""
+        front: object = self.front
+        assert isinstance(front, Endpoint)
+        return front
+
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
         """A will (see mqtt.endpoint.Keeper)."""
-        self.endpoint.inputs.append(CommandGiven(PublishThat(topic, marks, body)))
+        self.front.inputs.append(CommandGiven(PublishThat(topic, marks, body)))
 
 
 def _sum(values: Iterable[object]) -> int:

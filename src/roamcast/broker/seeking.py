@@ -10,7 +10,7 @@ from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
-    from roamcast.mqtt.server.endpoint import Endpoint
+    from roamcast.broker.fronts import ClientFront
 
 
 class WhereIs(Message, frozen=True):
@@ -42,11 +42,11 @@ class IsHere(Message, frozen=True):
 
 
 class Seeking:
-    __state__ = State("seeking", saved=("_broker", "_endpoint"), derived=("answers",))
+    __state__ = State("seeking", saved=("_broker", "_front"), derived=("answers",))
 
-    def __init__(self, broker: BrokerCore, endpoint: Endpoint) -> None:
+    def __init__(self, broker: BrokerCore, front: ClientFront) -> None:
         self._broker = broker
-        self._endpoint = endpoint
+        self._front = front
         self._restore()
 
     def register_handlers(self) -> None:
@@ -68,7 +68,7 @@ class Seeking:
 
     def _answer(self, message: WhereIs) -> IsHere:
         client, broker = message.client, self._broker
-        session = self._endpoint.sessions.get(client)
+        session = self._front.sessions.get(client)
         if client in broker.endings.waiting:
             state = "ending"
         elif broker.is_in_handoff(client):
