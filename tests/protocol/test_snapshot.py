@@ -306,6 +306,11 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
     assert length == 20_000
 
 
+def test_dicts_and_lists_in_frozen_structs_within_containers() -> None:
+    requests = {name: AttachRequest(name, "b", 1, 2, {name: 3}) for name in ("a", "b")}
+    assert copied([requests, {"grown": Grown(1, [2, 3])}]) == [requests, {"grown": Grown(1, [2, 3])}]
+
+
 def test_filters_are_the_interned_ones() -> None:
     one = parse("x > 1 AND kind = 'a'")
     found = copied({one: [one]})

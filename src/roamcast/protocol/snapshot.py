@@ -68,7 +68,7 @@ def state_hash(root: object, catalogue: Catalogue = PURE_CLASSES) -> str:
 
 def hash_of(data: bytes) -> str:
     """The hash of the state behind the bytes, without thawing it."""
-    return _hash(_opened(data)[1])
+    return _hash(opened(data)[1])
 
 
 def thaw(data: bytes, catalogue: Catalogue = PURE_CLASSES, *, verify: bool = False) -> Any:
@@ -77,7 +77,7 @@ def thaw(data: bytes, catalogue: Catalogue = PURE_CLASSES, *, verify: bool = Fal
     `verify` compares the hash of what was thawed with that of what was frozen, unless an older version
     wrote it, whose fields were lifted.
     """
-    root, hashed, rest = _opened(data)
+    root, hashed, rest = opened(data)
     try:
         reader = SnapshotReader(_decode_form(hashed), _decode_form(rest), catalogue)
         found = reader.read(root)
@@ -95,7 +95,7 @@ def _hash(encoded: bytes) -> str:
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES).hexdigest()
 
 
-def _opened(data: bytes) -> tuple[int, bytes, bytes]:
+def opened(data: bytes) -> tuple[int, bytes, bytes]:
     """The number of the root, the hashed part and the rest."""
     encoded = memoryview(data)[CHECKSUM_BYTES:]
     if not encoded or zlib.crc32(encoded) != int.from_bytes(data[:CHECKSUM_BYTES], "big"):

@@ -53,7 +53,7 @@ class _Class:
         for one in told:
             if one not in known:
                 raise InputError(f"{name} has no field {one}")
-        defaults = _defaults_of(self.fields.cls)
+        defaults = defaults_of(self.fields.cls)
         for one in known:
             if one not in told:
                 if one not in defaults:
@@ -62,7 +62,7 @@ class _Class:
         return told
 
 
-def _defaults_of(cls: type) -> dict[str, Callable[[], Any]]:
+def defaults_of(cls: type) -> dict[str, Callable[[], Any]]:
     """What makes the value of a field that was not told; objects have no defaults, only lifts."""
     found: dict[str, Callable[[], Any]] = {}
     if issubclass(cls, msgspec.Struct):

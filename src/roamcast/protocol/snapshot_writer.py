@@ -266,10 +266,11 @@ class SnapshotWriter:
         self._sets += parts
 
     def _fill_mapping(self, value: dict[object, object], number: int) -> None:
-        keys = self._refer(value)
+        # All numbers first: giving them may write other mappings.
+        keys, parts = self._refer(value), self._refer(value.values())
         self._mappings += (number, len(keys))
         self._mappings += keys
-        self._mappings += self._refer(value.values())
+        self._mappings += parts
 
     def _fill_instance(self, attributes: Iterable[object], number: int) -> None:
         self._instances.append(number)
