@@ -91,7 +91,8 @@ class MachineBase(Generic[AFront]):
             if self._turns_unchecked < CHECK_EVERY:
                 return
         sums = self._sums()
-        differ = [name for name in sums if expected is not None and expected.sums.get(name) != sums[name]]
+        known = expected.sums if expected is not None else {}
+        differ = [name for name in sums if known.get(name, sums[name]) != sums[name]]
         if differ:
             raise StateDiverged(
                 f"the replayed state differs from the one that was journalled in: {', '.join(differ)}"

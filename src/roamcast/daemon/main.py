@@ -62,7 +62,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
             events = EventLog(config)
         for note in recovered.notes:
             log.warning("%s", note)
-        site = _recover(config.journal_folder, recovered, events)
+        site = recover(config.journal_folder, recovered, events)
         if events is not None:
             events.replayed()
         _collect_seldom()
@@ -73,7 +73,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
             events.close()
 
 
-def _recover(folder: Path, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:
+def recover(folder: Path, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:
     """The machine as it was, from the snapshot and the entries after it; None at the very first start."""
     machine: AnyMachine | None = None
     if recovered.snapshot is not None:
