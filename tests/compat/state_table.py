@@ -46,6 +46,8 @@ class States(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Inputs(msgspec.Struct, forbid_unknown_fields=True):
+    released: bool
+    """Whether a tagged build has written journals. Until then entries may change."""
     replay: int
     """Within one replay number entries stay readable."""
     entries: dict[str, Value]
@@ -140,10 +142,10 @@ def state_violations(shipped: States, current: States) -> Iterator[str]:
 # --- journal entries ---
 
 
-def current_inputs() -> Inputs:
+def current_inputs(shipped: Inputs) -> Inputs:
     found: dict[str, Value] = {}
     _collect(msgspec.inspect.type_info(Entry), found)
-    return Inputs(REPLAY, dict(sorted(found.items())))
+    return Inputs(shipped.released, REPLAY, dict(sorted(found.items())))
 
 
 def _collect(info: Any, found: dict[str, Value]) -> None:
@@ -184,7 +186,7 @@ def _text(info: Any) -> str:
 
 def input_violations(shipped: Inputs, current: Inputs) -> Iterator[str]:
     """What breaks journals of builds with the same replay number, and what to do about it."""
-    if shipped.replay != current.replay:
+    if not shipped.released or shipped.replay != current.replay:
         return
     cure = f"or raise REPLAY in broker/inputs.py to {shipped.replay + 1}"
     for name, old in shipped.entries.items():
