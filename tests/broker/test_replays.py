@@ -25,7 +25,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.server.in_flight import InFlight
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.snapshot import freeze, hash_of, state_hash, thaw
-from roamcast.protocol.snapshot_form import PURE_CLASSES
+from roamcast.protocol.snapshot_form import STATE_CLASSES
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_everything_derived_is_there_again_after_thawing() -> None:
             parts = list(value.values()) if isinstance(value, dict) else []
             parts += list(value) if isinstance(value, list | tuple) else []
             if "__state__" in type(value).__dict__:
-                for name in PURE_CLASSES.of(type(value)).declared:
+                for name in STATE_CLASSES.of(type(value)).declared:
                     assert hasattr(value, name), f"{type(value).__name__}.{name}"
                     parts.append(getattr(value, name))
             waiting += [one for one in parts if id(one) not in seen]

@@ -13,7 +13,7 @@ import roamcast
 from roamcast.broker.inputs import REPLAY, Entry
 from roamcast.errors import InputError
 from roamcast.protocol.snapshot import opened
-from roamcast.protocol.snapshot_form import PURE_CLASSES, PURE_ROOMS, SnapshotForm
+from roamcast.protocol.snapshot_form import STATE_CLASSES, SnapshotForm
 from roamcast.protocol.snapshot_reader import defaults_of
 from roamcast.state import State
 
@@ -53,19 +53,22 @@ class Inputs(msgspec.Struct, forbid_unknown_fields=True):
     entries: dict[str, Value]
 
 
-def import_pure_rooms() -> None:
+ROOMS = ("filters", "protocol", "routing", "mobility", "mqtt", "broker")
+
+
+def import_rooms() -> None:
     """A class can be found once its module is imported."""
-    for room in PURE_ROOMS:
+    for room in ROOMS:
         for module in walk_packages([f"{roamcast.__path__[0]}/{room}"], f"roamcast.{room}."):
             import_module(module.name)
 
 
 def current_states(shipped: States, observed: Iterable[str] = ()) -> States:
     """What this build declares; of values those that were shipped, and those that were observed in states."""
-    import_pure_rooms()
+    import_rooms()
     found: dict[str, Component] = {}
-    for cls in PURE_CLASSES:
-        for one in PURE_CLASSES.of(cls).states:
+    for cls in STATE_CLASSES:
+        for one in STATE_CLASSES.of(cls).states:
             known = shipped.components.get(one.name)
             oldest = known.oldest if shipped.released and known is not None else one.version
             fields = one.saved or _remaining_fields(cls, one)
@@ -80,7 +83,7 @@ def current_states(shipped: States, observed: Iterable[str] = ()) -> States:
 
 def _value_of(name: str) -> dict[str, bool] | None:
     try:
-        fields = PURE_CLASSES.named(name)
+        fields = STATE_CLASSES.named(name)
     except InputError:
         return None
     defaults = defaults_of(fields.cls)
@@ -97,14 +100,14 @@ def names_in(snapshot: bytes) -> list[str]:
 def _remaining_fields(cls: type, state: State) -> tuple[str, ...]:
     """Slots, or the fields of a struct, where a declaration leaves them out."""
     owner = next(base for base in cls.__mro__ if base.__dict__.get("__state__") is state)
-    fields = PURE_CLASSES.of(owner)
+    fields = STATE_CLASSES.of(owner)
     inherited = {name for one in fields.states[:-1] for name in (*one.saved, *one.unhashed)}
     inherited.update(name for one in owner.__mro__[1:] for name in one.__dict__.get("__slots__", ()))
     return tuple(name for name in fields.saved if name not in inherited)
 
 
 def lifts_of(name: str) -> dict[int, Any]:
-    states = [one for cls in PURE_CLASSES for one in PURE_CLASSES.of(cls).states if one.name == name]
+    states = [one for cls in STATE_CLASSES for one in STATE_CLASSES.of(cls).states if one.name == name]
     return dict(states[0].lifts) if states else {}
 
 

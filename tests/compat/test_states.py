@@ -25,6 +25,7 @@ from tests.compat.state_table import (
     Value,
     current_inputs,
     current_states,
+    import_rooms,
     input_violations,
     names_in,
     state_violations,
@@ -36,6 +37,7 @@ from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import PROTOCOLS
 from roamcast.mobility.base import Settings
 from roamcast.protocol.snapshot import freeze
+from roamcast.protocol.snapshot_form import STATE_CLASSES
 
 STATES, INPUTS = (Path(__file__).parent / name for name in ("states.json", "inputs.json"))
 REGENERATE = os.environ.get("ROAMCAST_REGENERATE") == "1"
@@ -76,6 +78,11 @@ def test_states_are_as_they_were_shipped() -> None:
     current = current_states(shipped, observed_names())
     assert list(state_violations(shipped, current)) == []
     note(STATES, current)
+
+
+def test_no_two_classes_of_states_have_one_name() -> None:
+    import_rooms()
+    assert STATE_CLASSES.ambiguous() == [], "give all but one another name: __state__ = State(…)"
 
 
 def test_journal_entries_are_as_they_were_shipped() -> None:

@@ -81,10 +81,10 @@ def test_a_snapshot_that_this_version_cannot_read_is_refused(
     newer = State(later.name, 2, saved=later.saved, unhashed=later.unhashed, derived=later.derived)
     with monkeypatch.context() as patch:
         patch.setattr(type(machine), "__state__", newer)
-        patch.setattr("roamcast.protocol.snapshot_form.PURE_CLASSES._fields", {})
+        patch.setattr("roamcast.protocol.snapshot_form.STATE_CLASSES._fields", {})
         journal.write_snapshot(freeze(machine))
     journal.close()
-    monkeypatch.setattr("roamcast.protocol.snapshot_form.PURE_CLASSES._fields", {})
+    monkeypatch.setattr("roamcast.protocol.snapshot_form.STATE_CLASSES._fields", {})
     refusal = r"broker-machine is of version 2, this code knows 1: a newer one wrote it\); version 0\.0 wrote"
     with pytest.raises(InputError, match=refusal):
         open_journal(tmp_path)

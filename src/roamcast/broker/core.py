@@ -37,6 +37,7 @@ from roamcast.protocol.effects import (
     LinkChanged,
     OverlayChanged,
     Received,
+    ReceivedInProcess,
     SendFailed,
     SessionOver,
     SessionsMerged,
@@ -199,7 +200,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self._out = out = Effects()
         for item in inputs:
             # The three that come by the million first.
-            if type(item) is Received:
+            if type(item) is ReceivedInProcess or type(item) is Received:
                 message = item.message
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)

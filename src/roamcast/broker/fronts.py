@@ -91,7 +91,7 @@ class MqttFront(Endpoint):
                 durable.append(item)
                 self.connected(item.connection, item.connect, item.identity)
             elif item.connection in self.unread:
-                out.deferred.append(item)  # Its last words are still to be read.
+                out.deferred = [*out.deferred, item]  # Its last words are still to be read.
             elif item.connection in self.connections:
                 durable.append(item)
                 self.closed(item.connection)
@@ -159,18 +159,17 @@ class PlainFront:
         return None
 
     def take(self, items: Sequence[Any], out: MachineEffects) -> None:
-        durable = out.durable
+        inputs, durable = self.inputs, out.durable
         for item in items:
-            kind = type(item)
-            if kind is Attached:
+            inputs.append(item)
+            if type(item) is Submitted:
+                if type(item.message) is Publish and not item.message.request:
+                    continue  # It promises nothing.
+            elif type(item) is Attached:
                 self.connections[item.connection] = item.client
-            elif kind is Detached:
+            elif type(item) is Detached:
                 self.connections.pop(item.connection, None)
-            elif kind is Submitted and type(item.message) is Publish and not item.message.request:
-                self.inputs.append(item)  # It promises nothing.
-                continue
             durable.append(item)
-            self.inputs.append(item)
 
     def perform(self, effects: Effects) -> None:
         if self._out is None:

@@ -54,7 +54,14 @@ from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import CommandGiven, Deadline, Input, OverlayChanged, TrimQueues
+from roamcast.protocol.effects import (
+    CommandGiven,
+    Deadline,
+    Input,
+    OverlayChanged,
+    ReceivedInProcess,
+    TrimQueues,
+)
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
@@ -81,7 +88,7 @@ class BrokerMachine(MachineBase[ClientFront]):
             _broker_settings(settings),
             front=self.front.of_core,
         )
-        self.links = Links(settings.id, Codec())
+        self.links = Links(settings.id, Codec() if settings.encodes else None)
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
         self.shared = SharedSubscriptions(self.broker, self.front)
@@ -109,6 +116,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         for item in inputs:
             if type(item) in front.kinds:
                 of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
+                self.links.ends[item.peer].receive_in_process(item)
+                front.inputs.append(item)
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -255,14 +265,14 @@ class BrokerMachine(MachineBase[ClientFront]):
         try:
             self._follow(self.links.connected(peer, offer, incarnation))
         except LinkError as error:
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(peer, str(error))
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
             self._follow(self.links.disconnected(peer))
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(peer, str(error))
             return
         if turn.durable:
             self._out.durable.append(LinkFrames(peer, turn.durable))
@@ -273,26 +283,31 @@ class BrokerMachine(MachineBase[ClientFront]):
         inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)
-            if isinstance(item, OverlayChanged):
+            if type(item) is OverlayChanged:
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
                 inputs += [CommandGiven(TellRetained(peer)) for peer in new]
                 inputs.append(CommandGiven(MembersChanged()))
         inputs += turn.fleeting
-        self._out.link_closes += turn.closes
+        for peer, why in turn.closes:
+            self._close_link(peer, why)
+
+    def _close_link(self, peer: str, why: str) -> None:
+        self._out.link_closes = [*self._out.link_closes, (peer, why)]
 
     # --- running the broker ---
 
     def _run(self) -> None:
-        front, broker = self.front, self.broker
+        front, out = self.front, self._out
         while front.inputs:
             inputs, front.inputs = front.inputs, []
-            effects = broker.step(self._now, inputs)
-            if effects.sends:
-                self._out.sends += effects.sends
-                self.links.send(effects.sends)
-            if effects.records:
-                self._out.records += effects.records
+            effects = self.broker.step(self._now, inputs)
+            sends, records = effects.sends, effects.records
+            if sends:
+                out.sends = [*out.sends, *sends] if out.sends else sends
+                self.links.send(sends)
+            if records:
+                out.records = [*out.records, *records] if out.records else records
             if effects.to_clients or effects.closes:
                 front.perform(effects)
 

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.protocol.snapshot_form import FORMAT, PURE_CLASSES, Catalogue, Kind, SnapshotForm
+from roamcast.protocol.snapshot_form import FORMAT, STATE_CLASSES, Catalogue, Kind, SnapshotForm
 from roamcast.protocol.snapshot_reader import SnapshotReader
 from roamcast.protocol.snapshot_writer import SnapshotWriter, Unwritable
 
@@ -45,7 +45,7 @@ class CannotFreeze(TypeError):
     """Something in the state cannot be written: where it is, and what."""
 
 
-def freeze(root: object, catalogue: Catalogue = PURE_CLASSES) -> bytes:
+def freeze(root: object, catalogue: Catalogue = STATE_CLASSES) -> bytes:
     """The bytes of a state; CannotFreeze says what in it cannot be written."""
     writer = SnapshotWriter(catalogue)
     try:
@@ -57,7 +57,7 @@ def freeze(root: object, catalogue: Catalogue = PURE_CLASSES) -> bytes:
     return zlib.crc32(encoded).to_bytes(CHECKSUM_BYTES, "big") + encoded
 
 
-def state_hash(root: object, catalogue: Catalogue = PURE_CLASSES) -> str:
+def state_hash(root: object, catalogue: Catalogue = STATE_CLASSES) -> str:
     """The hash of a state, equal wherever the same state is."""
     try:
         _, form = SnapshotWriter(catalogue).write_hashed(root)
@@ -71,7 +71,7 @@ def hash_of(data: bytes) -> str:
     return _hash(opened(data)[1])
 
 
-def thaw(data: bytes, catalogue: Catalogue = PURE_CLASSES, *, verify: bool = False) -> Any:
+def thaw(data: bytes, catalogue: Catalogue = STATE_CLASSES, *, verify: bool = False) -> Any:
     """The state behind the bytes; InputError if they are not what `freeze` gave.
 
     `verify` compares the hash of what was thawed with that of what was frozen, unless an older version
@@ -120,7 +120,7 @@ def _explained(root: object, error: Exception, catalogue: Catalogue) -> Exceptio
     return error
 
 
-def path_to(root: object, wanted: object, catalogue: Catalogue = PURE_CLASSES) -> str:
+def path_to(root: object, wanted: object, catalogue: Catalogue = STATE_CLASSES) -> str:
     """Where in a state a value is, as one would write it in Python, on one of the shortest ways."""
     seen = {id(root)}
     held = [root]

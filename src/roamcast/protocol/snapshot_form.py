@@ -24,7 +24,8 @@ FIRST_NUMBER = 4
 FACTORIES = {one.__name__: one for one in (int, float, str, list, dict, set)}
 """What a defaultdict may make."""
 
-PURE_ROOMS = ("filters", "protocol", "routing", "mobility", "mqtt", "broker", "models")
+STATEFUL = ("filters.index", "protocol", "routing", "mobility", "mqtt.codec", "mqtt.server", "broker")
+"""Where the classes are that make up a machine: rooms, or parts of rooms."""
 
 _HEAP_TYPE = 1 << 9
 """The flag of classes that were defined by code, not built into the interpreter."""
@@ -134,7 +135,7 @@ class Catalogue:
             known = self._named(name)
             if cls not in known:
                 full_name = f"{cls.__module__}.{cls.__qualname__}"
-                raise InputError(f"{full_name} declares no state in one of Roamcast's pure rooms")
+                raise InputError(f"{full_name} declares no state where machines have theirs")
             if len(known) > 1:
                 others = " and ".join(f"{one.__module__}.{one.__qualname__}" for one in known)
                 raise InputError(f"the name {name} stands for {others}: give one another name (State)")
@@ -146,6 +147,11 @@ class Catalogue:
         if not known:
             raise InputError(f"nothing is known of {name!r}: a newer version may have written it")
         return self.of(known[0])
+
+    def ambiguous(self) -> list[str]:
+        """Names that stand for several classes."""
+        self._look()
+        return [name for name, classes in self._classes.items() if len(classes) > 1]
 
     def __iter__(self) -> Iterator[type]:
         """Every class with a declared state."""
@@ -168,7 +174,7 @@ class Catalogue:
                             known.append(cls)
 
 
-PURE_CLASSES = Catalogue(tuple(f"roamcast.{room}." for room in PURE_ROOMS))
+STATE_CLASSES = Catalogue(tuple(f"roamcast.{place}." for place in STATEFUL))
 
 
 def _own_state(cls: type) -> State | None:

@@ -31,6 +31,7 @@ import msgspec
 from roamcast.broker.links import frames as wire
 from roamcast.errors import InputError
 from roamcast.protocol.codec import LENGTH_BYTES, Codec, batch_head
+from roamcast.protocol.effects import ReceivedInProcess
 from roamcast.protocol.notification import Message
 from roamcast.state import State
 
@@ -99,7 +100,7 @@ class LinkEnd:
         # What the peer has acknowledged and what was written to it: neither is journalled.
         unhashed=(
             "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
-            "_open_bytes", "_acknowledged", "_told", "_untold_bytes",
+            "_open_bytes", "_waiting", "_under_way", "_acknowledged", "_told", "_untold_bytes",
         ),
         derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts"),
     )  # fmt: skip
@@ -109,7 +110,7 @@ class LinkEnd:
         self,
         peer: str,
         incarnation: int,
-        codec: Codec,
+        codec: Codec | None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
@@ -128,7 +129,7 @@ class LinkEnd:
         self.dropped_fleeting = 0
         """Notifications of the fleeting lane that were given up at this end."""
         self.is_up = False
-        self._codec = codec
+        self._codec: Codec = codec  # type: ignore[assignment]
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
@@ -144,6 +145,10 @@ class LinkEnd:
         self._told = 0
         """The peer has been told that we have journalled up to this number."""
         self._untold_bytes = 0
+        self._waiting: deque[Message] = deque()
+        """Where no bytes are made: messages that were not taken yet, and …"""
+        self._under_way: deque[Message] = deque()
+        """… those that the peer has not acknowledged."""
         self._restore()
 
     def _restore(self) -> None:
@@ -280,6 +285,32 @@ class LinkEnd:
             out.append(wire.fleeting(b"".join((batch_head(len(batch)), *batch))))
         self._fleeting = []
         self._fleeting_bytes = 0
+
+    # --- as above, where both ends are in one process: the same numbers, and no bytes ---
+
+    def send_as_it_is(self, message: Message) -> None:
+        self.sent += 1
+        self._waiting.append(message)
+
+    def take_in_process(self, id: str) -> ReceivedInProcess:
+        """The next message that was sent, as the peer receives it from the broker with this id."""
+        message = self._waiting.popleft()
+        self._under_way.append(message)
+        number = self.sent - len(self._waiting)
+        return ReceivedInProcess(id, message, self.incarnation, self.received, number)
+
+    def receive_in_process(self, item: ReceivedInProcess) -> None:
+        if item.number != self.received + 1 or item.incarnation != self.peer_incarnation:
+            raise LinkError(f"{self.peer} sent message {item.number} after {self.received}")
+        self.received = item.number
+        if item.acknowledged > self.settled:
+            self.settle_in_process(item.acknowledged)
+
+    def settle_in_process(self, acknowledged: int) -> None:
+        """The peer has received everything up to this number."""
+        for _ in range(acknowledged - self.settled):
+            self._under_way.popleft()
+        self.settled = max(self.settled, acknowledged)
 
     # --- the connection comes and goes ---
 

@@ -126,6 +126,8 @@ class Joining(msgspec.Struct):
 class Outcome(msgspec.Struct):
     """What is to be done, in this order."""
 
+    __state__ = State("reach-outcome")
+
     sends: list[tuple[str, Message]] = []
     """Over the numbered lane of the links."""
     is_changed: bool = False

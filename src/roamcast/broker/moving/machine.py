@@ -290,7 +290,7 @@ class MovingMachine(MachineBase[MqttFront]):
             for message in arrivals.numbered:
                 self._on_message(peer, message)
         except (LinkError, InputError) as error:
-            self._out.link_closes.append((peer, str(error)))
+            self._out.link_closes = [*self._out.link_closes, (peer, str(error))]
             self._on_link_down(peer)
             return
         self._tell_election()
@@ -411,7 +411,7 @@ class MovingMachine(MachineBase[MqttFront]):
             effects = core.take_effects()
             if not inputs and not effects:
                 return
-            self._out.records += effects.records
+            self._out.records = [*self._out.records, *effects.records]
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
 
