@@ -9,7 +9,8 @@ import pytest
 from roamcast.cli import build_app, run
 from roamcast.lab import catalogue
 from roamcast.lab.experiment import Claim, Experiment, Findings
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 
 X1 = Claim("X1", "exact", "two and two make four")
 X2 = Claim("X2", "shape", "more is more")

@@ -10,7 +10,7 @@ from roamcast.lab import amozarrain_radio as lab
 from roamcast.lab.amozarrain_radio import RadioJob, findings_of, jobs, measure
 from roamcast.lab.experiment import Outcome
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row
+from roamcast.lab.rows import Row
 
 
 def row(protocol: str, brokers: int, speed: float, seed: int, **changes: Any) -> Row:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from roamcast.errors import InputError
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,20 +26,41 @@ Kind = Literal["exact", "order", "shape", "erratum"]
 contradicts itself, of which both readings are shown."""
 
 
+Parts = Mapping[str, bool | None]
+"""What a claim consists of: each part named by what is wrong if it does not hold; None: cannot be told."""
+
+
 @dataclass(frozen=True)
 class Claim:
     id: str
     kind: Kind
     text: str
+    paper: str = ""
+    """The document's word or number, with which a measurement is compared."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InputError(f"claim {self.id}: kind {self.kind!r}; valid: {', '.join(get_args(Kind))}")
 
-    def outcome(
-        self, holds: bool | None, *, paper: str, figures: Mapping[str, object], note: str = ""
+    def outcome(self, holds: bool | None, figures: Mapping[str, object], note: str = "") -> Outcome:
+        return Outcome(self.id, self.kind, holds, self.paper, dict(figures), note)
+
+    def open(self, note: str) -> Outcome:
+        """Nothing can be said, and the note tells why."""
+        return self.outcome(None, {}, note)
+
+    def judge(
+        self, parts: Parts, figures: Mapping[str, object], *, why: str = "", notes: Iterable[str] = ()
     ) -> Outcome:
-        return Outcome(self.id, self.kind, holds, paper, dict(figures), note)
+        """A claim holds if all its parts do; one part that cannot be told leaves the claim open.
+
+        The note names the parts that do not hold, then `why` in brackets if there are any, then `notes`.
+        """
+        unclear = [text for text, holds in parts.items() if holds is False]
+        holds = False if unclear else None if None in parts.values() or not parts else True
+        unclear += [f"cannot be told: {text}" for text, holds in parts.items() if holds is None]
+        note = "; ".join(unclear) + (f" ({why})" if unclear and why else "")
+        return self.outcome(holds, figures, "; ".join(filter(None, [note, *notes])))
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,7 @@ class Findings:
     outcomes: list[Outcome]
     tables: dict[str, list[Row]] = field(default_factory=dict)
     """Name to rows."""
-    figures: dict[str, Callable[[Figure], None]] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[Figure], None]] = field(default_factory=dict)
     """Name to what draws it on an empty figure."""
 
 
@@ -152,8 +174,3 @@ def as_row(outcome: Outcome, experiment: Experiment) -> dict[str, Any]:
         "note": outcome.note,
         "experiment": experiment.id,
     }
-
-
-def failed(parts: Mapping[str, bool]) -> str:
-    """The parts of a claim that do not hold, as a note."""
-    return "; ".join(text for text, holds in parts.items() if not holds)

@@ -34,8 +34,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from statistics import fmean
 
+from roamcast.lab.rows import Row
 from roamcast.lab.summary import percentile
-from roamcast.lab.sweep import Row
 from roamcast.mobility.base import Settings
 from roamcast.mobility.proactive import Proactive
 from roamcast.mobility.reactive import ForwardBuffered

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from roamcast.lab.rows import Row
 from roamcast.lab.summary import percentile, summarise
-from roamcast.lab.sweep import Row
 from roamcast.protocol import records
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.records.parquet import LogWriter

@@ -18,15 +18,13 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     as_completed,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from roamcast.bench.interrupts import interrupts_held_back, workers_ended
-
-Row = dict[str, Any]
-"""Name to a plain value: text, number, truth value or None."""
+from roamcast.lab.rows import Row
 
 
 class Job(Protocol):
@@ -35,10 +33,12 @@ class Job(Protocol):
     @property
     def name(self) -> str:
         """What run this is, its seed included, so that a failure can be repeated."""
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(cast(Any, self)))
 
     @property
     def cost(self) -> float:
         """How long it takes compared with others; the longest begin first."""
+        return 1.0
 
 
 J = TypeVar("J", bound=Job)
@@ -77,6 +77,7 @@ class Sweep:
         """What does the jobs elsewhere, such as on a cluster; the workers of this machine if not given."""
         self.failures: list[Failure] = []
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
+        self._left = self._total = 0
 
     def run(self, function: Callable[[J], Row], jobs: Sequence[J], *, is_local: bool = False) -> list[Row]:
         """The rows of all jobs that succeeded, in the order of the jobs.
@@ -88,7 +89,7 @@ class Sweep:
             return self._run_here(function, jobs)
         new = [job for job in dict.fromkeys(jobs) if (function, job) not in self._done]
         new.sort(key=lambda job: -job.cost)
-        progress = _Progress(self.report, len(new))
+        self._left = self._total = len(new)
         failed: list[J] = []
         unlucky: list[J] = []
         for job, row in self._attempt(function, new):
@@ -97,14 +98,14 @@ class Sweep:
             elif isinstance(row, Exception):
                 failed.append(job)
             else:
-                self._finish(function, job, row, progress)
+                self._finish(function, job, row)
         for job, row in self._attempt_alone(function, unlucky):
             if isinstance(row, Exception):
                 failed.append(job)
             else:
-                self._finish(function, job, row, progress)
+                self._finish(function, job, row)
         for job, row in self._attempt_alone(function, failed):
-            self._finish(function, job, row, progress)
+            self._finish(function, job, row)
         self.failures.sort(key=str)
         rows = (self._done[function, job] for job in jobs)
         return [row for row in rows if not isinstance(row, Failure)]
@@ -115,16 +116,16 @@ class Sweep:
         self.failures += here.failures
         return rows
 
-    def _finish(
-        self, function: Callable[[J], Row], job: J, row: Row | Exception, progress: _Progress
-    ) -> None:
+    def _finish(self, function: Callable[[J], Row], job: J, row: Row | Exception) -> None:
         if isinstance(row, Exception):
             failure = Failure(job.name, f"{type(row).__name__}: {row}")
             self.failures.append(failure)
             self._done[function, job] = failure
         else:
             self._done[function, job] = row
-        progress.step()
+        self._left -= 1
+        if self.report is not None:
+            self.report(self._total - self._left, self._total)
 
     def _attempt(self, function: Callable[[J], Row], jobs: list[J]) -> Iterator[tuple[J, Row | Exception]]:
         """Each job with what came of it, as they finish."""
@@ -182,18 +183,6 @@ class _InOwnProcess:
     def __call__(self, job: Any) -> Row:
         with ProcessPoolExecutor(1, mp_context=_context()) as pool:
             return pool.submit(self.function, job).result()
-
-
-class _Progress:
-    def __init__(self, report: Callable[[int, int], None] | None, total: int) -> None:
-        self._report = report
-        self._done = 0
-        self._total = total
-
-    def step(self) -> None:
-        self._done += 1
-        if self._report is not None:
-            self._report(self._done, self._total)
 
 
 def _caught(function: Callable[[J], Row], job: J) -> Row | Exception:
