@@ -18,7 +18,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ from typing import Any
 from roamcast.bench.broker import machine
 from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
+from roamcast.bench.report import Report, silent
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import Adapter, ForeignMessage
 from roamcast.proxy.client import Options, RoamingClient
@@ -44,7 +45,6 @@ PLAIN, MOVED = ["bench", "plain"], ["bench", "moved"]
 AT_ONCE = 200
 """Publishes that are not yet acknowledged."""
 
-Report = Callable[[int, int], None]
 
 
 def parse_kinds(text: str) -> list[str]:
@@ -65,7 +65,7 @@ def parse_syncs(text: str) -> list[Sync]:
 
 def run(
     kinds: Sequence[str], *, syncs: Sequence[Sync] = ("process",), messages: int = 10_000, rounds: int = 9,
-    progress: Report = lambda done, total: None,
+    progress: Report = silent,
 ) -> dict[str, Any]:  # fmt: skip
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from roamcast.bench.report import Report, silent
 from roamcast.protocol.records import Level, Row
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.network import Action, NetworkSettings, Traffic
@@ -38,8 +39,6 @@ SET_UP_S = 1e-6
 SIMPY_MISSING = "simpy is not installed: pip install simpy, or roamcast[dev]"
 
 Engine = Literal["roamcast", "simpy stores", "simpy callbacks"]
-Progress = Callable[[int, int], None]
-"""Measurements done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def run(
     duration_s: float = 600.0,
     repeat: int = 3,
     seed: int = 7,
-    progress: Progress | None = None,
+    progress: Report = silent,
 ) -> dict[str, object]:
     """Measure grids of these sides; the first runs that long, larger ones shorter.
 
@@ -121,8 +120,7 @@ def run(
     measured: dict[Case, list[Measurement]] = {case: [] for case in cases}
     for done in range(repeat * len(cases)):
         case = cases[done % len(cases)]
-        if progress is not None:
-            progress(done, repeat * len(cases))
+        progress(done, repeat * len(cases))
         measured[case].append(_in_new_process(case))
     return {
         "growth": _growth(measured),

@@ -98,8 +98,10 @@ class Chart:
         _, height = figure.get_size_inches()
         if self.has_key:
             handles, labels = every[0].get_legend_handles_labels()
-            place = {"loc": "center right", "bbox_to_anchor": (0.99, 1 - 0.48 / height)}
-            figure.legend(handles, labels, ncols=len(labels), frameon=False, **place)
+            figure.legend(
+                handles, labels, loc="center right", bbox_to_anchor=(0.99, 1 - 0.48 / height),
+                ncols=len(labels), frameon=False,
+            )  # fmt: skip
         figure.text(0.012, 1 - 0.216 / height, self.title, fontsize=13, fontweight="bold", va="center")
         figure.text(0.012, 1 - 0.48 / height, self.about, fontsize=9, va="center")
         above = 0.576 if self.about or self.has_key else 0.36
