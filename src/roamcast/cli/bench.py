@@ -24,9 +24,6 @@ class Sync(StrEnum):
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Folder = Annotated[
-    Path | None, typer.Option("--dir", help="A folder on the disk to use. [default: a temporary one]")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -146,7 +143,9 @@ def pipeline(
     memory_mb: Annotated[
         int, typer.Option("--memory-mb", min=1_024, help="What an audit may take, all of its processes.")
     ] = 6_144,
-    folder: Folder = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="A folder with room for the logs. [default: a temporary one]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Audit logs of a made-up network with Spark on two cores, and with the same audit in DuckDB's SQL.
@@ -206,7 +205,9 @@ def radio(
 
 
 def journal(
-    folder: Folder = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="A folder on the disk to measure. [default: a temporary one]")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each case is measured.")] = 2.0,
     as_json: AsJson = False,
 ) -> None:

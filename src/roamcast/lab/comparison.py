@@ -21,7 +21,6 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 
-from roamcast.broker.core import BrokerCore
 from roamcast.lab.charts import Chart, Panel
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
@@ -107,12 +106,9 @@ class Sampler:
         for action in actions:
             if self._network is not None and self.next_s <= self._network.now < self.until_s:
                 self.next_s = self._network.now + SAMPLE_EVERY_S
-                self.stored += map(stored_at, self._network.brokers.values())
+                for broker in self._network.brokers.values():
+                    self.stored.append(sum(len(queue) for _, queue in broker.protocol.stored()))
             yield action
-
-
-def stored_at(broker: BrokerCore) -> int:
-    return sum(len(queue) for _, queue in broker.protocol.stored())
 
 
 class Watch(Window):

@@ -10,7 +10,7 @@ A new experiment is made in a module of its own, ends with `register`, and has a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -129,22 +129,18 @@ def select(experiments: Sequence[Experiment], ids: Iterable[str]) -> dict[Experi
     An experiment's id stands for all its claims; no id at all stands for everything.
     """
     wanted = list(dict.fromkeys(ids)) or [experiment.id for experiment in experiments]
+    known = [name for one in experiments for name in names_of(one)]
     for name in wanted:
-        if not any(_means(name, one) for one in experiments):
-            known = [name for one in experiments for name in names_of(one)]
+        if name.lower() not in map(str.lower, known):
             raise InputError(f"there is no claim or experiment {name!r}; valid: {', '.join(known)}")
+    called = {name.lower() for name in wanted}
     chosen: dict[Experiment, list[Claim]] = {}
     for experiment in experiments:
-        whole = any(name.lower() == experiment.id.lower() for name in wanted)
-        called = {name.lower() for name in wanted}
+        whole = experiment.id.lower() in called
         claims = [claim for claim in experiment.claims if whole or claim.id.lower() in called]
         if claims:
             chosen[experiment] = claims
     return chosen
-
-
-def _means(name: str, experiment: Experiment) -> bool:
-    return name.lower() in (known.lower() for known in names_of(experiment))
 
 
 def conduct(
@@ -165,12 +161,4 @@ def conduct(
 
 def as_row(outcome: Outcome, experiment: Experiment) -> dict[str, Any]:
     """An outcome as plain data."""
-    return {
-        "claim": outcome.claim,
-        "kind": outcome.kind,
-        "holds": outcome.holds,
-        "paper": outcome.paper,
-        "figures": outcome.figures,
-        "note": outcome.note,
-        "experiment": experiment.id,
-    }
+    return {**asdict(outcome), "experiment": experiment.id}
