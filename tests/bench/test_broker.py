@@ -72,7 +72,7 @@ def test_what_is_missing_is_skipped_with_a_word(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(foreign_brokers, "find_program", lambda name: None)
     monkeypatch.setattr(module, "CASES", CASES[:1])
     result = run(against=["mosquitto"], seconds=0.02, rounds=1, idle=5)
-    assert result["skipped"] == {"mosquitto": "mosquitto is not installed (Debian: apt-get install mosquitto)"}
+    assert result["skipped"]["mosquitto"].startswith("mosquitto is not installed (Debian: apt-get install")
     assert result["failures"] == []
     assert [row["against"] for row in result["cases"]] == [{}]
     assert not write_figure(result, Path("never.png"))

@@ -22,7 +22,6 @@ from roamcast.bench.contestants import OTHERS, ROAMCAST, Kind
 from roamcast.bench.mqtt_load import Figure, idle_connections, latencies_s
 from roamcast.bench.processes import BenchFailed, Process, running_on, two_cores, wait_until
 from roamcast.bench.report import Report, silent
-from roamcast.errors import InputError, did_you_mean
 
 AMQTT_TARGET = 10.0
 LATENCY_TARGET = 1.5
@@ -32,16 +31,6 @@ IDLE_BYTES_MAX = 400_000_000
 SETTLE_S = 30.0
 
 Row = dict[str, Any]
-
-
-def parse_names(text: str) -> list[str]:
-    """The brokers to compare with; `none` is no broker."""
-    names = [] if text == "none" else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in OTHERS:
-            known = did_you_mean(name, OTHERS) or f"valid are {', '.join(OTHERS)}, both, or none"
-            raise InputError(f"--against {name}: {known}")
-    return names
 
 
 def run(

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from roamcast.bench.report import Report, silent
-from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.protocol.messages import Settled, Update
@@ -200,15 +199,6 @@ def _timed_all(
         "entries_said": entries,
         "text_bytes_said": text_bytes,
     }
-
-
-def checked(strategies: Sequence[str] | None) -> Sequence[str]:
-    """Those that were asked for; without any, all that forward filters."""
-    for name in strategies or ():
-        if name not in AGGREGATES:
-            known = did_you_mean(name, AGGREGATES) or f"valid are {', '.join(AGGREGATES)}"
-            raise InputError(f"--strategy {name}: {known}")
-    return strategies or tuple(AGGREGATES)
 
 
 def run(

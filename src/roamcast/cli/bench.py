@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from roamcast.bench.interrupts import terminations_as_interrupts
+from roamcast.bench.report import check_names, split_names
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
@@ -78,11 +79,12 @@ def routing(
 ) -> None:
     """Subscribe, hand over and unsubscribe at one of two brokers: what each routing strategy costs both."""
     from roamcast.bench import routing as benchmark
+    from roamcast.routing.aggregation import AGGREGATES
 
     with progress("routing") as report:
         result = benchmark.run(
             sizes=sorted(subscriptions or benchmark.SIZES),
-            strategies=benchmark.checked(strategy),
+            strategies=check_names("--strategy", strategy or AGGREGATES, AGGREGATES),
             seed=seed,
             progress=report,
         )
@@ -233,10 +235,11 @@ def broker(
 ) -> None:
     """A broker process and others under the same load: messages per second. Exit code 1 if any is lost."""
     from roamcast.bench import broker as benchmark
+    from roamcast.bench.contestants import OTHERS
 
     if out is not None:
         prepare_out_folder(out)
-    names = benchmark.parse_names(against)
+    names = [] if against == "none" else split_names("--against", against, OTHERS)
     if quick:
         seconds, rounds, idle = 0.1, 1, 200
     with progress("measuring brokers") as report, failing_plainly():
@@ -335,7 +338,8 @@ def proxy(
     """A client of a foreign broker moves in at another site: how long, against the broker's own delivery."""
     from roamcast.bench import proxy as benchmark
 
-    kinds, syncs = benchmark.parse_kinds(against), benchmark.parse_syncs(sync)
+    kinds = split_names("--against", against, benchmark.KINDS)
+    syncs = split_names("--sync", sync, benchmark.SYNCS)
     with progress("moving in") as report, failing_plainly():
         result = benchmark.run(kinds, syncs=syncs, messages=messages, rounds=rounds, progress=report)
     if as_json:

@@ -164,22 +164,16 @@ def measure(job: VariantJob) -> Row:
 
 
 def jobs(quick: bool) -> list[VariantJob]:
-    chosen = [variant for variant in VARIANTS if variant.quick or not quick]
-    short = [
-        VariantJob(one.name, scenario(one, protocol, size, seed))
-        for one in chosen
+    short, long = (DURATION_QUICK_S, PUBLISHING_QUICK_S), (DURATION_S, PUBLISHING_S)
+    chosen = [(one, SEEDS, short) for one in VARIANTS if one.quick or not quick]
+    if not quick:
+        chosen += [(one, {LARGEST: SEEDS_LONG}, long) for one in VARIANTS if one.long]
+    return [
+        VariantJob(one.name, scenario(one, protocol, size, seed, *lengths))
+        for one, sizes, lengths in chosen
         for protocol in one.of
-        for size, seeds in SEEDS.items()
+        for size, seeds in sizes.items()
         for seed in range(1, seeds + 1)
-    ]
-    if quick:
-        return short
-    return short + [
-        VariantJob(one.name, scenario(one, protocol, LARGEST, seed, DURATION_S, PUBLISHING_S))
-        for one in chosen
-        if one.long
-        for protocol in one.of
-        for seed in range(1, SEEDS_LONG + 1)
     ]
 
 

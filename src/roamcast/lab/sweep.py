@@ -43,6 +43,8 @@ class Job(Protocol):
 
 J = TypeVar("J", bound=Job)
 
+TRIES = 2
+
 Spread = Callable[[Callable[[Any], Row], list[Any]], Iterator[tuple[Any, Row | Exception]]]
 """Does jobs elsewhere: each with its row or its error, as they finish."""
 
@@ -90,22 +92,18 @@ class Sweep:
         new = [job for job in dict.fromkeys(jobs) if (function, job) not in self._done]
         new.sort(key=lambda job: -job.cost)
         self._left = self._total = len(new)
-        failed: list[J] = []
-        unlucky: list[J] = []
-        for job, row in self._attempt(function, new):
-            if isinstance(row, BrokenExecutor):
-                unlucky.append(job)  # A process that dies takes along those that had not even begun.
-            elif isinstance(row, Exception):
-                failed.append(job)
-            else:
-                self._finish(function, job, row)
-        for job, row in self._attempt_alone(function, unlucky):
-            if isinstance(row, Exception):
-                failed.append(job)
-            else:
-                self._finish(function, job, row)
-        for job, row in self._attempt_alone(function, failed):
-            self._finish(function, job, row)
+        tries = dict.fromkeys(new, 0)
+        attempt, waiting = self._attempt, new
+        while waiting:
+            again: list[J] = []
+            for job, row in attempt(function, waiting):
+                # A process that dies takes along those that had not even begun, unless the job was alone.
+                tries[job] += attempt == self._attempt_alone or not isinstance(row, BrokenExecutor)
+                if isinstance(row, Exception) and tries[job] < TRIES:
+                    again.append(job)
+                else:
+                    self._finish(function, job, row)
+            attempt, waiting = self._attempt_alone, again
         self.failures.sort(key=str)
         rows = (self._done[function, job] for job in jobs)
         return [row for row in rows if not isinstance(row, Failure)]
