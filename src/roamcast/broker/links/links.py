@@ -15,7 +15,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from roamcast.broker.links.end import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, Resume
+from roamcast.broker.links.end import (
+    FLEETING_BYTES_MAX,
+    KEPT_BYTES_MAX,
+    TAKE_BYTES,
+    LinkEnd,
+    Resume,
+)
 from roamcast.broker.links.reach import Outcome, Reach
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
@@ -28,6 +34,16 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     resume: Resume = Resume()
     brokers: tuple[str, ...] = ()
     """Whom the receiver reaches, or would reach, through the sender."""
+
+
+class GivenLink(msgspec.Struct, frozen=True, array_like=True):
+    """One link of a network that has existed for long."""
+
+    peer: str
+    incarnation: int
+    peer_incarnation: int
+    behind: tuple[str, ...]
+    """The brokers that are reached through the peer, itself among them."""
 
 
 class LinkTurn(msgspec.Struct):
@@ -49,10 +65,11 @@ class Links:
     def __init__(
         self,
         id: str,
-        codec: Codec,
+        codec: Codec | None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
     ) -> None:
+        """Without a codec messages stay as they are, no bytes are made of them (see `LinkEnd`)."""
         self.id = id
         self.reach = Reach(id)
         self.ends: dict[str, LinkEnd] = {}
@@ -91,6 +108,17 @@ class Links:
         else:
             self.ends[peer].up(offer.resume)
         self._perform(turn, self.reach.join(peer, offer.brokers))
+        return turn
+
+    def establish(self, links: Iterable[GivenLink]) -> LinkTurn:
+        """The links of a network that has existed for long: all are up, and everyone is known."""
+        turn = LinkTurn()
+        self.reach.establish({link.peer: link.behind for link in links})
+        for link in links:
+            end = self.ends[link.peer] = LinkEnd(link.peer, link.incarnation, self._codec, *self._limits)
+            end.peer_incarnation = link.peer_incarnation
+            end.up(Resume(link.peer_incarnation))
+        turn.inputs.append(OverlayChanged(self.reach.peers, self.reach.next_hops))
         return turn
 
     def disconnected(self, peer: str) -> LinkTurn:
@@ -145,7 +173,7 @@ class Links:
             if end is None:
                 continue  # The link was given up in this very turn.
             if message is not last:
-                encoded, last = self._codec.encode(message), message
+                encoded, last = self._codec.encode(message), message  # type: ignore[union-attr]
             if type(message) is Fleeting:
                 end.send_fleeting_encoded(encoded, message.count)
             else:
