@@ -59,8 +59,8 @@ def test_a_claim_has_a_known_kind() -> None:
 
 def test_a_claim_is_what_its_parts_are_and_its_note_names_first_those_that_do_not_hold() -> None:
     cases = {
-        (True, None, False): (False, "c; cannot be told: b (so it is); no d"),
-        (True, None): (None, "cannot be told: b (so it is); no d"),
+        (True, None, False): (False, "c; undecided: b (so it is); no d"),
+        (True, None): (None, "undecided: b (so it is); no d"),
         (True,): (True, "no d"),
         (): (None, "no d"),
     }

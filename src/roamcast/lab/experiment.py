@@ -1,10 +1,10 @@
 """Claims, the experiments that check them, and what an experiment finds.
 
-A claim is a sentence of a published document that can be checked. An experiment covers one or more
-claims: it has its runs done by a `Sweep` and gives `Findings`, in which every claim has an outcome.
-One that does not hold is a finding like any other, and says so.
+A claim is a sentence of a published document that can be checked. An experiment checks one or more claims:
+a `Sweep` runs its jobs, and the experiment returns `Findings` with one outcome for each claim. A claim that
+does not hold is a valid finding.
 
-A new experiment is made in a module of its own, ends with `register`, and has a line in `catalogue`.
+A new experiment has a module of its own, which ends with `register`, and a line in `catalogue`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal["exact", "order", "shape", "erratum"]
-"""A number or a sequence that must come out; who is better; how a curve bends; a document that
-contradicts itself, of which both readings are shown."""
-
+"""exact: a number or sequence that must be reproduced; order: which is better; shape: how a curve bends;
+erratum: the document contradicts itself, and both readings are shown."""
 
 Parts = Mapping[str, bool | None]
-"""What a claim consists of: each part named by what is wrong if it does not hold; None: cannot be told."""
+"""Parts of a claim, each named by what is wrong if the part does not hold. None: undecided."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Claim:
     kind: Kind
     text: str
     paper: str = ""
-    """The document's word or number, with which a measurement is compared."""
+    """What the document says or prints, which the measurement is compared with."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -46,19 +45,19 @@ class Claim:
         return Outcome(self.id, self.kind, holds, self.paper, dict(figures), note)
 
     def open(self, note: str) -> Outcome:
-        """Nothing can be said, and the note tells why."""
+        """The claim is undecided; the note says why."""
         return self.outcome(None, {}, note)
 
     def judge(
         self, parts: Parts, figures: Mapping[str, object], *, why: str = "", notes: Iterable[str] = ()
     ) -> Outcome:
-        """A claim holds if all its parts do; one part that cannot be told leaves the claim open.
+        """A claim holds if all its parts hold; without a false part, an undecided one leaves it open.
 
-        The note names the parts that do not hold, then `why` in brackets if there are any, then `notes`.
+        The note lists the false and the undecided parts, `why` in brackets if there are any, and `notes`.
         """
         unclear = [text for text, holds in parts.items() if holds is False]
         holds = False if unclear else None if None in parts.values() or not parts else True
-        unclear += [f"cannot be told: {text}" for text, holds in parts.items() if holds is None]
+        unclear += [f"undecided: {text}" for text, holds in parts.items() if holds is None]
         note = "; ".join(unclear) + (f" ({why})" if unclear and why else "")
         return self.outcome(holds, figures, "; ".join(filter(None, [note, *notes])))
 
@@ -70,11 +69,11 @@ class Outcome:
     claim: str
     kind: Kind
     holds: bool | None
-    """None: it cannot be said, and `note` tells why."""
+    """None: undecided, and `note` says why."""
     paper: str
-    """The document's word or number."""
+    """What the document says or prints."""
     figures: dict[str, object]
-    """What was measured, and with which thresholds it was compared."""
+    """Measured values, and the thresholds they are compared with."""
     note: str = ""
 
     @property
@@ -84,13 +83,13 @@ class Outcome:
 
 @dataclass
 class Findings:
-    """Everything that an experiment gives."""
+    """Everything that an experiment returns."""
 
     outcomes: list[Outcome]
     tables: dict[str, list[Row]] = field(default_factory=dict)
     """Name to rows."""
     figures: Mapping[str, Callable[[Figure], None]] = field(default_factory=dict)
-    """Name to what draws it on an empty figure."""
+    """Name to a function that draws on an empty figure, usually a `Chart`."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,9 @@ class Experiment:
     title: str
     claims: tuple[Claim, ...]
     run: Callable[[bool, Sweep], Findings]
-    """Called with whether it has to be quick."""
+    """Called with True for a smaller setting."""
     run_on_trace: Callable[[Sweep, Path, Path], Findings] | None = None
-    """The same on a trace that a user has: called with its file and that of an overlay of its brokers."""
+    """Runs on a user's trace: called with the trace file and the file with an overlay of its brokers."""
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -109,7 +108,7 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def register(experiment: Experiment) -> Experiment:
-    """Make an experiment known. Every claim has one experiment, and no id means two things."""
+    """Add an experiment. Every claim belongs to one experiment, and every id is unique."""
     taken = {name for known in EXPERIMENTS.values() for name in names_of(known)}
     for name in names_of(experiment):
         if name in taken:
@@ -119,7 +118,7 @@ def register(experiment: Experiment) -> Experiment:
 
 
 def names_of(experiment: Experiment) -> list[str]:
-    """What a user can call it by: its id, or a claim's."""
+    """The ids that select an experiment: its own and those of its claims."""
     return [experiment.id, *(claim.id for claim in experiment.claims)]
 
 
@@ -146,7 +145,7 @@ def select(experiments: Sequence[Experiment], ids: Iterable[str]) -> dict[Experi
 def conduct(
     experiment: Experiment, quick: bool, sweep: Sweep, trace: tuple[Path, Path] | None = None
 ) -> Findings:
-    """Run an experiment, and see to it that it says something about each of its claims, once."""
+    """Run an experiment and check that it returns exactly one outcome for each of its claims."""
     if trace is None:
         findings = experiment.run(quick, sweep)
     elif experiment.run_on_trace is not None:
@@ -155,7 +154,7 @@ def conduct(
         raise InputError(f"experiment {experiment.id}: takes no trace")
     said = sorted(outcome.claim for outcome in findings.outcomes)
     if said != sorted(claim.id for claim in experiment.claims):
-        raise RuntimeError(f"experiment {experiment.id} is about other claims than it names: {said}")
+        raise RuntimeError(f"experiment {experiment.id} returned outcomes for other claims: {said}")
     return findings
 
 
