@@ -12,6 +12,7 @@ from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import REPLAY, Started, StateChecked, Tick, decode_entry, encode_entry
 from roamcast.broker.making import make_machine
 from roamcast.broker.settings import MachineSettings
+from roamcast.config.sections import Config
 from roamcast.daemon.main import recover
 from roamcast.errors import InputError
 from roamcast.protocol.snapshot import freeze, state_hash
@@ -23,9 +24,10 @@ SETTINGS = MachineSettings("a")
 
 def open_journal(folder: Path) -> tuple[Journal, AnyMachine | None]:
     """The journal of a broker, and the machine that was recovered from it."""
-    journal, recovered = Journal.open(folder, sync="process", version="0.0", replay=REPLAY)
+    config = Config(id="a", data=str(folder))
+    journal, recovered = Journal.open(config.journal_folder, sync="process", version="0.0", replay=REPLAY)
     try:
-        return journal, recover(folder, recovered, None)
+        return journal, recover(config, recovered, None)
     except BaseException:
         journal.close()
         raise

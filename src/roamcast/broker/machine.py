@@ -41,10 +41,10 @@ from roamcast.broker.inputs import (
     Tree,
 )
 from roamcast.broker.links.end import LinkError
-from roamcast.broker.links.links import Links, LinkTurn, Offer
+from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
-from roamcast.broker.seeking import Seeking, WhereIs
+from roamcast.broker.seeking import Seek, Seeking
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
 from roamcast.broker.shared_messages import GivesBack, MembersChanged, Takes
@@ -81,7 +81,9 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def __init__(self, settings: MachineSettings) -> None:
         super().__init__(settings)
-        self.front: ClientFront = MqttFront(self) if settings.front == "mqtt" else PlainFront()
+        self.front: ClientFront = (
+            MqttFront(self) if settings.front == "mqtt" else PlainFront(settings.encodes)
+        )
         self.broker = BrokerCore(
             settings.id,
             find_protocol(settings.protocol),
@@ -129,15 +131,20 @@ class BrokerMachine(MachineBase[ClientFront]):
             front.take(of_clients, out)
             if front.inputs:
                 self._run()
-        self._collect()
-        self._check_state()
+        if type(front) is MqttFront:
+            front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
+        if out.durable or self._expected is not None:
+            self._check_state()
         return out
 
     def deadline(self) -> float | None:
-        of_broker, of_clients = self.broker.deadline(), self.front.next_time()
-        if of_broker is None or of_clients is None:
-            return of_clients if of_broker is None else of_broker
-        return min(of_broker, of_clients)
+        of_clients, timers = self.front.next_time(), self.broker.timers
+        of_broker = timers[0][0] if timers else None
+        if of_clients is None:
+            return of_broker
+        return of_clients if of_broker is None else min(of_broker, of_clients)
 
     # --- for those who look on (see contract.AnyMachine) ---
 
@@ -210,15 +217,15 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.set_slow(connection, is_slow)
                 return
             case StatusAnnounced(topic, payload):
-                burst = self.announcements.announce(topic, payload, self._now)
-                self.front.inputs.append(CommandGiven(burst))
+                told = self.announcements.announce(topic, payload, self._now)
+                self.front.inputs.append(CommandGiven(told))
                 return
         self._out.durable.append(item)
         match item:
             case OverlayGiven(links):
                 self._follow(self.links.establish(links))
-            case LinkUp(peer, offer, incarnation):
-                self._on_link_up(peer, offer, incarnation)
+            case LinkUp():
+                self._on_link_up(item)
             case LinkDown(peer):
                 self._follow(self.links.disconnected(peer))
             case LinkRefused(peer, why):
@@ -228,7 +235,7 @@ class BrokerMachine(MachineBase[ClientFront]):
             case QueuesOverLimit(bytes_max):
                 self.front.inputs.append(TrimQueues(bytes_max))
             case SessionSought(client, number):
-                self.front.inputs.append(CommandGiven(WhereIs(client, self.id, number)))
+                self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
@@ -261,11 +268,11 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     # --- links ---
 
-    def _on_link_up(self, peer: str, offer: Offer, incarnation: int) -> None:
+    def _on_link_up(self, item: LinkUp) -> None:
         try:
-            self._follow(self.links.connected(peer, offer, incarnation))
+            self._follow(self.links.connected(item.peer, item.offer, item.incarnation, item.version))
         except LinkError as error:
-            self._close_link(peer, str(error))
+            self._close_link(item.peer, str(error))
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:
@@ -305,11 +312,12 @@ class BrokerMachine(MachineBase[ClientFront]):
             sends, records = effects.sends, effects.records
             if sends:
                 out.sends = [*out.sends, *sends] if out.sends else sends
-                self.links.send(sends)
+                if self.settings.encodes:
+                    self.links.send(sends)
             if records:
                 out.records = [*out.records, *records] if out.records else records
             if effects.to_clients or effects.closes:
-                front.perform(effects)
+                front.perform(effects, out)
 
     # --- what is checked in a replay ---
 

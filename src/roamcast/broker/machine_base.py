@@ -76,18 +76,12 @@ class MachineBase(Generic[AFront]):
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
-    def _collect(self) -> None:
-        """The turn is over: what is to be written, closed, noted and answered."""
-        self.front.collect(self._out)
-        if self.seeking.answers:
-            self._out.answers, self.seeking.answers = self.seeking.answers, []
-
     def _check_state(self) -> None:
-        """The turn is over: compare the state with what the journal says of it, or say it now and then."""
+        """A turn is over: compare the state with what the journal says of it, or say it now and then."""
         expected, self._expected = self._expected, None
         durable = self._out.durable
         if expected is None:
-            self._turns_unchecked += bool(durable)
+            self._turns_unchecked += 1
             if self._turns_unchecked < CHECK_EVERY:
                 return
         sums = self._sums()

@@ -302,22 +302,13 @@ class Network(Engine):
             return  # Only the news that a client has left: it will be told that of all its clients.
         machine = self.machines[broker]
         effects = machine.step(self.now, inputs)
-        if self._has_faults and self._crashes(broker, effects):
-            return
-        self._perform(broker, machine, inputs, effects)
-
-    def _perform(
-        self,
-        broker: str,
-        machine: BrokerMachine,
-        inputs: Sequence[MachineInput | Input],
-        effects: MachineEffects,
-    ) -> None:
         if self._has_faults:
+            if self._crashes(broker, effects):
+                return
             self._send_frames(broker, machine, inputs, effects)
         elif effects.sends:
             self._send_in_process(broker, machine, effects.sends)
-        if effects.to_clients or effects.client_closes or effects.writes or effects.closes:
+        if effects.to_clients or effects.writes or effects.client_closes or effects.closes:
             self.access.take(broker, effects)
         if effects.records:
             self.observe(effects.records)
@@ -339,7 +330,7 @@ class Network(Engine):
         """What the core has sent, in this order, where nothing can go wrong: no bytes are made of it."""
         self._count(broker, sends)
         ends, lane = machine.links.ends, self._lane
-        items = [(peer, ends[peer].take_in_process(broker)) for peer, _ in sends]
+        items = [(peer, ends[peer].send_in_process(broker, message)) for peer, message in sends]
         if lane is not None:
             at = self.now + self.settings.link_delay.low_s
             self.push_lane(lane, at, self._arrive_together, broker, items)

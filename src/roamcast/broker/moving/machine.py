@@ -137,8 +137,11 @@ class MovingMachine(MachineBase[MqttFront]):
         if out.durable:
             for confirmed in list(self.links.confirmations()):
                 self._confirm(confirmed)
-        self._collect()
-        self._check_state()
+        self.front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
+        if out.durable or self._expected is not None:
+            self._check_state()
         return out
 
     def deadline(self) -> float | None:
@@ -204,8 +207,8 @@ class MovingMachine(MachineBase[MqttFront]):
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
-                burst = self.announcements.announce(topic, payload, self.core.now)
-                self.front.inputs.append(CommandGiven(burst))
+                told = self.announcements.announce(topic, payload, self.core.now)
+                self.front.inputs.append(CommandGiven(told))
             case SessionSought(client, number):
                 self.seeking.on_where_is(self.id, WhereIs(client, self.id, number))
             case LinkUp(peer):
@@ -220,8 +223,8 @@ class MovingMachine(MachineBase[MqttFront]):
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
-            case LinkUp(peer, _, incarnation):
-                self.links.connect(peer, incarnation)
+            case LinkUp(peer, _, incarnation, version):
+                self.links.connect(peer, incarnation, version)
             case ParentTaken(old, new):
                 self._take_parent(old, new)
             case LinkLeft(peer):
