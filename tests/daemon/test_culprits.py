@@ -40,6 +40,8 @@ class Touchy(BrokerMachine):
 
     fears_time = False
 
+    __state__ = State("touchy", derived=("fears_time",))
+
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         inputs = list(inputs)
         effects = super().step(now, inputs)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -100,6 +100,9 @@ class LinkEnd:
     sends as one, is not resumed with.
     """
 
+    unnumbered: ClassVar[tuple[type[Message], ...]] = ()
+    """The messages that may come without a number, beside those that are fleeting."""
+
     __state__ = State(
         "link-end",
         saved=(
@@ -148,7 +151,6 @@ class LinkEnd:
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
-        self._unnumbered = unnumbered
         self._written: deque[Kept] = deque()
         self._unwritten: deque[Kept] = deque()
         self._offset = 0

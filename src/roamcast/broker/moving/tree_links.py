@@ -70,6 +70,12 @@ class Beat(Message, frozen=True):
         return True
 
 
+class TreeLinkEnd(LinkEnd):
+    unnumbered = (WhereIs, IsHere)
+
+    __state__ = State("tree-link-end")
+
+
 class Neighbour:
     """A broker in reach: the connection to it, and the link of the tree over it, if there is one."""
 
