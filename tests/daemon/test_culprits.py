@@ -40,8 +40,6 @@ class Touchy(BrokerMachine):
 
     fears_time = False
 
-    __state__ = State("touchy", derived=("fears_time",))
-
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         inputs = list(inputs)
         effects = super().step(now, inputs)

@@ -82,7 +82,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
 def recover(config: Config, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:
     """The machine as it was, from the snapshot and the entries after it; None at the very first start."""
     machine: AnyMachine | None = None
-    folder = config.journal_folder
+    where = f"journal {config.journal_folder}"
     if recovered.snapshot is not None:
         try:
             machine = thaw(recovered.snapshot, verify=True)

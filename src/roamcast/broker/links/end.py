@@ -37,7 +37,6 @@ from roamcast.protocol.codec import (
     Codec,
     UnknownMessage,
     batch_head,
-    tag_of,
     without_skipped,
 )
 from roamcast.protocol.effects import ReceivedInProcess
@@ -107,7 +106,7 @@ class LinkEnd:
         "link-end",
         saved=(
             "peer", "incarnation", "peer_incarnation", "sent", "received", "is_up", "version", "_codec",
-            "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every", "_unnumbered",
+            "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every",
         ),
         # What the peer has acknowledged and what was written to it: neither is journalled.
         unhashed=(
@@ -126,10 +125,7 @@ class LinkEnd:
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
-        *,
-        unnumbered: tuple[str, ...] = (),
     ) -> None:
-        """`unnumbered`: tags of messages that may come without a number, beside those that are fleeting."""
         self.peer = peer
         self.incarnation = incarnation
         self.peer_incarnation = 0
@@ -515,7 +511,7 @@ class _Reading:
         for message in known:
             if type(message) is Fleeting:
                 continue  # Nearly all of them.
-            if not (message.is_fleeting or tag_of(type(message)) in self.end._unnumbered):
+            if not (message.is_fleeting or type(message) in self.end.unnumbered):
                 raise LinkError(f"{self.end.peer} sent {type(message).__name__} without a number")
         self.fleeting += known
 
