@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.covering import Box
 from roamcast.filters.expression import Attributes
-from roamcast.filters.outline_masks import thinned
 from roamcast.filters.values import ABSENT, BOTTOM, END, FALSE, NAN, START, TOP, TRUE, NumberCut, ValueSet
 
 # Making the integers takes about as long for one box as asking so many filters does.
@@ -376,6 +375,15 @@ def _rows(
             if high not in row_of:
                 opening.add(place, last - 1, last)
     return cuts, accepting.rows(free), opening.rows(bytearray(len(free)))
+
+
+def thinned(ends: list[Any], limit: int) -> list[Any]:
+    """At most `limit` of the ends, rising; those that occur often are among them."""
+    distinct = sorted(set(ends))
+    if len(distinct) <= limit:
+        return distinct
+    ends.sort()
+    return list(dict.fromkeys(ends[(2 * i + 1) * len(ends) // (2 * limit)] for i in range(limit)))
 
 
 class _Switches:

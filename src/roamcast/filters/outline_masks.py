@@ -15,6 +15,7 @@ from operator import or_
 from typing import Any, NamedTuple
 
 from roamcast.filters.filter import Filter
+from roamcast.filters.masks import thinned
 from roamcast.filters.values import ABSENT, FALSE, NAN, TRUE, NumberCut, StringCut
 
 SLOTS = 1024
@@ -289,15 +290,6 @@ class _Reach:
                 starting |= self._starting.get(value, 0)
             found |= self.having & ~starting
         return found
-
-
-def thinned(ends: list[Any], limit: int) -> list[Any]:
-    """At most `limit` of the ends, rising; those that occur often are among them."""
-    distinct = sorted(set(ends))
-    if len(distinct) <= limit:
-        return distinct
-    ends.sort()
-    return list(dict.fromkeys(ends[(2 * i + 1) * len(ends) // (2 * limit)] for i in range(limit)))
 
 
 def _flip_at(rows: dict[Any, int], key: Any, bit: int) -> None:

@@ -80,9 +80,9 @@ test: BETWEEN literal _AND literal                      -> between
 own: OWN (LPAR STRING _RPAR)?
 name: NAME                                              -> plain_name
     | QUOTED_NAME                                       -> quoted_name
-literal: STRING                                         -> string
+?literal: STRING                                        -> string
     | NUMBER                                            -> number
-    | boolean                                           -> boolean_literal
+    | boolean
 boolean: TRUE                                           -> true
     | FALSE                                             -> false
 
@@ -275,9 +275,6 @@ class _Builder(Transformer[Token, Any]):
 
     def false(self, token: Token) -> _Literal:
         return False, token.start_pos or 0
-
-    def boolean_literal(self, literal: _Literal) -> _Literal:
-        return literal
 
     def flag(self, name: str) -> _Nested:
         return comparison(name, "=", True), 0
