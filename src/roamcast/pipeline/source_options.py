@@ -105,7 +105,7 @@ def _value(name: str, option: Field[Any], text: str) -> Any:
     low, high = option.metadata["range"]
     if not high:
         return text
-    kind = type(option.default)
+    kind: type[int] | type[float] = type(getattr(Options, option.name))
     try:
         number = kind(text)
     except ValueError:

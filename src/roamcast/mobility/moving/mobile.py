@@ -176,9 +176,6 @@ class MobileProtocol:
         """Subscribers whose stored events may have a way now, and had none before."""
         self._out = Outcome()
 
-    def understands(self, message: Message) -> bool:
-        return type(message) in self._handlers
-
     # --- the ways in ---
 
     def receive(self, sender: str, message: Message, *, is_subscriber: bool = False) -> Outcome:
