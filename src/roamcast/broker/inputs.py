@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from roamcast.broker.links.links import Offer
+from roamcast.broker.links.links import GivenLink, Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
+from roamcast.protocol.effects import Attached, Detached, Input, Said, SessionOver, Submitted
+from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
+from roamcast.routing.location.movement_graph import MovementGraph
+from roamcast.routing.location.variables import NumberSteps, Variable
+
+REPLAY = 1
+"""Rises whenever replaying the same entries may give another state than before: when the machine's behaviour
+or the meaning of an input changes. Only code with the same number replays a journal's entries."""
 
 
 class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -68,6 +79,14 @@ class LinkUp(MachineInput, frozen=True):
     offer: Offer
     incarnation: int
     """A random number for this end if the link begins anew, else 0."""
+    version: int = 1
+    """Of the link protocol, on which both ends have agreed."""
+
+
+class OverlayGiven(MachineInput, frozen=True):
+    """The links of this broker were made long ago: nobody has to join. For networks that are simulated."""
+
+    links: tuple[GivenLink, ...]
 
 
 class LinkRefused(MachineInput, frozen=True):
@@ -132,6 +151,14 @@ class Tick(MachineInput, frozen=True):
     """The time that `deadline()` named has come."""
 
 
+class StateChecked(MachineInput, frozen=True):
+    """What the state amounts to at the end of this turn. The machine adds it now and then by itself, and a
+    replay that comes to something else is refused."""
+
+    sums: dict[str, int]
+    """A checksum of each part of the state that was looked at."""
+
+
 # --- of brokers that move; all but the inputs above follow from these, so that no election is replayed ---
 
 
@@ -167,6 +194,7 @@ AnyInput = (
     | ClientSlowed
     | ConnectionLost
     | LinkUp
+    | OverlayGiven
     | LinkRefused
     | LinkDown
     | LinkFrames
@@ -177,10 +205,15 @@ AnyInput = (
     | SessionSought
     | DrainOrdered
     | Tick
+    | StateChecked
     | Elapsed
     | ParentTaken
     | LinkLeft
     | Confirmed
+    | Attached
+    | Detached
+    | Submitted
+    | SessionOver
 )
 
 
@@ -206,9 +239,15 @@ class MachineEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
-    link_closes: list[tuple[str, str]] = []
+    to_clients: Sequence[tuple[str, int, Said]] = ()
+    """What the plain front says to its clients: (client, connection, message); and …"""
+    client_closes: Sequence[tuple[str, int, str]] = ()
+    """… the connections that it closes: (client, connection, reason)."""
+    sends: Sequence[tuple[str, Message]] = ()
+    """What the links were given, for those who count: (peer, message)."""
+    link_closes: Sequence[tuple[str, str]] = ()
     """Links to be closed, and why."""
-    records: list[Row] = []
+    records: list[Row] = ()  # type: ignore[assignment]  # Most turns have none, and a list takes time.
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
@@ -216,17 +255,38 @@ class MachineEffects(msgspec.Struct):
     """If it is another than before."""
     unread: Sequence[int] = ()
     """Connections that sent more than one turn may take: the next goes on with an empty `ClientFrames`."""
-    deferred: list[MachineInput] = []
+    deferred: list[MachineInput] = ()  # type: ignore[assignment]
     """What is to come behind that, once more."""
-    durable: list[MachineInput] = []
+    durable: list[MachineInput | Input] = []
     """What must be in the journal before any of the rest goes out."""
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Entry)
+def _encode_hook(value: Any) -> Any:
+    if isinstance(value, Filter):
+        return value.text
+    if isinstance(value, MovementGraph):
+        return [[start, value.neighbours(start)] for start in value.locations]
+    if isinstance(value, NumberSteps):
+        return {"steps": (value.fall, value.rise, value.lowest, value.highest)}
+    raise TypeError(f"a {type(value).__name__} cannot be journalled")
 
 
-def encode_entry(now: float, inputs: list[MachineInput]) -> bytes:
+def _decode_hook(wanted: type, value: Any) -> Any:
+    if wanted is Filter:
+        return parse(value)
+    if wanted is Variable and isinstance(value, dict):
+        return NumberSteps(*value["steps"])
+    if wanted is Variable:
+        edges = [(start, end) for start, ends in value for end in ends]
+        return MovementGraph(edges, [start for start, _ in value], one_way=True)
+    raise TypeError(f"a {wanted.__name__} cannot be read from a journal")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_decoder = msgspec.msgpack.Decoder(Entry, dec_hook=_decode_hook)
+
+
+def encode_entry(now: float, inputs: Sequence[MachineInput | Input]) -> bytes:
     return _encoder.encode((now, inputs))
 
 

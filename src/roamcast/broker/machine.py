@@ -9,7 +9,8 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
@@ -17,12 +18,10 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
+from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
     BrokerForgotten,
-    ClientConnected,
-    ClientFrames,
     ClientSlowed,
-    ConnectionLost,
     DrainOrdered,
     LinkDown,
     LinkFrames,
@@ -30,20 +29,22 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineEffects,
     MachineInput,
+    OverlayGiven,
     QueuesOverLimit,
     RulesChanged,
     SessionSought,
     SettingsChanged,
     Started,
+    StateChecked,
     StatusAnnounced,
     Tick,
     Tree,
 )
 from roamcast.broker.links.end import LinkError
-from roamcast.broker.links.links import Links, LinkTurn, Offer
+from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
-from roamcast.broker.seeking import Seeking, WhereIs
+from roamcast.broker.seeking import Seek, Seeking
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
 from roamcast.broker.shared_messages import GivesBack, MembersChanged, Takes
@@ -51,37 +52,50 @@ from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
-from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import CommandGiven, Deadline, OverlayChanged, TrimQueues
+from roamcast.protocol.effects import (
+    CommandGiven,
+    Deadline,
+    Input,
+    OverlayChanged,
+    ReceivedInProcess,
+    TrimQueues,
+)
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 
-class BrokerMachine(MachineBase):
+class BrokerMachine(MachineBase[ClientFront]):
     links: Links
     seeking: Seeking
     links_may_cycle = False
 
-    __unsaved__ = ("_out",)
+    __state__ = State(
+        "broker-machine",
+        saved=(
+            "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
+        ),
+        unhashed=("_now",),
+    )  # fmt: skip
 
     def __init__(self, settings: MachineSettings) -> None:
-        self.settings = settings
-        self.id = settings.id
-        self.starts = 0
-        """How often a process has begun to drive this site."""
-        self.endpoint = Endpoint(self)
-        self.broker = BrokerCore(
-            settings.id, find_protocol(settings.protocol), _broker_settings(settings), front=self.endpoint
+        super().__init__(settings)
+        self.front: ClientFront = (
+            MqttFront(self) if settings.front == "mqtt" else PlainFront(settings.encodes)
         )
-        self.links = Links(settings.id, Codec())
+        self.broker = BrokerCore(
+            settings.id,
+            find_protocol(settings.protocol),
+            _broker_settings(settings),
+            front=self.front.of_core,
+        )
+        self.links = Links(settings.id, Codec() if settings.encodes else None)
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
-        self.shared = SharedSubscriptions(
-            self.broker, self.endpoint.group_settled, self.endpoint.join_all_groups
-        )
+        self.shared = SharedSubscriptions(self.broker, self.front)
         self.announcements = Announcements(self.broker)
-        self.seeking = Seeking(self.broker, self.endpoint)
+        self.seeking = Seeking(self.broker, self.front)
         self.draining = Draining(self.broker)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
@@ -89,33 +103,48 @@ class BrokerMachine(MachineBase):
         self._restore()
 
     def _restore(self) -> None:
-        self._out = MachineEffects()
+        super()._restore()
+        parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
+        for part in parts:
+            part.register_handlers()
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
-        self._now = self.endpoint.now = now
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
+        front = self.front
+        self._now = front.now = now
         self._out = out = MachineEffects()
-        endpoint = self.endpoint
-        of_clients = []
+        of_clients: list[Any] = []
         for item in inputs:
-            if type(item) is ClientFrames or type(item) is ConnectionLost or type(item) is ClientConnected:
+            if type(item) in front.kinds:
                 of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
+                self.links.ends[item.peer].receive_in_process(item)
+                front.inputs.append(item)
+            elif type(item) is StateChecked:
+                self._expected = item
             else:
                 self._on_input(item)
-        if endpoint.inputs:
+        if front.inputs:
             self._run()
-        self._read(of_clients)
-        if endpoint.inputs:
-            self._run()
-        self._collect()
+        if of_clients:
+            front.take(of_clients, out)
+            if front.inputs:
+                self._run()
+        if type(front) is MqttFront:
+            front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
+        if out.durable:
+            self._check_state()
         return out
 
     def deadline(self) -> float | None:
-        of_broker, of_clients = self.broker.deadline(), self.endpoint.timers.next()
-        if of_broker is None or of_clients is None:
-            return of_clients if of_broker is None else of_broker
-        return min(of_broker, of_clients)
+        of_clients, timers = self.front.next_time(), self.broker.timers
+        of_broker = timers[0][0] if timers else None
+        if of_clients is None:
+            return of_broker
+        return of_clients if of_broker is None else min(of_broker, of_clients)
 
     # --- for those who look on (see contract.AnyMachine) ---
 
@@ -179,22 +208,24 @@ class BrokerMachine(MachineBase):
 
     # --- inputs that do not come from clients ---
 
-    def _on_input(self, item: MachineInput) -> None:
+    def _on_input(self, item: MachineInput | Input) -> None:
         match item:
             case LinkFrames(peer, data):
                 self._on_link_frames(peer, data)
                 return
             case ClientSlowed(connection, is_slow):
-                self.endpoint.set_slow(connection, is_slow)
+                self.front.set_slow(connection, is_slow)
                 return
             case StatusAnnounced(topic, payload):
-                burst = self.announcements.announce(topic, payload, self._now)
-                self.endpoint.inputs.append(CommandGiven(burst))
+                told = self.announcements.announce(topic, payload, self._now)
+                self.front.inputs.append(CommandGiven(told))
                 return
         self._out.durable.append(item)
         match item:
-            case LinkUp(peer, offer, incarnation):
-                self._on_link_up(peer, offer, incarnation)
+            case OverlayGiven(links):
+                self._follow(self.links.establish(links))
+            case LinkUp():
+                self._on_link_up(item)
             case LinkDown(peer):
                 self._follow(self.links.disconnected(peer))
             case LinkRefused(peer, why):
@@ -202,54 +233,53 @@ class BrokerMachine(MachineBase):
             case BrokerForgotten(broker):
                 self._follow(self.links.forget(broker))
             case QueuesOverLimit(bytes_max):
-                self.endpoint.inputs.append(TrimQueues(bytes_max))
+                self.front.inputs.append(TrimQueues(bytes_max))
             case SessionSought(client, number):
-                self.endpoint.inputs.append(CommandGiven(WhereIs(client, self.id, number)))
+                self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
-                self.endpoint.send_away(reference)
-                self.endpoint.inputs.append(CommandGiven(HandAway(destination)))
+                self.front.send_away(reference)
+                self.front.inputs.append(CommandGiven(HandAway(destination)))
             case SettingsChanged(settings):
                 self._configure(settings)
             case Tick():
-                self.endpoint.on_deadline()
-                self.endpoint.inputs.append(Deadline())
+                self.front.on_deadline()
+                self.front.inputs.append(Deadline())
             case RulesChanged(rules):
-                self.endpoint.set_access(rules)
+                self.front.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
+            case _:
+                raise InputError(f"a broker that does not move does not know {type(item).__name__}")
 
     def _on_started(self, settings: MachineSettings) -> None:
         self._check_start(settings)
         self.starts += 1
-        self.endpoint.serve_again()
         self._configure(settings)
-        for id in list(self.endpoint.connections):
-            self.endpoint.closed(id)
+        self.front.restart()
         for peer in list(self.links.ends):
             self._follow(self.links.disconnected(peer))
-        self.endpoint.traffic.reset()
         self.broker.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         self.settings = settings
-        self.endpoint.configure(settings.endpoint)
+        self.front.apply(settings)
         self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
 
     # --- links ---
 
-    def _on_link_up(self, peer: str, offer: Offer, incarnation: int) -> None:
+    def _on_link_up(self, item: LinkUp) -> None:
         try:
-            self._follow(self.links.connected(peer, offer, incarnation))
+            self._follow(self.links.connected(item.peer, item.offer, item.incarnation, item.version))
         except LinkError as error:
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(item.peer, str(error))
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
             self._follow(self.links.disconnected(peer))
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(peer, str(error))
             return
         if turn.durable:
             self._out.durable.append(LinkFrames(peer, turn.durable))
@@ -257,55 +287,78 @@ class BrokerMachine(MachineBase):
 
     def _follow(self, turn: LinkTurn) -> None:
         """Hand to the broker what came over links, or follows for it from a change of the overlay."""
-        inputs = self.endpoint.inputs
+        inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)
-            if isinstance(item, OverlayChanged):
+            if type(item) is OverlayChanged:
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
                 inputs += [CommandGiven(TellRetained(peer)) for peer in new]
                 inputs.append(CommandGiven(MembersChanged()))
         inputs += turn.fleeting
-        self._out.link_closes += turn.closes
+        for peer, why in turn.closes:
+            self._close_link(peer, why)
+
+    def _close_link(self, peer: str, why: str) -> None:
+        self._out.link_closes = [*self._out.link_closes, (peer, why)]
 
     # --- running the broker ---
 
     def _run(self) -> None:
-        endpoint, broker = self.endpoint, self.broker
-        while endpoint.inputs:
-            inputs, endpoint.inputs = endpoint.inputs, []
-            effects = broker.step(self._now, inputs)
-            if effects.sends:
-                self.links.send(effects.sends)
-            if effects.records:
-                self._out.records += effects.records
+        front, out = self.front, self._out
+        while front.inputs:
+            inputs, front.inputs = front.inputs, []
+            effects = self.broker.step(self._now, inputs)
+            sends, records = effects.sends, effects.records
+            if sends:
+                out.sends = [*out.sends, *sends] if out.sends else sends
+                if self.settings.encodes:
+                    self.links.send(sends)
+            if records:
+                out.records = [*out.records, *records] if out.records else records
             if effects.to_clients or effects.closes:
-                endpoint.perform(effects)
+                front.perform(effects, out)
+
+    # --- what is checked in a replay ---
+
+    def _clients(self) -> Collection[str]:
+        return self.broker.sessions
+
+    def _queue_position(self, client: str) -> tuple[int, ...]:
+        session, attachment = self.broker.sessions.get(client), self.broker.attachments.get(client)
+        position: tuple[int, ...] = ()
+        if session is not None:
+            position += (session.number, session.incarnation, session.published, session.accepted)
+        if attachment is not None and attachment.queue is not None:
+            queue = attachment.queue
+            position += (queue.base, queue.sent, queue.appended, queue.popped)
+        return position
+
+    def _counters(self) -> tuple[int, ...]:
+        return (*self.broker.counters(), *self.retained.counters())
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
-        self.endpoint.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
+        self.front.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
 
     def recall(self, client: str, subscription: Subscription) -> None:
         filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
-        self.endpoint.inputs.append(
-            CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local))
-        )
-        self.endpoint.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
+        self.front.inputs.append(CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local)))
+        self.front.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
-        is_there = self.endpoint.is_connected(client)
+        is_there = self.front.is_connected(client)
         takes = Takes(subscription.group, subscription.filter, client, True, is_there, asks)
-        self.endpoint.inputs.append(CommandGiven(takes))
+        self.front.inputs.append(CommandGiven(takes))
 
     def leave(self, client: str, subscription: Subscription) -> None:
         takes = Takes(subscription.group, subscription.filter, client, joins=False)
-        self.endpoint.inputs.append(CommandGiven(takes))
+        self.front.inputs.append(CommandGiven(takes))
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         given = GivesBack(subscription.group, subscription.filter, client, burst)
-        self.endpoint.inputs.append(CommandGiven(given))
+        self.front.inputs.append(CommandGiven(given))
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         return self.broker.places.refusal_of_filter(filter, client)

@@ -59,6 +59,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
+from roamcast.state import State
 
 
 class Resubscribe(Message, frozen=True):
@@ -101,6 +102,11 @@ class Replay(Message, frozen=True):
 class Cache:
     """What a border broker holds for a client, from its arrival until it has been fetched."""
 
+    __state__ = State(
+        "relocation-cache",
+        saved=("subscriber", "number", "queue", "blocked", "received", "fetch"),
+    )  # fmt: skip
+
     def __init__(self, subscriber: str, number: int, queue: DeliveryQueue, blocked: bool) -> None:
         self.subscriber = subscriber
         self.number = number
@@ -131,6 +137,8 @@ class Relocation(MobilityProtocol):
     promise = Promise(lost=frozenset({"overflow", "expired"}))
     strategies = ("simple",)
     """Others forget whose entry it is."""
+
+    __state__ = State("relocation", saved=("caches", "current", "left", "replays_due"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -377,6 +385,8 @@ class Relocation(MobilityProtocol):
 class RelocationPublished(Relocation):
     name = "relocation:published"
     summary = "as published: delivers twice what came to the new broker on behalf of others there"
+
+    __state__ = State("relocation-published")
 
     def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
         yield from held_back

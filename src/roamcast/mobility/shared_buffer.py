@@ -11,9 +11,12 @@ from collections import Counter
 
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer
+from roamcast.state import State
 
 
 class SharedBuffer(Buffer):
+    __state__ = State("shared-buffer", saved=("_holders",))
+
     def __init__(self, limit_bytes: int | None = None) -> None:
         super().__init__(limit_bytes)
         self._holders: Counter[tuple[str, int, int]] = Counter()

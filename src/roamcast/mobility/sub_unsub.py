@@ -27,6 +27,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
+from roamcast.state import State
 
 MARKS_KEPT_BOUNDS = 16
 """For how many longest delays the last number of a publisher is remembered and passed on."""
@@ -59,6 +60,8 @@ class Stay:
         "recent", "waited",
     )  # fmt: skip
 
+    __state__ = State("sub-unsub-stay")
+
     def __init__(self, number: int, queue: DeliveryQueue, merged: bool) -> None:
         self.number = number
         self.queue = queue
@@ -81,6 +84,8 @@ class SubUnsub(MobilityProtocol):
     promise = Promise(lost=frozenset({"overflow"}))
     assumes = frozenset({"bounded_delay"})
     waits_bounds: ClassVar[int] = 2
+
+    __state__ = State("sub-unsub", saved=("bound_s", "marks_kept_s", "stays", "current"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -212,6 +217,8 @@ class SubUnsubPublished(SubUnsub):
     name = "sub_unsub:published"
     summary = "as published: the old broker waits one longest delay, and may miss what is still on its way"
     waits_bounds = 1
+
+    __state__ = State("sub-unsub-published")
 
 
 register(SubUnsub)

@@ -1,0 +1,214 @@
+"""Fronts: what clients talk to at a broker. A machine has one, and it plugs in here.
+
+`MqttFront` is what ships: the MQTT endpoint, fed with the bytes of connections. `PlainFront` is for the
+lab: its clients say what the core understands as it is (`broker.plain_client`), so that large sweeps need
+not pay for MQTT. Everything behind a front is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from roamcast.broker.front import Front
+from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineEffects
+from roamcast.broker.settings import MachineSettings
+from roamcast.mqtt.server.access import AccessRules
+from roamcast.mqtt.server.endpoint import Endpoint
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
+from roamcast.protocol.messages import ClientPublish
+from roamcast.state import State
+
+PACKETS_MIN = 20
+"""What one client may always send in one turn."""
+
+
+class ClientFront(Protocol):
+    """What the machine asks of its front."""
+
+    inputs: list[Input]
+    """For the core, not yet taken."""
+    now: float
+    sessions: Any
+    """What it keeps for each client."""
+
+    @property
+    def kinds(self) -> frozenset[Any]:
+        """The inputs that come from clients."""
+
+    @property
+    def of_core(self) -> Front | None:
+        """What the core asks of it, where it keeps more for a client than the core knows."""
+
+    def take(self, items: Sequence[Any], out: MachineEffects) -> None:
+        """What came from clients, in order; `out.durable` gets what must be journalled of it."""
+
+    def perform(self, effects: Effects, out: MachineEffects) -> None:
+        """What the core wants done for clients."""
+
+    def position(self, client: str) -> tuple[Any, ...]:
+        """Figures that change with what it keeps for a client, for comparing a replay."""
+
+    def next_time(self) -> float | None: ...
+    def on_deadline(self) -> None: ...
+    def apply(self, settings: MachineSettings) -> None: ...
+    def restart(self) -> None:
+        """A process begins to drive this machine: no connection of before exists any more."""
+
+    def set_access(self, rules: AccessRules) -> None: ...
+    def set_slow(self, id: int, is_slow: bool) -> None: ...
+    def send_away(self, reference: str) -> None: ...
+    def is_connected(self, client: str) -> bool: ...
+    def group_settled(self, client: str, group: tuple[str, str]) -> None: ...
+    def join_all_groups(self) -> None: ...
+
+
+FromClient = ClientFrames | ConnectionLost | ClientConnected
+
+
+class MqttFront(Endpoint):
+    kinds: frozenset[Any] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
+
+    __state__ = State("mqtt-front")
+
+    @property
+    def of_core(self) -> Front:
+        return self
+
+    def take(self, items: Sequence[FromClient], out: MachineEffects) -> None:
+        durable = out.durable
+        if self.packets_per_turn:
+            self.packets_max = max(PACKETS_MIN, self.packets_per_turn // len(items))
+        for item in items:
+            if type(item) is ClientFrames:
+                data = self.read(item.connection, item.data)
+                if data:
+                    durable.append(item if data is item.data else ClientFrames(item.connection, data))
+            elif type(item) is ClientConnected:
+                durable.append(item)
+                self.connected(item.connection, item.connect, item.identity)
+            elif item.connection in self.unread:
+                out.deferred = [*out.deferred, item]  # Its last words are still to be read.
+            elif item.connection in self.connections:
+                durable.append(item)
+                self.closed(item.connection)
+
+    def collect(self, out: MachineEffects) -> None:
+        writes, touched = out.writes, self.touched
+        # Those who get something come before those who said something, who can wait for their answer.
+        for id, connection in reversed(touched.items()):
+            if connection.out:
+                writes[id], connection.out = connection.out, []
+        touched.clear()
+        if self.encoder.written:
+            self.encoder.forget()
+        traffic = self.traffic
+        if traffic.notes:
+            out.notes, traffic.notes = traffic.notes, []
+        if self.unread:
+            out.unread = list(self.unread)
+            self.unread.clear()
+        if self.closes:
+            out.closes = list(self.closes)
+            self.closes.clear()
+
+    def position(self, client: str) -> tuple[Any, ...]:
+        session = self.sessions.get(client)
+        if session is None:
+            return ()
+        return session.connection, list(session.subscriptions), *session.in_flight.position()
+
+    def next_time(self) -> float | None:
+        return self.timers.next()
+
+    def apply(self, settings: MachineSettings) -> None:
+        self.configure(settings.endpoint)
+
+    def restart(self) -> None:
+        self.serve_again()
+        for id in list(self.connections):
+            self.closed(id)
+        self.traffic.reset()
+
+
+class PlainFront:
+    """Passes on what clients say and hear. It keeps nothing but which connections are open."""
+
+    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted, SessionOver})
+
+    __state__ = State(
+        "plain-front", saved=("inputs", "sessions", "connections", "_is_journalled"), unhashed=("now",)
+    )
+
+    def __init__(self, is_journalled: bool = True) -> None:
+        self.inputs: list[Input] = []
+        self.now = 0.0
+        self._is_journalled = is_journalled
+        self.sessions: dict[str, Any] = {}
+        self.connections: dict[int, str] = {}
+        """Connection to client. After a restart none of them exists any more."""
+
+    @property
+    def of_core(self) -> None:
+        return None
+
+    def take(self, items: Sequence[Any], out: MachineEffects) -> None:
+        self.inputs += items
+        for item in items:
+            if type(item) is not Submitted:
+                self._note(item)
+        if self._is_journalled:
+            out.durable += [item for item in items if not _promises_nothing(item)]
+
+    def _note(self, item: Attached | Detached | SessionOver) -> None:
+        if type(item) is Attached:
+            self.connections[item.connection] = item.client
+        elif type(item) is Detached:
+            self.connections.pop(item.connection, None)
+
+    def perform(self, effects: Effects, out: MachineEffects) -> None:
+        to_clients, closes = effects.to_clients, effects.closes
+        if to_clients:
+            out.to_clients = [*out.to_clients, *to_clients] if out.to_clients else to_clients
+        if closes:
+            out.client_closes = [*out.client_closes, *closes]
+            for _, connection, _ in closes:
+                self.connections.pop(connection, None)
+
+    def position(self, client: str) -> tuple[Any, ...]:
+        return ()
+
+    def next_time(self) -> float | None:
+        return None
+
+    def on_deadline(self) -> None:
+        pass
+
+    def apply(self, settings: MachineSettings) -> None:
+        pass
+
+    def restart(self) -> None:
+        self.inputs += [Detached(client, id) for id, client in self.connections.items()]
+        self.connections.clear()
+
+    def set_access(self, rules: AccessRules) -> None:
+        pass
+
+    def set_slow(self, id: int, is_slow: bool) -> None:
+        pass
+
+    def send_away(self, reference: str) -> None:
+        pass
+
+    def is_connected(self, client: str) -> bool:
+        return client in self.connections.values()
+
+    def group_settled(self, client: str, group: tuple[str, str]) -> None:
+        pass
+
+    def join_all_groups(self) -> None:
+        pass
+
+
+def _promises_nothing(item: object) -> bool:
+    return type(item) is Submitted and type(item.message) is ClientPublish and not item.message.request
