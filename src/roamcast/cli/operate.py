@@ -167,7 +167,7 @@ def explain(
     wanted = parse_notification(notification)
     names = (client, wanted.publisher)
     if key_file is not None:
-        from roamcast.net.private_files import read_secret
+        from roamcast.config.private_files import read_secret
 
         pseudonym = pseudonyms(read_secret(str(key_file), "--key-file"))
         names = (pseudonym(client), pseudonym(wanted.publisher))
