@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
 from roamcast.client.addresses import Address, AddressBook
 from roamcast.client.attachment import Attachment, Policy
@@ -15,6 +16,8 @@ from roamcast.client.errors import ClientClosed
 from roamcast.client.messages import (
     Payload,
     Properties,
+    PublishOptions,
+    SubscribeOptions,
     make_publish,
     make_subscribe,
     to_bytes,
@@ -25,7 +28,7 @@ from roamcast.client.records import ClientLog
 from roamcast.client.waiting import Answer, Batch, Room, raise_refusal
 from roamcast.errors import InputError
 from roamcast.mqtt.client.client import ClientSession, ClientSettings
-from roamcast.mqtt.codec.packets import Unsubscribe, Version, Will
+from roamcast.mqtt.codec.packets import Publish, Unsubscribe, Version, Will
 from roamcast.mqtt.server.moves import LOCATION, MOVE_TOPIC, write_move
 
 SESSION_EXPIRY_S = 3600
@@ -233,14 +236,11 @@ class Client:
         self,
         filter: str,
         *,
-        qos: int = 0,
         where: str | None = None,
-        no_local: bool = False,
-        retain_as_published: bool = False,
-        retain_handling: int = 0,
         identifier: int | None = None,
         identify: bool = False,
         properties: Properties = (),
+        **options: Unpack[SubscribeOptions],
     ) -> int:
         """Subscribe to a topic filter, and return when the broker has acknowledged it; the QoS it granted.
 
@@ -249,10 +249,10 @@ class Client:
         broker refuses.
         """
         attachment = self._live()
+        wants_identity = identify or self._records is not None
         packet = make_subscribe(
-            self._settings.version, filter, where, identify or self._records is not None,
-            qos, no_local, retain_as_published, retain_handling, identifier, properties,
-        )  # fmt: skip
+            self._settings.version, filter, where, wants_identity, identifier, properties, **options
+        )
         answer = Answer(attachment, self._session.subscribe(packet))
         attachment.flush_soon()
         granted = await answer.granted()
@@ -327,27 +327,18 @@ class Client:
         self,
         topic: str,
         payload: Payload = b"",
-        *,
-        qos: int = 0,
-        retain: bool = False,
-        properties: Properties = (),
-        content_type: str | None = None,
-        message_expiry: int | None = None,
-        response_topic: str | None = None,
-        correlation_data: bytes | None = None,
-        payload_format: int | None = None,
+        **options: Unpack[PublishOptions],
     ) -> None:
         """Publish, and return when the broker has acknowledged it (QoS 0: when it is on its way).
 
-        `properties` are user properties: attributes for content filters. PublishError if the broker refuses.
-        Publishes of one client arrive in the order of these calls. Cancelling ends the waiting, not the
-        publish.
+        PublishError if the broker refuses. Publishes of one client arrive in the order of these calls.
+        Cancelling ends the waiting, not the publish.
         """
-        attachment = self._live()
-        publish = make_publish(
-            self._settings.version, topic, payload, qos, retain, properties, content_type, message_expiry,
-            response_topic, correlation_data, payload_format,
-        )  # fmt: skip
+        self._live()
+        await self.publish_packet(make_publish(self._settings.version, topic, payload, **options))
+
+    async def publish_packet(self, publish: Publish) -> None:
+        """Publish what was published elsewhere before, with the properties that it has."""
         self._session.outgoing.check(publish)
         await self._room.take()
         attachment = self._live()
@@ -355,31 +346,20 @@ class Client:
         answer = Answer(attachment, token, self._room)
         attachment.perform(events)
         await attachment.pace((publish.payload,))
-        raise_refusal(topic, await answer.acknowledged())
+        raise_refusal(publish.topic, await answer.acknowledged())
 
     async def publish_each(
         self,
         topic: str,
         payloads: Iterable[Payload] | AsyncIterable[Payload | list[bytes]],
-        *,
-        qos: int = 0,
-        retain: bool = False,
-        properties: Properties = (),
-        content_type: str | None = None,
-        message_expiry: int | None = None,
-        response_topic: str | None = None,
-        correlation_data: bytes | None = None,
-        payload_format: int | None = None,
+        **options: Unpack[PublishOptions],
     ) -> int:
         """Publish payloads under one topic without waiting for each; how many, when all are acknowledged.
 
         An async iterable may give them one by one or in lists: many at once cost little more than one.
         PublishError at the first that the broker refuses; what was published until then has been published.
         """
-        publish = make_publish(
-            self._settings.version, topic, b"", qos, retain, properties, content_type, message_expiry,
-            response_topic, correlation_data, payload_format,
-        )  # fmt: skip
+        publish = make_publish(self._settings.version, topic, b"", **options)
         attachment = self._live()
         self._session.outgoing.check(publish)
         token = self._session.new_token()

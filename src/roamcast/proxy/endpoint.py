@@ -24,7 +24,7 @@ from roamcast.client import Client, ClientError, connect
 from roamcast.config.addresses import join_endpoint
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.errors import PacketError
-from roamcast.mqtt.codec.packets import Connack, Connect, Publish, Will
+from roamcast.mqtt.codec.packets import Connack, Connect, Publish, PublishProperties, Will
 from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
@@ -88,18 +88,13 @@ class MqttEndpoint:
     async def publish(self, message: Publish | Will, identity: str) -> None:
         """Pass on what a client publishes; ClientError if the broker does not take it."""
         publisher = await self._open_publisher()
-        found = message.properties
-        user = found.user_properties if found is not None else ()
-        if not any(name == IDENTITY_HEADER for name, _ in user):
-            user = (*user, (IDENTITY_HEADER, identity))
-        await publisher.publish(
-            message.topic, message.payload, qos=message.qos, retain=message.retain, properties=user,
-            content_type=found.content_type if found is not None else None,
-            message_expiry=found.message_expiry if found is not None else None,
-            response_topic=found.response_topic if found is not None else None,
-            correlation_data=found.correlation_data if found is not None else None,
-            payload_format=found.payload_format if found is not None else None,
-        )  # fmt: skip
+        described = message.properties or PublishProperties()
+        if not any(name == IDENTITY_HEADER for name, _ in described.user_properties):
+            named = (*described.user_properties, (IDENTITY_HEADER, identity))
+            described = msgspec.structs.replace(described, user_properties=named)
+        await publisher.publish_packet(
+            Publish(message.topic, message.payload, message.qos, message.retain, properties=described)
+        )
 
     async def recall(self, filter: str) -> tuple[ForeignMessage, ...]:
         """What the broker has retained under a filter; ClientError if it does not say."""
