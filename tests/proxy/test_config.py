@@ -51,7 +51,7 @@ def test_the_example_of_the_guide_can_be_used(tmp_path: Path) -> None:
     secret.chmod(0o600)
     config = load(write(tmp_path, example), {}, {})
     assert config.peers.secret == "a secret of some length"
-    assert config.settings(can_suspend=True).sites == ("b",)
+    assert config.sites == ("b",)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from roamcast.config.schema import PathText, SecretText, Section
 from roamcast.config.sections import Bytes, Count, Endpoint, Host, Log, Name, Port, Seconds
 from roamcast.errors import InputError, did_you_mean
 from roamcast.proxy.adapter import known_kinds
-from roamcast.proxy.steps import Settings
 
 
 class Broker(Section, frozen=True):
@@ -161,23 +160,10 @@ class Config(Section, frozen=True):
     def journal_folder(self) -> Path:
         return Path(self.data) / "buffers"
 
-    def settings(self, can_suspend: bool) -> Settings:
-        """The part that the service needs."""
-        kept = self.buffers
-        return Settings(
-            site=self.site,
-            sites=tuple(one.site for one in self.proxies),
-            can_suspend=can_suspend,
-            handlers_max=kept.clients_max,
-            filters_max=kept.filters_max,
-            bytes_max=kept.bytes_max,
-            bytes_total_max=kept.bytes_total_max,
-            lease_s=min(kept.lease_s, kept.lease_max_s),
-            lease_max_s=kept.lease_max_s,
-            overflow=kept.overflow,
-            ping_interval_s=self.ping.interval_s,
-            ping_timeout_s=self.ping.timeout_s,
-        )
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The ids of the other sites, whose proxies may be asked."""
+        return tuple(one.site for one in self.proxies)
 
 
 def _check(config: Config, warn: Warn) -> None:

@@ -25,7 +25,7 @@ from roamcast.errors import InputError
 from roamcast.proxy.adapter import ForeignMessage
 
 MAGIC = b"roamprxy"
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 PREFACE = MAGIC + WIRE_VERSION.to_bytes(2, "big")
 LENGTH_BYTES = 4
 STRANGER_BYTES_MAX = 4096
@@ -145,6 +145,8 @@ class Download(_Message, frozen=True):
     ticket: Ticket
     site: Annotated[str, Meta(max_length=256)] = ""
     """Where the move-out was; empty is here."""
+    user: Annotated[str, Meta(max_length=256)] = ""
+    """As in StandIn: set by the proxy that asks for the client, and believed of proxies alone."""
 
 
 class Batch(_Message, frozen=True):
@@ -171,15 +173,6 @@ class Downloaded(_Message, frozen=True):
 
 
 # --- proxies among themselves ---
-
-
-class Fetch(_Message, frozen=True):
-    """A download on behalf of a client, whose user is known to the proxy that asks."""
-
-    request: Number
-    client: Name
-    ticket: Annotated[str, Meta(max_length=64)]
-    user: Annotated[str, Meta(max_length=256)] = ""
 
 
 class Locate(_Message, frozen=True):
@@ -227,7 +220,6 @@ Message = (
     | Batch
     | Taken
     | Downloaded
-    | Fetch
     | Locate
     | Located
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -36,11 +36,12 @@ from roamcast.proxy.buffers import (
     Taken,
     size_of,
 )
+from roamcast.proxy.errands import AGAIN_S, Errand, Relay
 from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, Code, Message, MoveRefused, ping_key
-from roamcast.proxy.relays import Relays
 from roamcast.proxy.residents import Residents
 from roamcast.proxy.steps import (
     Close,
+    Dial,
     Effect,
     ForeignBack,
     ForeignFailed,
@@ -56,11 +57,17 @@ from roamcast.proxy.steps import (
     PublishStep,
     Received,
     Send,
-    Settings,
     TopicOf,
     Unlisten,
     Unlistened,
 )
+
+if TYPE_CHECKING:
+    from roamcast.proxy.config import Config
+
+BATCH_BYTES, BATCH_MESSAGES = 256 << 10, 1000
+WINDOW_MESSAGES = 8 * BATCH_MESSAGES
+"""What is sent of a download before the first of it is acknowledged, about."""
 
 
 class Moving(msgspec.Struct):
@@ -72,7 +79,7 @@ class Moving(msgspec.Struct):
     """What an answer to this move-out's pings must say."""
     is_resumed: bool = False
     """Whether the client's own channel is resumed: then the foreign broker must have it."""
-    pings_until: float = 0.0
+    is_pinging: bool = False
 
 
 class Fetching(msgspec.Struct):
@@ -89,14 +96,19 @@ class Fetching(msgspec.Struct):
 class Service:
     """The handlers of one site and everybody who talks to it."""
 
-    def __init__(self, settings: Settings, topic_of: TopicOf, buffers: Buffers | None = None) -> None:
-        self.settings = settings
+    def __init__(
+        self, config: Config, can_suspend: bool, topic_of: TopicOf, buffers: Buffers | None = None
+    ) -> None:
+        self.config = config
+        self.site, self.limits = config.site, config.buffers
         self.buffers = buffers or Buffers()
         self.now = 0.0
         self.down = "it has not been reached yet"
         """Why the foreign broker cannot be used; empty while it can."""
         self.joined: dict[int, Joined] = {}
-        self._topic_of = topic_of
+        self.relays: dict[tuple[int, int], Relay] = {}
+        """What clients ask of other sites, by connection and request."""
+        self._can_suspend, self._topic_of = can_suspend, topic_of
         self._ping_prefix = topic_of((*PING_LEVELS, "x"))[:-1]
         self._effects: list[Effect] = []
         self._moving: dict[int, Moving] = {}
@@ -105,7 +117,7 @@ class Service:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._links = 0
-        self._relays = Relays(self)
+        self._errands: dict[int, Errand] = {}
         self._residents = Residents(self)
         for handler in self.buffers.by_id.values():
             self.watch_lease(handler)
@@ -130,8 +142,8 @@ class Service:
                 self._on_message(self.joined[connection], message)
             case Joined():
                 self.joined[input.connection] = input
-                self._relays.on_joined(input)
-                self._residents.on_joined(input)
+                if input.role == "dialed":
+                    self._on_dialed(input.connection)
             case Left(connection=connection, why=why):
                 self._on_left(connection, why)
             case Listening():
@@ -168,10 +180,17 @@ class Service:
     def new_stream(self, connection: int, request: int, handler: Handler) -> Fetching:
         return Fetching(connection, request, handler.first - 1)
 
-    def new_link(self) -> int:
-        """A number for a connection to be dialed."""
+    def dial(self, site: str, errand: Errand) -> int:
+        """Connect to the proxy of a site; the number of the connection."""
         self._links -= 1
+        self._errands[self._links] = errand
+        self.do(Dial(self._links, site))
         return self._links
+
+    def hang_up(self, link: int) -> None:
+        """End a dialed connection; its errand hears of it no more."""
+        if self._errands.pop(link, None) is not None:
+            self.do(Close(link))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         self._timer_count += 1
@@ -182,8 +201,8 @@ class Service:
     def _on_message(self, joined: Joined, message: Message | Local) -> None:
         connection = joined.connection
         if joined.role == "dialed" and not isinstance(message, Local):
-            if not self._relays.on_answer(joined, message):
-                self._residents.on_answer(joined, message)
+            if connection in self._errands:
+                self._errands[connection].on_answer(connection, message)
             return
         if joined.role == "endpoint":
             self._residents.on_message(joined, message)
@@ -193,36 +212,58 @@ class Service:
                 self.send(connection, message)
             case messages.MoveOut() if joined.role == "client":
                 self._on_move_out(connection, joined.who, message)
-            case messages.StandIn(site=site) if joined.role == "client":
-                if site in ("", self.settings.site):
-                    self._on_stand_in(connection, joined.who, message)
-                else:
-                    self._relays.begin(joined, message)
-            case messages.StandIn(user=user) if joined.role == "proxy":
-                self._on_stand_in(connection, user, message)
-            case messages.Download(request=request, client=client, ticket=ticket, site=site) if (
-                joined.role == "client"
-            ):
-                if site in ("", self.settings.site):
-                    self._on_fetch(connection, request, client, ticket, joined.who)
-                else:
-                    self._relays.begin(joined, message)
-            case messages.Fetch(request=request, client=client, ticket=ticket, user=user) if (
-                joined.role == "proxy"
-            ):
-                self._on_fetch(connection, request, client, ticket, user)
+            case messages.StandIn() | messages.Download():
+                self._on_request(joined, message)
             case messages.Locate() if joined.role == "proxy":
                 self._residents.on_locate(connection, message)
             case messages.Taken(request=request, number=number):
-                if not self._relays.on_taken(connection, message):
+                relay = self.relays.get((connection, request))
+                if relay is not None:
+                    self.send(relay.link, message)
+                else:
                     self._on_taken(connection, request, number)
             case _:
                 self.refuse(connection, 0, "unknown", f"a {joined.role} may not say {type(message).__name__}")
                 self.do(Close(connection))
 
+    def _on_request(self, joined: Joined, asked: messages.StandIn | messages.Download) -> None:
+        """Of a client, or of the proxy of another site for one: only that is believed whose it is."""
+        connection = joined.connection
+        if joined.role == "client" and asked.site not in ("", self.site):
+            self._relay(joined, asked)
+            return
+        user = joined.who if joined.role == "client" else asked.user
+        if isinstance(asked, messages.StandIn):
+            self._on_stand_in(connection, user, asked)
+        else:
+            self._on_fetch(connection, asked.request, asked.client, asked.ticket, user)
+
+    def _relay(self, client: Joined, asked: messages.StandIn | messages.Download) -> None:
+        key = connection, request = client.connection, asked.request
+        if asked.site not in self.config.sites:
+            text = f"site {self.site} knows no proxy of a site {asked.site!r}"
+            self.refuse(connection, request, "proxy", text)
+        elif self.down:
+            text = f"the broker of site {self.site} is down ({self.down}): nothing was taken over"
+            self.refuse(connection, request, "broker", text)
+        elif key in self.relays:
+            self.refuse(connection, request, "busy", "this request is under way")
+        else:
+            self.relays[key] = Relay(self, client, asked)
+
+    def _on_dialed(self, link: int) -> None:
+        if link in self._errands:
+            self._errands[link].on_joined(link)
+        else:  # It was hung up before it was answered.
+            self.do(Close(link))
+
     def _on_left(self, connection: int, why: str) -> None:
-        self._relays.on_left(connection, why)
-        self._residents.on_left(connection, why)
+        errand = self._errands.pop(connection, None)
+        if errand is not None:
+            errand.on_left(connection, why)
+        for key in [key for key in self.relays if key[0] == connection]:
+            self.relays[key].end()
+        self._residents.on_left(connection)
         self.joined.pop(connection, None)
         for id, fetching in list(self._fetching.items()):
             if fetching.connection == connection:
@@ -268,29 +309,29 @@ class Service:
     def _obstacle(
         self, user: str, request: messages.MoveOut, handler: Handler | None
     ) -> tuple[Code, str] | None:
-        client, settings = request.client, self.settings
+        client, limits = request.client, self.limits
         if any(one.opened.owner != user for one in self.buffers.by_client.get(client, {}).values()):
             return "identity", f"client id {client!r} belongs to another user here"
         if self.down:
-            return "broker", f"the broker of site {settings.site} is down ({self.down}): stay attached"
+            return "broker", f"the broker of site {self.site} is down ({self.down}): stay attached"
         if handler is not None:
             return ("busy", "this stay is being downloaded") if handler.is_frozen else None
         if (client, request.ticket) in self.buffers.gone:
             return "expired", f"client {client!r}: this ticket was used before; take a new one"
-        if len(request.filters) > settings.filters_max:
-            return "quota", f"{len(request.filters)} filters: at most {settings.filters_max} are kept"
-        if len(self.buffers.by_id) >= settings.handlers_max:
-            return "quota", f"site {settings.site} keeps {settings.handlers_max} clients already"
-        if self.buffers.bytes >= settings.bytes_total_max:
-            return "quota", f"the buffers of site {settings.site} are full"
+        if len(request.filters) > limits.filters_max:
+            return "quota", f"{len(request.filters)} filters: at most {limits.filters_max} are kept"
+        if len(self.buffers.by_id) >= limits.clients_max:
+            return "quota", f"site {self.site} keeps {limits.clients_max} clients already"
+        if self.buffers.bytes >= limits.bytes_total_max:
+            return "quota", f"the buffers of site {self.site} are full"
         return None
 
     def _open(self, owner: str, request: messages.MoveOut) -> Handler:
-        settings = self.settings
-        lease_s = min(request.lease_s or settings.lease_s, settings.lease_max_s)
+        limits = self.limits
+        lease_s = min(request.lease_s or limits.lease_s, limits.lease_max_s)
         opened = Opened(
             self.buffers.next_id, request.client, owner, request.ticket, dict.fromkeys(request.filters, ""),
-            lease_s, self.now + lease_s, min(request.bytes_max or settings.bytes_max, settings.bytes_max),
+            lease_s, self.now + lease_s, min(request.bytes_max or limits.bytes_max, limits.bytes_max),
             request.is_unique, False,
         )  # fmt: skip
         self.keep(opened)
@@ -327,7 +368,7 @@ class Service:
         self._residents.on_listening(handler, listening.token)
         moving = self._moving.get(handler.id)
         if moving is not None and moving.is_resumed and not listening.is_kept:
-            text = f"the broker of site {self.settings.site} has not kept what came for {handler.client!r}"
+            text = f"the broker of site {self.site} has not kept what came for {handler.client!r}"
             self._give_up(handler, "expired", text)
         elif moving is not None:
             self._synchronise(handler)
@@ -341,18 +382,20 @@ class Service:
             case "delay":
                 self.after(moving.request.delay_s, lambda: self._acknowledge(handler, moving))
             case "ping":
-                moving.pings_until = self.now + self.settings.ping_timeout_s
-                self._ping(handler, moving)
+                moving.is_pinging = True
+                topic = self.ping_topic(ping_key(handler.opened.ticket), "out-request")
+                self.ping(topic, moving.nonce, lambda: self._moving.get(handler.id) is moving)
+                self.after(self.config.ping.timeout_s, lambda: self._on_no_pong(handler, moving))
 
-    def _ping(self, handler: Handler, moving: Moving) -> None:
-        if self._moving.get(handler.id) is not moving:
-            return
-        if self.now >= moving.pings_until:
+    def ping(self, topic: str, nonce: bytes, is_awaited: Callable[[], bool]) -> None:
+        """Publish a ping through the foreign broker, again and again while its answer is awaited."""
+        if is_awaited():
+            self.do(PublishStep(ForeignMessage(topic, nonce)))
+            self.after(self.config.ping.interval_s, lambda: self.ping(topic, nonce, is_awaited))
+
+    def _on_no_pong(self, handler: Handler, moving: Moving) -> None:
+        if self._moving.get(handler.id) is moving:
             self._give_up(handler, "ping", "no ping came back through the broker: stay attached")
-            return
-        topic = self.ping_topic(ping_key(handler.opened.ticket), "out-request")
-        self.do(PublishStep(ForeignMessage(topic, moving.nonce)))
-        self.after(self.settings.ping_interval_s, lambda: self._ping(handler, moving))
 
     def _acknowledge(self, handler: Handler, moving: Moving) -> None:
         if self._moving.get(handler.id) is not moving:
@@ -387,7 +430,7 @@ class Service:
         size = size_of(message)
         while not self._has_room(handler, size):
             self.keep(Dropped(handler.id, 1))
-            if self.settings.overflow == "newest" or not handler.ready or handler.id in self._fetching:
+            if self.limits.overflow == "newest" or not handler.ready or handler.id in self._fetching:
                 return
             self.keep(Taken(handler.id, handler.first))
         self.keep(Kept(handler.id, message))
@@ -398,7 +441,7 @@ class Service:
 
     def _has_room(self, handler: Handler, size: int) -> bool:
         fits = handler.bytes + size <= handler.opened.bytes_max
-        return fits and self.buffers.bytes + size <= self.settings.bytes_total_max
+        return fits and self.buffers.bytes + size <= self.limits.bytes_total_max
 
     def _on_ping(self, handler: Handler, message: ForeignMessage) -> None:
         key = ping_key(handler.opened.ticket)
@@ -414,7 +457,7 @@ class Service:
             self._residents.on_pong(handler, message)
 
     def _on_pong(self, handler: Handler, moving: Moving, body: bytes) -> None:
-        if moving.pings_until and body == moving.nonce:
+        if moving.is_pinging and body == moving.nonce:
             self._acknowledge(handler, moving)
 
     def _on_foreign_failed(self, failed: ForeignFailed) -> None:
@@ -429,9 +472,9 @@ class Service:
         elif failed.token:
             self._residents.on_listen_failed(failed.token, failed.why)
         elif handler.id in self._moving:
-            self._give_up(handler, "broker", f"the broker of site {self.settings.site}: {failed.why}")
+            self._give_up(handler, "broker", f"the broker of site {self.site}: {failed.why}")
         elif not self.down:
-            self.after(self.settings.listen_again_s, lambda: self._listen_again(handler.id))
+            self.after(AGAIN_S, lambda: self._listen_again(handler.id))
 
     def _listen_again(self, id: int) -> None:
         handler = self.buffers.by_id.get(id)
@@ -456,7 +499,7 @@ class Service:
         fetching = self.new_stream(connection, request, handler)
         self._fetching[handler.id] = fetching
         was_frozen, before = handler.is_frozen, self._foreign_filters(handler)
-        if self.down and not self.settings.can_suspend and not handler.is_frozen:
+        if self.down and not self._can_suspend and not handler.is_frozen:
             # Nothing was kept for it there, so nothing more can come.
             self.keep(Frozen(handler.id))
         if handler.opened.is_resident and not handler.is_frozen:
@@ -476,10 +519,10 @@ class Service:
             text = f"client {client!r} stayed away for longer than its lease: its buffer was given up"
             self.refuse(connection, request, "expired", text)
         elif client in self.buffers.by_client:
-            text = f"client {client!r} has a buffer at {self.settings.site}, but not under this ticket"
+            text = f"client {client!r} has a buffer at {self.site}, but not under this ticket"
             self.refuse(connection, request, "identity", text)
         else:
-            text = f"client {client!r} has no buffer at {self.settings.site}"
+            text = f"client {client!r} has no buffer at {self.site}"
             self.refuse(connection, request, "unknown", text)
 
     def _on_unlistened(self, name: str) -> None:
@@ -507,10 +550,8 @@ class Service:
 
     def fill_window(self, handler: Handler, fetching: Fetching) -> None:
         """Send what there is, as far ahead of the acknowledgements as is allowed."""
-        settings = self.settings
-        window = max(1, settings.window_bytes // settings.batch_bytes) * settings.batch_messages
-        while fetching.sent < handler.last and fetching.sent - handler.first < window:
-            chosen = handler.slice(fetching.sent + 1, settings.batch_bytes, settings.batch_messages)
+        while fetching.sent < handler.last and fetching.sent - handler.first < WINDOW_MESSAGES:
+            chosen = handler.slice(fetching.sent + 1, BATCH_BYTES, BATCH_MESSAGES)
             batch = messages.Batch(fetching.request, fetching.sent + 1, tuple(chosen))
             fetching.sent += len(chosen)
             self.send(fetching.connection, batch)
@@ -519,7 +560,7 @@ class Service:
         """The foreign broker may hold more for the handler: what is here was given, the rest comes later."""
         del self._fetching[handler.id]
         self.renew(handler)
-        text = f"the broker of site {self.settings.site} is down ({why}): ask again later"
+        text = f"the broker of site {self.site} is down ({why}): ask again later"
         self.send(fetching.connection, messages.Downloaded(fetching.request, 0, text[:500]))
 
     def _on_taken(self, connection: int, request: int, number: int) -> None:

@@ -14,32 +14,6 @@ from roamcast.proxy.messages import Message
 Role = Literal["client", "proxy", "dialed", "endpoint"]
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What the service of one site may do."""
-
-    site: str
-    sites: tuple[str, ...] = ()
-    """The other proxies that may be asked, by the ids of their sites."""
-    can_suspend: bool = False
-    handlers_max: int = 10_000
-    filters_max: int = 1000
-    """Of one client."""
-    bytes_max: int = 64 << 20
-    """Of one buffer."""
-    bytes_total_max: int = 1 << 30
-    lease_s: float = 86_400.0
-    lease_max_s: float = 7 * 86_400.0
-    overflow: Literal["newest", "oldest"] = "newest"
-    """What is dropped when a buffer is full: what comes then, or what came first."""
-    ping_interval_s: float = 0.2
-    ping_timeout_s: float = 10.0
-    listen_again_s: float = 5.0
-    batch_bytes: int = 256 << 10
-    batch_messages: int = 1000
-    window_bytes: int = 2 << 20
-    """What is sent of a download before the first of it is acknowledged, about."""
-
-
 # --- what the MQTT endpoint says, in the same process: see residents.py ---
 
 
