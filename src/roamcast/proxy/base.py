@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from roamcast.config.addresses import join_endpoint
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import IDENTITY_HEADER, AdapterError, ForeignMessage, Receive
 
@@ -57,8 +59,24 @@ class ForeignConnection(Protocol):
         """Leave; what the foreign broker keeps stays there."""
 
 
+class ForeignHandler(Protocol):
+    """The connection of one name that listens. All but `add` raise AdapterError, and nothing else."""
+
+    receivers: dict[str, Receive]
+    """By filter."""
+
+    def add(self, filter: str, receive: Receive) -> None: ...
+    def remove(self, filter: str) -> None: ...
+    async def subscribe(self, filter: str) -> None: ...
+    async def unsubscribe(self, filter: str) -> None:
+        """As Adapter says, for one name."""
+
+    async def close(self, *, forget: bool = False) -> None:
+        """Leave; `forget` ends what the foreign broker keeps under the name."""
+
+
 Publisher = TypeVar("Publisher", bound=ForeignConnection)
-Listener = TypeVar("Listener", bound=ForeignConnection)
+Listener = TypeVar("Listener", bound=ForeignHandler)
 
 
 class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
@@ -74,6 +92,10 @@ class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
     @abstractmethod
     async def connect_publisher(self) -> Publisher:
         """Be connected; AdapterError if that cannot be."""
+
+    @abstractmethod
+    def new_handler(self, name: str) -> Listener:
+        """Not connected yet: two calls at once for a new name share it."""
 
     async def open(self) -> None:
         await self._end_all()
@@ -92,6 +114,28 @@ class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
         if publisher is not None:
             await publisher.close()
 
+    def handler_of(self, name: str) -> Listener:
+        self.check_open()
+        if name not in self._handlers:
+            self._handlers[name] = self.new_handler(name)
+        return self._handlers[name]
+
+    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        handler = self.handler_of(name)
+        handler.add(filter, receive)
+        try:
+            await handler.subscribe(filter)
+        except AdapterError:
+            handler.remove(filter)
+            raise
+
+    async def unsubscribe(self, name: str, filter: str) -> None:
+        handler = self.handler_of(name)
+        await handler.unsubscribe(filter)
+        handler.remove(filter)
+        if not handler.receivers and self._handlers.pop(name, None) is not None:
+            await handler.close(forget=True)
+
     async def suspend(self, name: str) -> None:
         self.check_open()
         handler = self._handlers.pop(name, None)
@@ -105,6 +149,17 @@ class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
         return self._publisher
 
 
+@contextmanager
+def adapted(what: object, *errors: type[Exception]) -> Iterator[None]:
+    """Turn these errors of a library, and those of the network, into AdapterError."""
+    caught: tuple[type[Exception], ...] = (*errors, OSError)
+    try:
+        yield
+    except caught as error:
+        text = str(error) or "no answer in time"
+        raise AdapterError(f"{what}: {text}" if what else text) from None
+
+
 class Place(NamedTuple):
     """Where a foreign broker is, and as whom to go there."""
 
@@ -114,7 +169,7 @@ class Place(NamedTuple):
     password: str | None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_endpoint(self.host, self.port)
 
 
 def parse_url(url: str, scheme: str, port: int) -> Place:
