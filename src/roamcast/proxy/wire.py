@@ -6,7 +6,9 @@ import asyncio
 import secrets
 import socket
 import ssl
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 from roamcast.config.addresses import split_endpoint
 from roamcast.errors import InputError
@@ -27,6 +29,8 @@ from roamcast.proxy.messages import (
     ProxyHello,
     Welcome,
 )
+
+Step = TypeVar("Step", Challenge, Welcome)
 
 HANDSHAKE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 15
@@ -83,10 +87,6 @@ class Pipe:
         if not self._writer.is_closing():
             self._writer.write(messages.frame(message))
 
-    async def drain(self) -> None:
-        with suppress(OSError):
-            await self._writer.drain()
-
     @property
     def waiting_bytes(self) -> int:
         """What was written and not yet taken by the network."""
@@ -117,69 +117,67 @@ def _keep_alive(connection: socket.socket | None) -> None:
 
 async def connect(address: str, tls: ssl.SSLContext | None = None) -> Pipe:
     """A connection to a proxy up to the prefaces."""
-    host, port = split_endpoint(address)
+    pipe = Pipe(*await asyncio.open_connection(*split_endpoint(address), ssl=tls))
+    try:
+        await pipe.exchange_prefaces(is_dialer=True)
+    except BaseException:
+        pipe.close()
+        raise
+    return pipe
+
+
+@asynccontextmanager
+async def _dialing(address: str, tls: ssl.SSLContext | None) -> AsyncIterator[Pipe]:
+    """A connection for the handshake in the block; what goes wrong there ends it, and names the address."""
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            pipe = Pipe(*await asyncio.open_connection(host, port, ssl=tls))
+            pipe = await connect(address, tls)
             try:
-                await pipe.exchange_prefaces(is_dialer=True)
-            except ProxyError:
-                await pipe.end()
+                yield pipe
+            except BaseException:
+                pipe.close()
                 raise
+        pipe.frame_bytes_max = FRAME_BYTES_MAX
+    except ProxyError as error:
+        raise ProxyError(f"{address}: {error}", error.code) from None
     except TimeoutError:
         raise ProxyError(f"{address}: no answer for {HANDSHAKE_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise ProxyError(f"{address}: {error.strerror or error}") from None
-    except ProxyError as error:
-        raise ProxyError(f"{address}: {error}") from None
-    return pipe
 
 
 async def connect_client(
     address: str, id: str, user: str, password: str, tls: ssl.SSLContext | None = None
 ) -> tuple[Pipe, Welcome]:
     """A client's connection to a proxy."""
-    pipe = await connect(address, tls)
-    pipe.write(ProxyHello("client", id, user=user, password=password))
-    return pipe, await _welcome(pipe, address)
+    async with _dialing(address, tls) as pipe:
+        pipe.write(ProxyHello("client", id, user=user, password=password))
+        welcome = await _read(pipe, Welcome)
+    return pipe, welcome
 
 
 async def connect_proxy(
     address: str, own: str, expected: str, secret: str, tls: ssl.SSLContext | None = None
 ) -> Pipe:
     """A proxy's connection to another one, which must be the one that is meant, and one of ours."""
-    pipe = await connect(address, tls)
-    hello = ProxyHello("proxy", own, nonce=secrets.token_bytes(NONCE_BYTES))
-    pipe.write(hello)
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            challenge = await pipe.read()
-    except (TimeoutError, ProxyError) as error:
-        raise ProxyError(f"{address}: {str(error) or 'no answer'}") from None
-    if isinstance(challenge, MoveRefused):
-        raise ProxyError(f"{address}: {challenge.text}", challenge.code)
-    if not isinstance(challenge, Challenge) or challenge.id != expected:
-        pipe.close()
-        raise ProxyError(f"{address}: the proxy there is not that of site {expected}", "proxy")
-    pipe.write(Proof(messages.proof(secret, "dialer", hello, challenge)))
-    welcome = await _welcome(pipe, address)
-    if not messages.is_proof(welcome.proof, secret, "listener", hello, challenge):
-        pipe.close()
-        raise ProxyError(f"{address}: the proxy there does not have our secret", "secret")
+    async with _dialing(address, tls) as pipe:
+        hello = ProxyHello("proxy", own, nonce=secrets.token_bytes(NONCE_BYTES))
+        pipe.write(hello)
+        challenge = await _read(pipe, Challenge)
+        if challenge.id != expected:
+            raise ProxyError(f"the proxy there is not that of site {expected}", "proxy")
+        pipe.write(Proof(messages.proof(secret, "dialer", hello, challenge)))
+        welcome = await _read(pipe, Welcome)
+        if not messages.is_proof(welcome.proof, secret, "listener", hello, challenge):
+            raise ProxyError("the proxy there does not have our secret", "secret")
     return pipe
 
 
-async def _welcome(pipe: Pipe, address: str) -> Welcome:
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            answer = await pipe.read()
-    except (TimeoutError, ProxyError) as error:
-        pipe.close()
-        raise ProxyError(f"{address}: {str(error) or 'no answer'}") from None
-    if isinstance(answer, Welcome):
-        pipe.frame_bytes_max = FRAME_BYTES_MAX
-        return answer
-    pipe.close()
+async def _read(pipe: Pipe, wanted: type[Step]) -> Step:
+    """The next step of the handshake."""
+    answer = await pipe.read()
     if isinstance(answer, MoveRefused):
-        raise ProxyError(f"{address}: {answer.text}", answer.code)
-    raise ProxyError(f"{address}: it answers with {type(answer).__name__}")
+        raise ProxyError(answer.text, answer.code)
+    if not isinstance(answer, wanted):
+        raise ProxyError(f"it answers with {type(answer).__name__}")
+    return answer
