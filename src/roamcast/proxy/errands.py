@@ -47,7 +47,7 @@ class Relay:
                 self.end()
                 self._service.send(self._client.connection, message)
             case _:
-                self.on_left(link, f"it said {type(message).__name__}")
+                self.on_left(link, messages.refusal_in(message))
 
     def on_left(self, link: int, why: str) -> None:
         self.end()

@@ -241,6 +241,11 @@ def decode(data: bytes) -> Message:
         raise InputError(f"what came is no message of a mobility proxy ({str(error)[:200]})") from None
 
 
+def refusal_in(message: Message) -> str:
+    """What an answer says that is not the one that was wanted."""
+    return message.text if isinstance(message, MoveRefused) else f"it said {type(message).__name__}"
+
+
 def proof(secret: str, role: str, dialer: ProxyHello, listener: Challenge) -> bytes:
     """That the sender has the secret and takes part in this very handshake, in this role."""
     said = _encode(("roamcast proxy", WIRE_VERSION, role, dialer, listener))

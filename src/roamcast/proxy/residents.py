@@ -13,24 +13,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from roamcast.proxy import messages
+from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Passing, Taken
 from roamcast.proxy.errands import AGAIN_S
-from roamcast.proxy.messages import Held, Locate, Located, Message, MoveRefused, ping_key
-from roamcast.proxy.steps import (
-    Attach,
-    Attached,
-    Detach,
-    Done,
-    Joined,
-    Listen,
-    Local,
-    Pass,
-    Recalled,
-    Subscribe,
-    Unlisten,
-)
+from roamcast.proxy.messages import ping_key
 
 if TYPE_CHECKING:
     from roamcast.proxy.service import Fetching, Service
@@ -44,7 +31,9 @@ LOCATE, ADOPT = 1, 2
 class Seeking:
     """A client waits for its session, which may be at any site; each site is asked over a connection."""
 
-    def __init__(self, residents: Residents, joined: Joined, attach: Attach, here: list[Held]) -> None:
+    def __init__(
+        self, residents: Residents, joined: steps.Joined, attach: steps.Attach, here: list[messages.Held]
+    ) -> None:
         service = self._service = residents.service
         self._residents, self.joined, self.attach = residents, joined, attach
         self.found = [(service.site, held) for held in here]
@@ -53,23 +42,22 @@ class Seeking:
         self.links = {service.dial(site, self): site for site in service.config.sites}
         """Sites that have not answered."""
 
-    def newest(self) -> list[tuple[str, Held]]:
+    def newest(self) -> list[tuple[str, messages.Held]]:
         """Where the session went last: what nobody adopts from."""
         sources = {held.source for _, held in self.found}
         return [(site, held) for site, held in self.found if held.ticket not in sources]
 
     def on_joined(self, link: int) -> None:
         attach = self.attach
-        self._service.send(link, Locate(LOCATE, attach.client, attach.user, attach.is_clean))
+        self._service.send(link, messages.Locate(LOCATE, attach.client, attach.user, attach.is_clean))
 
-    def on_answer(self, link: int, message: Message) -> None:
+    def on_answer(self, link: int, message: messages.Message) -> None:
         self._service.hang_up(link)
         site = self.links.pop(link)
-        if isinstance(message, Located):
+        if isinstance(message, messages.Located):
             self.found += [(site, held) for held in message.held]
         else:
-            text = message.text if isinstance(message, MoveRefused) else "it does not know the question"
-            self.unreachable = f"site {site}: {text}"
+            self.unreachable = f"site {site}: {messages.refusal_in(message)}"
         self._residents.decide(self)
 
     def on_left(self, link: int, why: str) -> None:
@@ -115,7 +103,7 @@ class Adopting:
         download = messages.Download(ADOPT, opened.client, self._ticket, user=opened.owner)
         self._service.send(link, download)
 
-    def on_answer(self, link: int, message: Message) -> None:
+    def on_answer(self, link: int, message: messages.Message) -> None:
         service, handler = self._service, self.handler
         if not self._is_wanted():
             return
@@ -127,7 +115,7 @@ class Adopting:
                     service.keep(Adopted(handler.id, last, new))
                 service.send(link, messages.Taken(ADOPT, last))
                 self._residents.stream(handler)
-            case messages.Downloaded(missing="") | MoveRefused(code="unknown" | "expired"):
+            case messages.Downloaded(missing="") | messages.MoveRefused(code="unknown" | "expired"):
                 self.end()
                 self._residents.on_adopted(handler, self.answer_topic)
             case _:
@@ -160,31 +148,32 @@ class Residents:
 
     # --- the endpoint ---
 
-    def on_message(self, joined: Joined, message: Message | Local) -> None:
+    def on_message(self, joined: steps.Joined, message: messages.Message | steps.Local) -> None:
         handler = self.service.buffers.by_id.get(self._of_connection.get(joined.connection, 0))
         match message:
-            case Attach():
+            case steps.Attach():
                 self._on_attach(joined, message)
-            case Subscribe() if handler is not None:
+            case steps.Subscribe() if handler is not None:
                 self._on_subscribe(joined.connection, handler, message)
             case messages.Taken(number=number) if handler is not None:
                 stream = self._attached[handler.id]
                 if handler.first <= number <= stream.sent:
                     self.service.keep(Taken(handler.id, number))
                     self.stream(handler)
-            case Pass(packet_id=packet_id, identity=identity, is_passed=is_passed) if handler is not None:
-                self.service.keep(Passing(handler.id, packet_id, identity, is_passed))
-            case Recalled(messages=recalled) if handler is not None:
+            case steps.Pass() if handler is not None:
+                passing = Passing(handler.id, message.packet_id, message.identity, message.is_passed)
+                self.service.keep(passing)
+            case steps.Recalled(messages=recalled) if handler is not None:
                 for one in recalled:
                     self.service.put(handler, one)
-            case Detach(lease_s=lease_s) if handler is not None:
+            case steps.Detach(lease_s=lease_s) if handler is not None:
                 self._detach(handler)
                 if lease_s <= 0:
                     self.service.end(handler, "ended")
                 else:
                     self._lease(handler, lease_s)
 
-    def _on_attach(self, joined: Joined, attach: Attach) -> None:
+    def _on_attach(self, joined: steps.Joined, attach: steps.Attach) -> None:
         service = self.service
         handler = self._resident(attach.client)
         if handler is not None and handler.opened.owner != attach.user:
@@ -214,18 +203,18 @@ class Residents:
             self._end_stream(handler, "the session was taken over")
             self.service.end(handler, "ended")
 
-    def _begin(self, joined: Joined, attach: Attach, handler: Handler, is_present: bool) -> None:
+    def _begin(self, joined: steps.Joined, attach: steps.Attach, handler: Handler, is_present: bool) -> None:
         """The session is here: what it has goes to the client."""
         service, connection = self.service, joined.connection
         self._end_stream(handler, "the session was taken over")
         service.keep(Changed(handler.id, handler.filters, 0.0, handler.source, False))
         self._of_connection[connection] = handler.id
         self._attached[handler.id] = service.new_stream(connection, attach.request, handler)
-        attached = Attached(attach.request, is_present, dict(handler.filters), dict(handler.passing))
+        attached = steps.Attached(attach.request, is_present, dict(handler.filters), dict(handler.passing))
         service.send(connection, attached)
         self.stream(handler)
 
-    def _open(self, attach: Attach, site: str = "", held: Held | None = None) -> Handler:
+    def _open(self, attach: steps.Attach, site: str = "", held: messages.Held | None = None) -> Handler:
         """A new handler, to be filled from another site if the session is there."""
         service = self.service
         filters, known = (held.filters, held.seen) if held is not None else ({}, ())
@@ -253,7 +242,7 @@ class Residents:
         service.keep(Changed(handler.id, handler.filters, expires, handler.source, is_promised))
         service.watch_lease(handler)
 
-    def _on_subscribe(self, connection: int, handler: Handler, message: Subscribe) -> None:
+    def _on_subscribe(self, connection: int, handler: Handler, message: steps.Subscribe) -> None:
         service = self.service
         filters = {**handler.filters, **message.add}
         for filter in message.remove:
@@ -265,13 +254,13 @@ class Residents:
         removed = tuple(filter for filter in message.remove if filter in handler.filters)
         self._change(handler, filters, handler.expires, handler.source)
         if removed:
-            service.do(Unlisten(handler.name, removed, is_end=False))
+            service.do(steps.Unlisten(handler.name, removed, is_end=False))
         if not message.add:
-            service.send(connection, Done(message.request))
+            service.send(connection, steps.Done(message.request))
             return
         self._tokens += 1
         self._subscribing[self._tokens] = connection, message.request
-        service.do(Listen(handler.name, tuple(message.add), self._tokens))
+        service.do(steps.Listen(handler.name, tuple(message.add), self._tokens))
 
     def on_listen_failed(self, token: int, why: str) -> None:
         connection, request = self._subscribing.pop(token, (0, 0))
@@ -306,7 +295,7 @@ class Residents:
 
     # --- where a session is ---
 
-    def _seek(self, joined: Joined, attach: Attach) -> None:
+    def _seek(self, joined: steps.Joined, attach: steps.Attach) -> None:
         before = self._seeking.get(joined.connection)
         if before is not None:
             before.end()
@@ -314,29 +303,29 @@ class Residents:
         seeking = self._seeking[joined.connection] = Seeking(self, joined, attach, here)
         self.decide(seeking)
 
-    def on_locate(self, connection: int, locate: Locate) -> None:
+    def on_locate(self, connection: int, locate: messages.Locate) -> None:
         """Another site asks."""
         service = self.service
         handler = self._resident(locate.client)
         if handler is None:
-            service.send(connection, Located(locate.request))
+            service.send(connection, messages.Located(locate.request))
         elif handler.opened.owner != locate.user:
             text = f"client id {locate.client!r} belongs to another user at {service.site}"
             service.refuse(connection, locate.request, "identity", text)
         elif locate.is_clean:
             self._end_all(locate.client)
-            service.send(connection, Located(locate.request))
+            service.send(connection, messages.Located(locate.request))
         else:
             residents = self._residents_of(locate.client)
-            service.send(connection, Located(locate.request, tuple(map(self._held, residents))))
+            service.send(connection, messages.Located(locate.request, tuple(map(self._held, residents))))
             for one in residents:
                 self._end_stream(one, "the client is at another site now")
                 self._lease(one, one.opened.lease_s, is_promised=True)
 
-    def _held(self, handler: Handler) -> Held:
+    def _held(self, handler: Handler) -> messages.Held:
         source = handler.source[1] if handler.source is not None else ""
         seen = tuple(islice(reversed(handler.seen), HELD_SEEN_MAX))
-        return Held(
+        return messages.Held(
             handler.opened.ticket, dict(handler.filters), source, handler.is_promised, seen,
             dict(handler.passing),
         )  # fmt: skip
@@ -361,7 +350,7 @@ class Residents:
         else:
             self._continue(seeking, *newest[0])
 
-    def _continue(self, seeking: Seeking, site: str, held: Held) -> None:
+    def _continue(self, seeking: Seeking, site: str, held: messages.Held) -> None:
         """Go on with the session, here or from where it is."""
         service, attach = self.service, seeking.attach
         handler = service.buffers.by_key.get((attach.client, held.ticket))
@@ -374,7 +363,7 @@ class Residents:
     def on_listening(self, handler: Handler, token: int) -> None:
         if token:
             connection, request = self._subscribing.pop(token, (0, 0))
-            self.service.send(connection, Done(request))
+            self.service.send(connection, steps.Done(request))
         elif handler.source is not None and handler.id not in self.adopting:
             self._tokens += 1
             nonce = f"{handler.id}-{handler.adopted}-{self._tokens}".encode()
@@ -388,7 +377,7 @@ class Residents:
     def on_adopted(self, handler: Handler, answer_topic: str) -> None:
         """Everything is here: what came here meanwhile follows."""
         self._change(handler, handler.filters, handler.expires, None)
-        self.service.do(Unlisten(handler.name, (answer_topic,), is_end=False))
+        self.service.do(steps.Unlisten(handler.name, (answer_topic,), is_end=False))
         self.stream(handler)
 
     def adopt_again(self, id: int) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from roamcast.proxy import messages
+from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import (
     Buffers,
@@ -37,30 +37,8 @@ from roamcast.proxy.buffers import (
     size_of,
 )
 from roamcast.proxy.errands import AGAIN_S, Errand, Relay
-from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, Code, Message, MoveRefused, ping_key
+from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, ping_key
 from roamcast.proxy.residents import Residents
-from roamcast.proxy.steps import (
-    Close,
-    Dial,
-    Effect,
-    ForeignBack,
-    ForeignFailed,
-    ForeignLost,
-    Got,
-    Input,
-    Joined,
-    Keep,
-    Left,
-    Listen,
-    Listening,
-    Local,
-    PublishStep,
-    Received,
-    Send,
-    TopicOf,
-    Unlisten,
-    Unlistened,
-)
 
 if TYPE_CHECKING:
     from roamcast.proxy.config import Config
@@ -97,7 +75,7 @@ class Service:
     """The handlers of one site and everybody who talks to it."""
 
     def __init__(
-        self, config: Config, can_suspend: bool, topic_of: TopicOf, buffers: Buffers | None = None
+        self, config: Config, can_suspend: bool, topic_of: steps.TopicOf, buffers: Buffers | None = None
     ) -> None:
         self.config = config
         self.site, self.limits = config.site, config.buffers
@@ -105,12 +83,12 @@ class Service:
         self.now = 0.0
         self.down = "it has not been reached yet"
         """Why the foreign broker cannot be used; empty while it can."""
-        self.joined: dict[int, Joined] = {}
+        self.joined: dict[int, steps.Joined] = {}
         self.relays: dict[tuple[int, int], Relay] = {}
         """What clients ask of other sites, by connection and request."""
         self._can_suspend, self._topic_of = can_suspend, topic_of
         self._ping_prefix = topic_of((*PING_LEVELS, "x"))[:-1]
-        self._effects: list[Effect] = []
+        self._effects: list[steps.Effect] = []
         self._moving: dict[int, Moving] = {}
         self._fetching: dict[int, Fetching] = {}
         self._listening: dict[int, None] = {}
@@ -122,7 +100,7 @@ class Service:
         for handler in self.buffers.by_id.values():
             self.watch_lease(handler)
 
-    def step(self, now: float, inputs: Iterable[Input]) -> list[Effect]:
+    def step(self, now: float, inputs: Iterable[steps.Input]) -> list[steps.Effect]:
         self.now = now
         self._effects = []
         for input in inputs:
@@ -134,28 +112,28 @@ class Service:
     def deadline(self) -> float | None:
         return self._timers[0][0] if self._timers else None
 
-    def _take(self, input: Input) -> None:
+    def _take(self, input: steps.Input) -> None:
         match input:
-            case Received(name=name, message=message):
+            case steps.Received(name=name, message=message):
                 self._on_received(name, message)
-            case Got(connection=connection, message=message):
+            case steps.Got(connection=connection, message=message):
                 self._on_message(self.joined[connection], message)
-            case Joined():
+            case steps.Joined():
                 self.joined[input.connection] = input
                 if input.role == "dialed":
                     self._on_dialed(input.connection)
-            case Left(connection=connection, why=why):
+            case steps.Left(connection=connection, why=why):
                 self._on_left(connection, why)
-            case Listening():
+            case steps.Listening():
                 self._on_listening(input)
-            case Unlistened(name=name, is_end=True):
+            case steps.Unlistened(name=name, is_end=True):
                 self._on_unlistened(name)
-            case ForeignFailed():
+            case steps.ForeignFailed():
                 self._on_foreign_failed(input)
-            case ForeignLost(why=why):
+            case steps.ForeignLost(why=why):
                 self.down = why or "it went away"
                 self._listening.clear()
-            case ForeignBack():
+            case steps.ForeignBack():
                 self.down = ""
                 self._residents.on_back()
                 for handler in self.buffers.by_id.values():
@@ -165,17 +143,17 @@ class Service:
 
     def keep(self, entry: Entry) -> None:
         self.buffers.apply(entry)
-        self._effects.append(Keep(entry))
+        self._effects.append(steps.Keep(entry))
 
-    def do(self, effect: Effect) -> None:
+    def do(self, effect: steps.Effect) -> None:
         self._effects.append(effect)
 
-    def send(self, connection: int, message: Message | Local) -> None:
+    def send(self, connection: int, message: messages.Message | steps.Local) -> None:
         if connection in self.joined:
-            self._effects.append(Send(connection, message))
+            self._effects.append(steps.Send(connection, message))
 
-    def refuse(self, connection: int, request: int, code: Code, text: str) -> None:
-        self.send(connection, MoveRefused(request, code, text[:500]))
+    def refuse(self, connection: int, request: int, code: messages.Code, text: str) -> None:
+        self.send(connection, messages.MoveRefused(request, code, text[:500]))
 
     def new_stream(self, connection: int, request: int, handler: Handler) -> Fetching:
         return Fetching(connection, request, handler.first - 1)
@@ -184,13 +162,13 @@ class Service:
         """Connect to the proxy of a site; the number of the connection."""
         self._links -= 1
         self._errands[self._links] = errand
-        self.do(Dial(self._links, site))
+        self.do(steps.Dial(self._links, site))
         return self._links
 
     def hang_up(self, link: int) -> None:
         """End a dialed connection; its errand hears of it no more."""
         if self._errands.pop(link, None) is not None:
-            self.do(Close(link))
+            self.do(steps.Close(link))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         self._timer_count += 1
@@ -198,9 +176,9 @@ class Service:
 
     # --- connections ---
 
-    def _on_message(self, joined: Joined, message: Message | Local) -> None:
+    def _on_message(self, joined: steps.Joined, message: messages.Message | steps.Local) -> None:
         connection = joined.connection
-        if joined.role == "dialed" and not isinstance(message, Local):
+        if joined.role == "dialed" and not isinstance(message, steps.Local):
             if connection in self._errands:
                 self._errands[connection].on_answer(connection, message)
             return
@@ -224,9 +202,9 @@ class Service:
                     self._on_taken(connection, request, number)
             case _:
                 self.refuse(connection, 0, "unknown", f"a {joined.role} may not say {type(message).__name__}")
-                self.do(Close(connection))
+                self.do(steps.Close(connection))
 
-    def _on_request(self, joined: Joined, asked: messages.StandIn | messages.Download) -> None:
+    def _on_request(self, joined: steps.Joined, asked: messages.StandIn | messages.Download) -> None:
         """Of a client, or of the proxy of another site for one: only that is believed whose it is."""
         connection = joined.connection
         if joined.role == "client" and asked.site not in ("", self.site):
@@ -238,7 +216,7 @@ class Service:
         else:
             self._on_fetch(connection, asked.request, asked.client, asked.ticket, user)
 
-    def _relay(self, client: Joined, asked: messages.StandIn | messages.Download) -> None:
+    def _relay(self, client: steps.Joined, asked: messages.StandIn | messages.Download) -> None:
         key = connection, request = client.connection, asked.request
         if asked.site not in self.config.sites:
             text = f"site {self.site} knows no proxy of a site {asked.site!r}"
@@ -255,7 +233,7 @@ class Service:
         if link in self._errands:
             self._errands[link].on_joined(link)
         else:  # It was hung up before it was answered.
-            self.do(Close(link))
+            self.do(steps.Close(link))
 
     def _on_left(self, connection: int, why: str) -> None:
         errand = self._errands.pop(connection, None)
@@ -308,7 +286,7 @@ class Service:
 
     def _obstacle(
         self, user: str, request: messages.MoveOut, handler: Handler | None
-    ) -> tuple[Code, str] | None:
+    ) -> tuple[messages.Code, str] | None:
         client, limits = request.client, self.limits
         if any(one.opened.owner != user for one in self.buffers.by_client.get(client, {}).values()):
             return "identity", f"client id {client!r} belongs to another user here"
@@ -340,7 +318,7 @@ class Service:
         return handler
 
     def listen(self, handler: Handler, is_resumed: bool = False) -> None:
-        self.do(Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
+        self.do(steps.Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
 
     def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
         """The client's own, then those for pings: what a ping proves it proves of all before it.
@@ -360,7 +338,7 @@ class Service:
     def ping_topic(self, key: str, kind: str) -> str:
         return self._topic_of((*PING_LEVELS, key, kind))
 
-    def _on_listening(self, listening: Listening) -> None:
+    def _on_listening(self, listening: steps.Listening) -> None:
         handler = self.buffers.by_name.get(listening.name)
         if handler is None or handler.is_frozen or self.down:
             return
@@ -390,7 +368,7 @@ class Service:
     def ping(self, topic: str, nonce: bytes, is_awaited: Callable[[], bool]) -> None:
         """Publish a ping through the foreign broker, again and again while its answer is awaited."""
         if is_awaited():
-            self.do(PublishStep(ForeignMessage(topic, nonce)))
+            self.do(steps.PublishStep(ForeignMessage(topic, nonce)))
             self.after(self.config.ping.interval_s, lambda: self.ping(topic, nonce, is_awaited))
 
     def _on_no_pong(self, handler: Handler, moving: Moving) -> None:
@@ -407,7 +385,7 @@ class Service:
         opened = handler.opened
         self.send(connection, messages.MovedOut(request, opened.lease_s, opened.bytes_max))
 
-    def _give_up(self, handler: Handler, code: Code, text: str) -> None:
+    def _give_up(self, handler: Handler, code: messages.Code, text: str) -> None:
         """A move-out that cannot be promised leaves nothing behind."""
         moving = self._moving.pop(handler.id)
         self.refuse(moving.connection, moving.request.request, code, text)
@@ -450,7 +428,7 @@ class Service:
             if handler.source is not None:
                 return  # It is not whole yet: whoever asks for it asks again.
             answer = self.ping_topic(key, "in-response")
-            self.do(PublishStep(ForeignMessage(answer, message.body)))
+            self.do(steps.PublishStep(ForeignMessage(answer, message.body)))
         elif message.topic == self.ping_topic(key, "out-response") and moving is not None:
             self._on_pong(handler, moving, message.body)
         else:
@@ -460,7 +438,7 @@ class Service:
         if moving.is_pinging and body == moving.nonce:
             self._acknowledge(handler, moving)
 
-    def _on_foreign_failed(self, failed: ForeignFailed) -> None:
+    def _on_foreign_failed(self, failed: steps.ForeignFailed) -> None:
         handler = self.buffers.by_name.get(failed.name)
         if handler is None:
             return
@@ -508,7 +486,7 @@ class Service:
             self.keep(Frozen(handler.id))
         if not was_frozen and not self.down:
             stays = self.ping_topic(ping_key(ticket), "in-request")
-            self.do(Unlisten(handler.name, tuple(filter for filter in before if filter != stays)))
+            self.do(steps.Unlisten(handler.name, tuple(filter for filter in before if filter != stays)))
         self._send_batches(handler)
 
     def _answer_unknown(self, connection: int, request: int, client: str, ticket: str) -> None:
@@ -542,7 +520,7 @@ class Service:
         if handler.is_frozen:
             dropped = handler.dropped
             del self._fetching[handler.id]
-            self.do(Unlisten(handler.name, self._foreign_filters(handler), is_end=False))
+            self.do(steps.Unlisten(handler.name, self._foreign_filters(handler), is_end=False))
             self.keep(Closed(handler.id, "taken"))
             self.send(fetching.connection, messages.Downloaded(fetching.request, dropped))
         elif fetching.failed or self.down:
@@ -595,5 +573,5 @@ class Service:
         """Give a handler up, with what it has."""
         self._moving.pop(handler.id, None)
         self._listening.pop(handler.id, None)
-        self.do(Unlisten(handler.name, self._foreign_filters(handler)))
+        self.do(steps.Unlisten(handler.name, self._foreign_filters(handler)))
         self.keep(Closed(handler.id, why))

@@ -13,24 +13,8 @@ from typing import TypeVar
 from roamcast.config.addresses import split_endpoint
 from roamcast.errors import InputError
 from roamcast.proxy import messages
-from roamcast.proxy.messages import (
-    FRAME_BYTES_MAX,
-    LENGTH_BYTES,
-    MAGIC,
-    NONCE_BYTES,
-    PREFACE,
-    STRANGER_BYTES_MAX,
-    WIRE_VERSION,
-    Challenge,
-    Code,
-    Message,
-    MoveRefused,
-    Proof,
-    ProxyHello,
-    Welcome,
-)
 
-Step = TypeVar("Step", Challenge, Welcome)
+Step = TypeVar("Step", messages.Challenge, messages.Welcome)
 
 HANDSHAKE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 15
@@ -39,7 +23,7 @@ KEEP_ALIVE_S = 15
 class ProxyError(Exception):
     """A proxy refused something, or cannot be reached; the text is one line that says what and why."""
 
-    def __init__(self, text: str, code: Code | None = None) -> None:
+    def __init__(self, text: str, code: messages.Code | None = None) -> None:
         super().__init__(text)
         self.code = code
         """What kind of refusal it was; None if nobody answered."""
@@ -51,30 +35,31 @@ class Pipe:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self.frame_bytes_max = STRANGER_BYTES_MAX
+        self.frame_bytes_max = messages.STRANGER_BYTES_MAX
         peer = writer.get_extra_info("peername")
         self.host = str(peer[0]) if peer else ""
         _keep_alive(writer.get_extra_info("socket"))
 
     async def exchange_prefaces(self, is_dialer: bool) -> None:
         if is_dialer:
-            self._writer.write(PREFACE)
+            self._writer.write(messages.PREFACE)
         try:
-            preface = await self._reader.readexactly(len(PREFACE))
+            preface = await self._reader.readexactly(len(messages.PREFACE))
         except (asyncio.IncompleteReadError, OSError):
             raise ProxyError("the connection ended before a word was said") from None
-        if not preface.startswith(MAGIC):
+        if not preface.startswith(messages.MAGIC):
             raise ProxyError("what is there does not speak as mobility proxies do")
         if not is_dialer:
-            self._writer.write(PREFACE)
-        version = int.from_bytes(preface[len(MAGIC) :], "big")
-        if version != WIRE_VERSION:
-            raise ProxyError(f"it speaks version {version} of the protocol, and here it is {WIRE_VERSION}")
+            self._writer.write(messages.PREFACE)
+        version = int.from_bytes(preface[len(messages.MAGIC) :], "big")
+        if version != messages.WIRE_VERSION:
+            here = messages.WIRE_VERSION
+            raise ProxyError(f"it speaks version {version} of the protocol, and here it is {here}")
 
-    async def read(self) -> Message:
+    async def read(self) -> messages.Message:
         """The next message; ProxyError at the end of the connection and for what is none."""
         try:
-            length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+            length = int.from_bytes(await self._reader.readexactly(messages.LENGTH_BYTES), "big")
             if not 0 < length <= self.frame_bytes_max:
                 raise ProxyError(f"a frame of {length} bytes: 1 to {self.frame_bytes_max} are allowed")
             return messages.decode(await self._reader.readexactly(length))
@@ -83,7 +68,7 @@ class Pipe:
         except InputError as error:
             raise ProxyError(str(error)) from None
 
-    def write(self, message: Message) -> None:
+    def write(self, message: messages.Message) -> None:
         if not self._writer.is_closing():
             self._writer.write(messages.frame(message))
 
@@ -137,7 +122,7 @@ async def _dialing(address: str, tls: ssl.SSLContext | None) -> AsyncIterator[Pi
             except BaseException:
                 pipe.close()
                 raise
-        pipe.frame_bytes_max = FRAME_BYTES_MAX
+        pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
     except ProxyError as error:
         raise ProxyError(f"{address}: {error}", error.code) from None
     except TimeoutError:
@@ -148,11 +133,11 @@ async def _dialing(address: str, tls: ssl.SSLContext | None) -> AsyncIterator[Pi
 
 async def connect_client(
     address: str, id: str, user: str, password: str, tls: ssl.SSLContext | None = None
-) -> tuple[Pipe, Welcome]:
+) -> tuple[Pipe, messages.Welcome]:
     """A client's connection to a proxy."""
     async with _dialing(address, tls) as pipe:
-        pipe.write(ProxyHello("client", id, user=user, password=password))
-        welcome = await _read(pipe, Welcome)
+        pipe.write(messages.ProxyHello("client", id, user=user, password=password))
+        welcome = await _read(pipe, messages.Welcome)
     return pipe, welcome
 
 
@@ -161,13 +146,13 @@ async def connect_proxy(
 ) -> Pipe:
     """A proxy's connection to another one, which must be the one that is meant, and one of ours."""
     async with _dialing(address, tls) as pipe:
-        hello = ProxyHello("proxy", own, nonce=secrets.token_bytes(NONCE_BYTES))
+        hello = messages.ProxyHello("proxy", own, nonce=secrets.token_bytes(messages.NONCE_BYTES))
         pipe.write(hello)
-        challenge = await _read(pipe, Challenge)
+        challenge = await _read(pipe, messages.Challenge)
         if challenge.id != expected:
             raise ProxyError(f"the proxy there is not that of site {expected}", "proxy")
-        pipe.write(Proof(messages.proof(secret, "dialer", hello, challenge)))
-        welcome = await _read(pipe, Welcome)
+        pipe.write(messages.Proof(messages.proof(secret, "dialer", hello, challenge)))
+        welcome = await _read(pipe, messages.Welcome)
         if not messages.is_proof(welcome.proof, secret, "listener", hello, challenge):
             raise ProxyError("the proxy there does not have our secret", "secret")
     return pipe
@@ -176,7 +161,7 @@ async def connect_proxy(
 async def _read(pipe: Pipe, wanted: type[Step]) -> Step:
     """The next step of the handshake."""
     answer = await pipe.read()
-    if isinstance(answer, MoveRefused):
+    if isinstance(answer, messages.MoveRefused):
         raise ProxyError(answer.text, answer.code)
     if not isinstance(answer, wanted):
         raise ProxyError(f"it answers with {type(answer).__name__}")
