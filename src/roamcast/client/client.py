@@ -25,7 +25,7 @@ from roamcast.client.messages import (
 )
 from roamcast.client.notification import Notification, notification_of
 from roamcast.client.records import ClientLog
-from roamcast.client.waiting import Answer, Batch, Room, raise_refusal
+from roamcast.client.waiting import Answer, Batch, Room
 from roamcast.errors import InputError
 from roamcast.mqtt.client.client import ClientSession, ClientSettings
 from roamcast.mqtt.codec.packets import Publish, Unsubscribe, Version, Will
@@ -343,10 +343,11 @@ class Client:
         await self._room.take()
         attachment = self._live()
         token, events = self._session.publish(publish)
-        answer = Answer(attachment, token, self._room)
+        answers = Batch(publish.topic, self._room, token)
+        answers.expect(attachment, 1)
         attachment.perform(events)
         await attachment.pace((publish.payload,))
-        raise_refusal(publish.topic, await answer.acknowledged())
+        await answers.done()
 
     async def publish_each(
         self,

@@ -46,51 +46,34 @@ class Room:
 
 
 class Answer:
-    """The answer to one publish or request; the place it takes is given back when it is there."""
+    """The answer to one request."""
 
-    def __init__(self, attachment: Attachment, token: int, room: Room | None = None) -> None:
-        self._future: asyncio.Future[Acknowledged | Granted] = asyncio.get_running_loop().create_future()
-        self._room = room
+    def __init__(self, attachment: Attachment, token: int) -> None:
+        self._future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
         attachment.waiters[token] = self
         attachment.listen()
 
     def settle(self, event: Acknowledged | Granted) -> bool:
-        self._release()
+        assert isinstance(event, Granted)
         if not self._future.done():
             self._future.set_result(event)
         return True
 
     def fail(self, error: ClientError) -> None:
-        self._release()
         if not self._future.done():
             self._future.set_exception(error)
 
-    def _release(self) -> None:
-        if self._room is not None:
-            self._room.give()
-
-    async def acknowledged(self) -> Acknowledged:
-        event = await self._future
-        assert isinstance(event, Acknowledged)
-        return event
-
     async def granted(self) -> Granted:
-        """The answer to a request; SubscribeError if anything of it was refused."""
+        """SubscribeError if anything of the request was refused."""
         event = await self._future
-        assert isinstance(event, Granted)
         for name, reason in zip(event.filters, event.reasons, strict=False):
             if reason.failed:
                 raise SubscribeError(f"{name}: refused: {in_words(reason, event.text)}", reason)
         return event
 
 
-def raise_refusal(topic: str, event: Acknowledged) -> None:
-    if event.reason.failed:
-        raise PublishError(f"{topic}: refused: {in_words(event.reason, event.text)}", event.reason)
-
-
 class Batch:
-    """The answers to many publishes: how many are owed, and the first that is a refusal."""
+    """The answers to one publish or many: how many are owed, and the first that is a refusal."""
 
     def __init__(self, topic: str, room: Room, token: int) -> None:
         self.count = 0
@@ -108,10 +91,8 @@ class Batch:
     def settle(self, event: Acknowledged | Granted) -> bool:
         assert isinstance(event, Acknowledged)
         if event.reason.failed and self._error is None:
-            try:
-                raise_refusal(self._topic, event)
-            except PublishError as error:
-                self._error = error
+            text = f"{self._topic}: refused: {in_words(event.reason, event.text)}"
+            self._error = PublishError(text, event.reason)
         self._close(event.publishes)
         return not self._open
 
