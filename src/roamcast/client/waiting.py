@@ -112,10 +112,6 @@ class Batch:
             self._room.give(taken)
             raise self._error
 
-    @property
-    def acknowledged(self) -> int:
-        return self.count - self._open
-
     async def done(self) -> None:
         if self._open:
             self._all = asyncio.get_running_loop().create_future()

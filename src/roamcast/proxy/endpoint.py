@@ -29,9 +29,9 @@ from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
-from roamcast.proxy.base import parse_url, without_identity
+from roamcast.proxy.base import parse_url
 from roamcast.proxy.driver import ProxyServer, server_context
-from roamcast.proxy.mqtt_notes import carried_by
+from roamcast.proxy.mqtt_notes import foreign_message
 from roamcast.proxy.mqtt_session import Session
 
 log = logging.getLogger("roamcast.proxy")
@@ -104,13 +104,7 @@ class MqttEndpoint:
             await client.unsubscribe(filter)
             found = await client.peek(RECALLED_MAX) if client.waiting else []
         now = time.time()
-        return tuple(
-            msgspec.structs.replace(
-                without_identity(one.topic, one.payload, one.properties), carried=carried_by(one, now, True)
-            )
-            for one in found
-            if one.retain
-        )
+        return tuple(foreign_message(one, now, is_recalled=True) for one in found if one.retain)
 
     def _connect(self) -> Client:
         place = parse_url(self.server.config.broker.own_url, "mqtt", 1883)

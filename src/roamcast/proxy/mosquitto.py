@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import groupby
 
-import msgspec
-
 from roamcast.client import Client, ClientError, Notification, connect
 from roamcast.errors import InputError
 from roamcast.proxy import base
 from roamcast.proxy.adapter import ForeignMessage, Receive
 from roamcast.proxy.base import DAY_S, ConnectionsAdapter, give, parse_url, with_identity, without_identity
-from roamcast.proxy.mqtt_notes import carried_by
+from roamcast.proxy.mqtt_notes import foreign_message
 
 IDENTIFIER_MAX = 268_435_455
 """The largest that MQTT has for a subscription."""
@@ -115,9 +113,9 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
         return filter
 
     def message_of(self, notification: Notification) -> ForeignMessage:
-        message = without_identity(notification.topic, notification.payload, notification.properties)
-        carried = carried_by(notification, time.time()) if self._is_behind_endpoint else b""
-        return msgspec.structs.replace(message, carried=carried) if carried else message
+        if self._is_behind_endpoint:
+            return foreign_message(notification, time.time())
+        return without_identity(notification.topic, notification.payload, notification.properties)
 
 
 class _Handler:

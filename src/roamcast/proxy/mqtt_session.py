@@ -99,15 +99,12 @@ class Session:
         server, connect = self._server, self._connect
         user = (connect.username or "") if server.config.access.users else ""
         server.locals[self._connection] = self._on_local
-        answer = asyncio.get_running_loop().create_future()
-        self._answers[ATTACH] = answer
+        server.step([steps.Joined(self._connection, "endpoint", user)])
         attach = steps.Attach(
             ATTACH, self.client, user, secrets.token_hex(16), connect.clean_start,
             self._expiry_s or SHORT_LEASE_S,
         )  # fmt: skip
-        server.step([steps.Joined(self._connection, "endpoint", user)])
-        server.step([steps.Got(self._connection, attach)])
-        attached = await answer
+        attached = await self._ask(attach)
         if not isinstance(attached, steps.Attached):
             code = attached.code if isinstance(attached, messages.MoveRefused) else "busy"
             return REASONS.get(code, Reason.SERVER_UNAVAILABLE)
@@ -355,8 +352,11 @@ class Session:
 
     async def _change(self, add: dict[str, str], remove: tuple[str, ...]) -> messages.MoveRefused | None:
         self._requests += 1
-        request = self._requests
-        answer = self._answers[request] = asyncio.get_running_loop().create_future()
-        self._server.step([steps.Got(self._connection, steps.Subscribe(request, add, remove))])
-        found = await answer
-        return found if isinstance(found, messages.MoveRefused) else None
+        answer = await self._ask(steps.Subscribe(self._requests, add, remove))
+        return answer if isinstance(answer, messages.MoveRefused) else None
+
+    async def _ask(self, message: steps.Attach | steps.Subscribe) -> messages.Message | steps.Local:
+        self._answers[message.request] = asyncio.get_running_loop().create_future()
+        answer = self._answers[message.request]
+        self._server.step([steps.Got(self._connection, message)])  # It may answer at once.
+        return await answer
