@@ -36,9 +36,9 @@ SESSION_EXPIRY_S = 3600
 IN_FLIGHT_MAX = {4: 20, 5: 1024}
 """Own publishes on their way. MQTT 5 brokers say what they take; with 3.1.1 some close beyond this many."""
 BURST_MAX, BURST_BYTES_MAX = 1024, 1 << 18
-"""So many payloads, and hardly more bytes, are taken from an iterable at once."""
+"""The number and the bytes of payloads that are taken from an iterable at once."""
 OUTBOX_MAX = 4096
-"""Publishes that are not acknowledged: a publish beyond waits."""
+"""Unacknowledged publishes; further ones wait."""
 
 
 def connect(
@@ -285,7 +285,7 @@ class Client:
         return [notification_of(publish) for publish in self._session.incoming.first(limit)]
 
     def acknowledge(self, count: int) -> None:
-        """Take so many of those that wait, without looking at them again."""
+        """Acknowledge the first `count` waiting notifications."""
         for _ in range(min(count, self.waiting)):
             publish = self._session.take()
             if self._records is not None:
@@ -338,7 +338,7 @@ class Client:
         await self.publish_packet(make_publish(self._settings.version, topic, payload, **options))
 
     async def publish_packet(self, publish: Publish) -> None:
-        """Publish what was published elsewhere before, with the properties that it has."""
+        """Publish a PUBLISH packet of another connection, with all its properties."""
         self._session.outgoing.check(publish)
         await self._room.take()
         attachment = self._live()
@@ -408,7 +408,7 @@ class Client:
 async def in_bursts(
     payloads: Iterable[Payload] | AsyncIterable[Payload | list[bytes]],
 ) -> AsyncIterator[list[bytes]]:
-    """Payloads in lists that are not too long."""
+    """Group payloads into lists of limited length."""
     if isinstance(payloads, AsyncIterable):
         async for given in payloads:
             if isinstance(given, list):

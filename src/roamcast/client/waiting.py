@@ -1,4 +1,4 @@
-"""Waiting for a broker's answers: one of them, or those to many publishes."""
+"""Waiting for a broker's answers to requests and publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roamcast.mqtt.client.requests import Granted
 
 
 class Room:
-    """Places for publishes that are not acknowledged; who comes first gets some first."""
+    """Limits unacknowledged publishes; callers wait in order of arrival."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -73,7 +73,7 @@ class Answer:
 
 
 class Batch:
-    """The answers to one publish or many: how many are owed, and the first that is a refusal."""
+    """The answers to one or many publishes: how many are missing, and the first refusal."""
 
     def __init__(self, topic: str, room: Room, token: int) -> None:
         self.count = 0
@@ -107,7 +107,7 @@ class Batch:
             self._all.set_result(None)
 
     def check(self, taken: int) -> None:
-        """Go no further once something was refused."""
+        """Raise the first refusal, and give back the room that was taken for further publishes."""
         if self._error is not None:
             self._room.give(taken)
             raise self._error

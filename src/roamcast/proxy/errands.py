@@ -1,7 +1,7 @@
-"""What a connection to the proxy of another site is for, and the errands of clients. Pure.
+"""Errands: why a proxy connects to the proxy of another site. Pure.
 
 A relay is the move-in proxy's part of a full move-in (section 3.2, steps 3 and 4): it asks the proxy of the
-move-out and passes on what that says, in both directions, keeping nothing.
+move-out for a client, and passes messages on in both directions. It stores nothing.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from roamcast.proxy.service import Service
 
 AGAIN_S = 5.0
-"""The pause after the foreign broker, or another site, did not do what it was asked for."""
+"""Pause before a failed request to the foreign broker, or to another site, is repeated."""
 
 
 class Errand(Protocol):
-    """Hears of the connections that were dialed for it, until `Service.hang_up`."""
+    """Gets the events of the connections that were dialed for it, until `Service.hang_up`."""
 
     def on_joined(self, link: int) -> None: ...
     def on_answer(self, link: int, message: messages.Message) -> None: ...
     def on_left(self, link: int, why: str) -> None:
-        """The connection ended, or cannot be made; there is nothing to hang up any more."""
+        """The connection ended or could not be made; there is nothing left to hang up."""
 
 
 class Relay:
-    """One request of a client to another site, over a connection of its own."""
+    """One request of a client to another site, over its own connection."""
 
     def __init__(self, service: Service, client: Joined, asked: messages.Download | messages.StandIn) -> None:
         self._service, self._client, self._asked = service, client, asked

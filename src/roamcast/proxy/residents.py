@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from roamcast.proxy.service import Fetching, Service
 
 HELD_SEEN_MAX = 1000
-"""Identities that go with a session: those of what may still be on its way."""
+"""Identities that travel with a session, so that copies still on their way are recognised."""
 LOCATE, ADOPT = 1, 2
-"""Requests on a dialed connection: one of each."""
+"""Request numbers on a dialed connection, which has one of each at the most."""
 
 
 class Seeking:
-    """A client waits for its session, which may be at any site; each site is asked over a connection."""
+    """A client waits for its session: every other site is asked, each over a connection of its own."""
 
     def __init__(
         self, residents: Residents, joined: steps.Joined, attach: steps.Attach, here: list[messages.Held]
@@ -37,13 +37,13 @@ class Seeking:
         service = self._service = residents.service
         self._residents, self.joined, self.attach = residents, joined, attach
         self.found = [(service.site, held) for held in here]
-        """Sites and what they hold: one session, or several while it is on its way from one to the next."""
+        """Sites and the sessions they hold: several while a session moves from one site to the next."""
         self.unreachable = ""
         self.links = {service.dial(site, self): site for site in service.config.sites}
         """Sites that have not answered."""
 
     def newest(self) -> list[tuple[str, messages.Held]]:
-        """Where the session went last: what nobody adopts from."""
+        """The sessions that no other site adopts from: where the client was last."""
         sources = {held.source for _, held in self.found}
         return [(site, held) for site, held in self.found if held.ticket not in sources]
 
@@ -72,7 +72,7 @@ class Seeking:
 
 
 class Adopting:
-    """A session comes over from another site: its old handler is pinged, then asked for what it has."""
+    """A session moves here from another site: ping its old handler, then download its buffer."""
 
     def __init__(self, residents: Residents, handler: Handler, source: tuple[str, str], nonce: bytes) -> None:
         self._residents, self._service, self.handler = residents, residents.service, handler
@@ -85,7 +85,7 @@ class Adopting:
         self._service.ping(topic, self._nonce, lambda: self._is_wanted() and not self._link)
 
     def _is_wanted(self) -> bool:
-        """False if the session was ended here meanwhile."""
+        """False if the session has ended here meanwhile."""
         if self.handler.id not in self._service.buffers.by_id:
             self.end()
         return self.handler.id in self._residents.adopting
@@ -190,7 +190,7 @@ class Residents:
             self._seek(joined, attach)
 
     def _resident(self, client: str) -> Handler | None:
-        """The session that is here; of two, the one that came last."""
+        """The session at this site; of two, the newer one."""
         found = self._residents_of(client)
         return next((one for one in found if not one.is_promised), found[0] if found else None)
 
@@ -204,7 +204,7 @@ class Residents:
             self.service.end(handler, "ended")
 
     def _begin(self, joined: steps.Joined, attach: steps.Attach, handler: Handler, is_present: bool) -> None:
-        """The session is here: what it has goes to the client."""
+        """Attach the client to its session here, and begin to deliver."""
         service, connection = self.service, joined.connection
         self._end_stream(handler, "the session was taken over")
         service.keep(Changed(handler.id, handler.filters, 0.0, handler.source, False))
@@ -215,7 +215,7 @@ class Residents:
         self.stream(handler)
 
     def _open(self, attach: steps.Attach, site: str = "", held: messages.Held | None = None) -> Handler:
-        """A new handler, to be filled from another site if the session is there."""
+        """Open a handler; if the session is at another site, the handler is filled from there."""
         service = self.service
         filters, known = (held.filters, held.seen) if held is not None else ({}, ())
         opened = Opened(
@@ -267,7 +267,7 @@ class Residents:
         self.service.refuse(connection, request, "broker", why)
 
     def stream(self, handler: Handler) -> None:
-        """Give the client what is ready, if it is here."""
+        """Send what is ready to the client, if the client is attached."""
         stream = self._attached.get(handler.id)
         if stream is not None:
             self.service.fill_window(handler, stream)
@@ -284,13 +284,13 @@ class Residents:
             self.service.refuse(stream.connection, stream.request, "busy", why)
 
     def on_back(self) -> None:
-        """After a restart nobody is attached, whatever was so before."""
+        """Start the leases of sessions without a client: after a restart nobody is attached."""
         for handler in self.service.buffers.by_id.values():
             if handler.opened.is_resident and not handler.expires and handler.id not in self._attached:
                 self._lease(handler, handler.opened.lease_s)
 
     def on_fetched(self, handler: Handler) -> None:
-        """Another site adopts it."""
+        """Detach the client: another site adopts its session."""
         self._end_stream(handler, "the client is at another site now")
 
     # --- where a session is ---
@@ -304,7 +304,7 @@ class Residents:
         self.decide(seeking)
 
     def on_locate(self, connection: int, locate: messages.Locate) -> None:
-        """Another site asks."""
+        """Answer another site that looks for a session."""
         service = self.service
         handler = self._resident(locate.client)
         if handler is None:
@@ -331,7 +331,7 @@ class Residents:
         )  # fmt: skip
 
     def decide(self, seeking: Seeking) -> None:
-        """When every site has answered."""
+        """Decide where the session is, once every site has answered."""
         if seeking.links:
             return
         service, attach = self.service, seeking.attach
@@ -351,7 +351,7 @@ class Residents:
             self._continue(seeking, *newest[0])
 
     def _continue(self, seeking: Seeking, site: str, held: messages.Held) -> None:
-        """Go on with the session, here or from where it is."""
+        """Continue the session: here, or by adopting it from another site."""
         service, attach = self.service, seeking.attach
         handler = service.buffers.by_key.get((attach.client, held.ticket))
         if site != service.site or handler is None:
@@ -375,7 +375,7 @@ class Residents:
             self.adopting[handler.id].on_pong(message)
 
     def on_adopted(self, handler: Handler, answer_topic: str) -> None:
-        """Everything is here: what came here meanwhile follows."""
+        """Adoption is complete: deliver what arrived here meanwhile."""
         self._change(handler, handler.filters, handler.expires, None)
         self.service.do(steps.Unlisten(handler.name, (answer_topic,), is_end=False))
         self.stream(handler)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 BATCH_BYTES, BATCH_MESSAGES = 256 << 10, 1000
 WINDOW_MESSAGES = 8 * BATCH_MESSAGES
-"""What is sent of a download before the first of it is acknowledged, about."""
+"""Messages of a download that may be sent before the first of them is acknowledged."""
 
 
 class Moving(msgspec.Struct):
@@ -54,9 +54,9 @@ class Moving(msgspec.Struct):
     connection: int
     request: messages.MoveOut
     nonce: bytes
-    """What an answer to this move-out's pings must say."""
+    """The body of this move-out's pings; only an answer with the same body counts."""
     is_resumed: bool = False
-    """Whether the client's own channel is resumed: then the foreign broker must have it."""
+    """True if the client's own channel is resumed; the foreign broker must then still have the channel."""
     is_pinging: bool = False
 
 
@@ -72,7 +72,7 @@ class Fetching(msgspec.Struct):
 
 
 class Service:
-    """The handlers of one site and everybody who talks to it."""
+    """The handlers of one site, and the connections of clients and other proxies."""
 
     def __init__(
         self, config: Config, can_suspend: bool, topic_of: steps.TopicOf, buffers: Buffers | None = None
@@ -82,10 +82,10 @@ class Service:
         self.buffers = buffers or Buffers()
         self.now = 0.0
         self.down = "it has not been reached yet"
-        """Why the foreign broker cannot be used; empty while it can."""
+        """Why the foreign broker cannot be used; empty while it is connected."""
         self.joined: dict[int, steps.Joined] = {}
         self.relays: dict[tuple[int, int], Relay] = {}
-        """What clients ask of other sites, by connection and request."""
+        """Requests of clients to other sites, by connection and request number."""
         self._can_suspend, self._topic_of = can_suspend, topic_of
         self._ping_prefix = topic_of((*PING_LEVELS, "x"))[:-1]
         self._effects: list[steps.Effect] = []
@@ -159,14 +159,14 @@ class Service:
         return Fetching(connection, request, handler.first - 1)
 
     def dial(self, site: str, errand: Errand) -> int:
-        """Connect to the proxy of a site; the number of the connection."""
+        """Connect to the proxy of a site and return the number of the connection."""
         self._links -= 1
         self._errands[self._links] = errand
         self.do(steps.Dial(self._links, site))
         return self._links
 
     def hang_up(self, link: int) -> None:
-        """End a dialed connection; its errand hears of it no more."""
+        """Close a dialed connection; its errand gets no further calls."""
         if self._errands.pop(link, None) is not None:
             self.do(steps.Close(link))
 
@@ -205,7 +205,7 @@ class Service:
                 self.do(steps.Close(connection))
 
     def _on_request(self, joined: steps.Joined, asked: messages.StandIn | messages.Download) -> None:
-        """Of a client, or of the proxy of another site for one: only that is believed whose it is."""
+        """Handle a request of a client, or of another proxy for a client. Only a proxy may name the user."""
         connection = joined.connection
         if joined.role == "client" and asked.site not in ("", self.site):
             self._relay(joined, asked)
@@ -271,7 +271,7 @@ class Service:
             self.listen(handler, is_resumed)
 
     def _on_stand_in(self, connection: int, user: str, request: messages.StandIn) -> None:
-        """Listen on the channel that a client has suspended: a move-out after the fact."""
+        """Take over the channel that a client left suspended: a move-out after the client has gone."""
         key = request.client, request.ticket
         if key in self.buffers.by_key and self.buffers.by_key[key].is_frozen:
             self._acknowledge_lease(connection, request.request, self.buffers.by_key[key])
@@ -321,7 +321,7 @@ class Service:
         self.do(steps.Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
 
     def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
-        """The client's own, then those for pings: what a ping proves it proves of all before it.
+        """The client's filters, then those for pings: a ping proves that all filters before it are effective.
 
         One that waits to be downloaded only answers whoever asks for it, until that is done.
         """
@@ -352,7 +352,7 @@ class Service:
             self._synchronise(handler)
 
     def _synchronise(self, handler: Handler) -> None:
-        """Before the client goes away: be sure that the subscriptions have become effective (3.3)."""
+        """Make sure that the subscriptions are effective before the client goes away (section 3.3)."""
         moving = self._moving[handler.id]
         match moving.request.sync:
             case "basic":
@@ -366,7 +366,7 @@ class Service:
                 self.after(self.config.ping.timeout_s, lambda: self._on_no_pong(handler, moving))
 
     def ping(self, topic: str, nonce: bytes, is_awaited: Callable[[], bool]) -> None:
-        """Publish a ping through the foreign broker, again and again while its answer is awaited."""
+        """Publish a ping through the foreign broker, and repeat it while its answer is awaited."""
         if is_awaited():
             self.do(steps.PublishStep(ForeignMessage(topic, nonce)))
             self.after(self.config.ping.interval_s, lambda: self.ping(topic, nonce, is_awaited))
@@ -386,7 +386,7 @@ class Service:
         self.send(connection, messages.MovedOut(request, opened.lease_s, opened.bytes_max))
 
     def _give_up(self, handler: Handler, code: messages.Code, text: str) -> None:
-        """A move-out that cannot be promised leaves nothing behind."""
+        """Refuse a move-out that cannot be promised, and remove its handler."""
         moving = self._moving.pop(handler.id)
         self.refuse(moving.connection, moving.request.request, code, text)
         self.end(handler, "refused")
@@ -404,7 +404,7 @@ class Service:
             self.put(handler, message)
 
     def put(self, handler: Handler, message: ForeignMessage) -> None:
-        """Into the buffer, if there is room, and on to whoever waits for it."""
+        """Put a message into the buffer if there is room, and send it to the client that waits for it."""
         size = size_of(message)
         while not self._has_room(handler, size):
             self.keep(Dropped(handler.id, 1))
@@ -426,7 +426,7 @@ class Service:
         moving = self._moving.get(handler.id)
         if message.topic == self.ping_topic(key, "in-request") and len(message.body) <= PING_BODY_MAX:
             if handler.source is not None:
-                return  # It is not whole yet: whoever asks for it asks again.
+                return  # The session is not complete yet: the other site repeats its ping.
             answer = self.ping_topic(key, "in-response")
             self.do(steps.PublishStep(ForeignMessage(answer, message.body)))
         elif message.topic == self.ping_topic(key, "out-response") and moving is not None:
@@ -478,11 +478,11 @@ class Service:
         self._fetching[handler.id] = fetching
         was_frozen, before = handler.is_frozen, self._foreign_filters(handler)
         if self.down and not self._can_suspend and not handler.is_frozen:
-            # Nothing was kept for it there, so nothing more can come.
+            # The foreign broker kept nothing for the handler, so nothing more can come.
             self.keep(Frozen(handler.id))
         if handler.opened.is_resident and not handler.is_frozen:
-            # Its ping came behind everything that only this site gets: the other one has all that follows.
-            # To take that here, too, would be wrong after a kill: there may be a gap in front of it.
+            # The ping came behind everything that only this site gets; the other site gets all that follows.
+            # This site must not take that too: after a kill there may be a gap in front of it.
             self.keep(Frozen(handler.id))
         if not was_frozen and not self.down:
             stays = self.ping_topic(ping_key(ticket), "in-request")
@@ -527,7 +527,7 @@ class Service:
             self._break_off(handler, fetching, fetching.failed or self.down)
 
     def fill_window(self, handler: Handler, fetching: Fetching) -> None:
-        """Send what there is, as far ahead of the acknowledgements as is allowed."""
+        """Send what is buffered, at most one window ahead of the acknowledgements."""
         while fetching.sent < handler.last and fetching.sent - handler.first < WINDOW_MESSAGES:
             chosen = handler.slice(fetching.sent + 1, BATCH_BYTES, BATCH_MESSAGES)
             batch = messages.Batch(fetching.request, fetching.sent + 1, tuple(chosen))
@@ -535,7 +535,7 @@ class Service:
             self.send(fetching.connection, batch)
 
     def _break_off(self, handler: Handler, fetching: Fetching, why: str) -> None:
-        """The foreign broker may hold more for the handler: what is here was given, the rest comes later."""
+        """End a download early: the foreign broker may hold more, which the client must ask for later."""
         del self._fetching[handler.id]
         self.renew(handler)
         text = f"the broker of site {self.site} is down ({why}): ask again later"
@@ -570,7 +570,7 @@ class Service:
         self.end(handler, "expired")
 
     def end(self, handler: Handler, why: Literal["expired", "refused", "ended"]) -> None:
-        """Give a handler up, with what it has."""
+        """Remove a handler together with its buffer."""
         self._moving.pop(handler.id, None)
         self._listening.pop(handler.id, None)
         self.do(steps.Unlisten(handler.name, self._foreign_filters(handler)))

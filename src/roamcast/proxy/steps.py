@@ -1,4 +1,4 @@
-"""What goes into a proxy's step and what comes out of it. Pure."""
+"""Inputs and effects of a proxy's step. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Role = Literal["client", "proxy", "dialed", "endpoint"]
 
 
 class Attach(msgspec.Struct, frozen=True):
-    """A client of the endpoint is here; its session is found, wherever it is, or begun."""
+    """A client of the endpoint has connected: find its session at any site, or begin one."""
 
     request: int
     client: str
@@ -26,7 +26,7 @@ class Attach(msgspec.Struct, frozen=True):
     ticket: str
     """For a session that begins here."""
     is_clean: bool
-    """Whether a session that there is ends now."""
+    """True: end an existing session first."""
     lease_s: float
 
 
@@ -40,7 +40,7 @@ class Attached(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Filters with the endpoint's notes; answered with Done or Refused."""
+    """Filters with the endpoint's notes; answered with Done or MoveRefused."""
 
     request: int
     add: dict[str, str]
@@ -48,13 +48,13 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Recalled(msgspec.Struct, frozen=True):
-    """What the foreign broker had retained, for the client that is here."""
+    """Retained messages of the foreign broker, for the attached client."""
 
     messages: tuple[ForeignMessage, ...]
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """The client publishes with QoS 2: to be known when it says so again, here or at another site."""
+    """The client publishes with QoS 2; remembered to recognise a repeated publish, at any site."""
 
     packet_id: int
     identity: str
@@ -66,7 +66,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Detach(msgspec.Struct, frozen=True):
-    """The client is away; 0 seconds: for good."""
+    """The client has disconnected; a lease of 0 seconds ends its session."""
 
     lease_s: float
 
@@ -91,7 +91,7 @@ class Got(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A connection ended, or one that was asked for cannot be made."""
+    """A connection ended, or could not be dialed."""
 
     connection: int
     why: str = ""
@@ -110,7 +110,7 @@ class Listening(msgspec.Struct, frozen=True):
     name: str
     token: int = 0
     is_kept: bool = True
-    """Whether it had the name all the time, as far as it says; of interest where that was to be resumed."""
+    """False if the foreign broker says that it had nothing under this name (see Listen.is_resumed)."""
 
 
 class Unlistened(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ class Unlistened(msgspec.Struct, frozen=True):
 
 
 class ForeignFailed(msgspec.Struct, frozen=True):
-    """A Listen or an Unlisten came to nothing."""
+    """A Listen or an Unlisten failed."""
 
     name: str
     what: Literal["listen", "unlisten"]
@@ -132,7 +132,7 @@ class ForeignLost(msgspec.Struct, frozen=True):
 
 
 class ForeignBack(msgspec.Struct, frozen=True):
-    """The foreign broker is there, at the start too; it knows of no handler."""
+    """The foreign broker is connected, at the start or again; every handler must subscribe anew."""
 
 
 Input = Joined | Got | Left | Received | Listening | Unlistened | ForeignFailed | ForeignLost | ForeignBack
@@ -142,7 +142,7 @@ Input = Joined | Got | Left | Received | Listening | Unlistened | ForeignFailed 
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """To be journalled before anything else of the same step is done."""
+    """Journal this entry before any other effect of the step is performed."""
 
     entry: Entry
 
@@ -169,7 +169,7 @@ class Listen(msgspec.Struct, frozen=True):
     name: str
     filters: tuple[str, ...]
     token: int = 0
-    """Comes back with the answer."""
+    """Returned with the answer."""
     is_resumed: bool = False
     """Whether the foreign broker may have kept something under this name."""
 
@@ -178,7 +178,7 @@ class Unlisten(msgspec.Struct, frozen=True):
     name: str
     filters: tuple[str, ...]
     is_end: bool = True
-    """Whether the handler listens no more at all."""
+    """True if the handler ends all its subscriptions."""
 
 
 class PublishStep(msgspec.Struct, frozen=True):

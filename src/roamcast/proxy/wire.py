@@ -1,4 +1,4 @@
-"""Connections to and between proxies: prefaces, frames, and the handshake of whoever connects."""
+"""Connections to and between proxies: prefaces, frames, and the dialing side of the handshake."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProxyError(Exception):
     def __init__(self, text: str, code: messages.Code | None = None) -> None:
         super().__init__(text)
         self.code = code
-        """What kind of refusal it was; None if nobody answered."""
+        """The kind of refusal; None if nobody answered."""
 
 
 class Pipe:
@@ -46,9 +46,9 @@ class Pipe:
         try:
             preface = await self._reader.readexactly(len(messages.PREFACE))
         except (asyncio.IncompleteReadError, OSError):
-            raise ProxyError("the connection ended before a word was said") from None
+            raise ProxyError("the connection ended before the handshake") from None
         if not preface.startswith(messages.MAGIC):
-            raise ProxyError("what is there does not speak as mobility proxies do")
+            raise ProxyError("this is not a mobility proxy")
         if not is_dialer:
             self._writer.write(messages.PREFACE)
         version = int.from_bytes(preface[len(messages.MAGIC) :], "big")
@@ -57,7 +57,7 @@ class Pipe:
             raise ProxyError(f"it speaks version {version} of the protocol, and here it is {here}")
 
     async def read(self) -> messages.Message:
-        """The next message; ProxyError at the end of the connection and for what is none."""
+        """Read the next message; ProxyError at the end of the connection and for an invalid frame."""
         try:
             length = int.from_bytes(await self._reader.readexactly(messages.LENGTH_BYTES), "big")
             if not 0 < length <= self.frame_bytes_max:
@@ -74,14 +74,14 @@ class Pipe:
 
     @property
     def waiting_bytes(self) -> int:
-        """What was written and not yet taken by the network."""
+        """Bytes written that the network has not taken yet."""
         return self._writer.transport.get_write_buffer_size()
 
     def close(self) -> None:
         self._writer.close()
 
     async def end(self) -> None:
-        """Close, and be gone when this returns."""
+        """Close, and wait until the connection is closed."""
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -91,7 +91,7 @@ class Pipe:
 
 
 def _keep_alive(connection: socket.socket | None) -> None:
-    """A host that went away without a word is noticed within a minute."""
+    """Notice within a minute that the other host has vanished."""
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
@@ -101,7 +101,7 @@ def _keep_alive(connection: socket.socket | None) -> None:
 
 
 async def connect(address: str, tls: ssl.SSLContext | None = None) -> Pipe:
-    """A connection to a proxy up to the prefaces."""
+    """Connect to a proxy and exchange prefaces."""
     pipe = Pipe(*await asyncio.open_connection(*split_endpoint(address), ssl=tls))
     try:
         await pipe.exchange_prefaces(is_dialer=True)
@@ -113,7 +113,7 @@ async def connect(address: str, tls: ssl.SSLContext | None = None) -> Pipe:
 
 @asynccontextmanager
 async def _dialing(address: str, tls: ssl.SSLContext | None) -> AsyncIterator[Pipe]:
-    """A connection for the handshake in the block; what goes wrong there ends it, and names the address."""
+    """Connect for the handshake in the block; a failure closes the connection and names the address."""
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             pipe = await connect(address, tls)
@@ -134,7 +134,7 @@ async def _dialing(address: str, tls: ssl.SSLContext | None) -> AsyncIterator[Pi
 async def connect_client(
     address: str, id: str, user: str, password: str, tls: ssl.SSLContext | None = None
 ) -> tuple[Pipe, messages.Welcome]:
-    """A client's connection to a proxy."""
+    """Connect a client to a proxy."""
     async with _dialing(address, tls) as pipe:
         pipe.write(messages.ProxyHello("client", id, user=user, password=password))
         welcome = await _read(pipe, messages.Welcome)
@@ -144,7 +144,7 @@ async def connect_client(
 async def connect_proxy(
     address: str, own: str, expected: str, secret: str, tls: ssl.SSLContext | None = None
 ) -> Pipe:
-    """A proxy's connection to another one, which must be the one that is meant, and one of ours."""
+    """Connect to the proxy of the expected site, which must prove that it has our secret."""
     async with _dialing(address, tls) as pipe:
         hello = messages.ProxyHello("proxy", own, nonce=secrets.token_bytes(messages.NONCE_BYTES))
         pipe.write(hello)
@@ -159,7 +159,7 @@ async def connect_proxy(
 
 
 async def _read(pipe: Pipe, wanted: type[Step]) -> Step:
-    """The next step of the handshake."""
+    """Read the next step of the handshake."""
     answer = await pipe.read()
     if isinstance(answer, messages.MoveRefused):
         raise ProxyError(answer.text, answer.code)
