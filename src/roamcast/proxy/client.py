@@ -233,11 +233,12 @@ class RoamingClient:
 
     async def _hand_over(self, site: str, adapter: Adapter) -> None:
         options, ticket = self.options, secrets.token_hex(16)
+        assert options.sync != "none"
         source = Source(site, ticket)
         key = ping_key(ticket)
         line = self._connected()
         move = messages.MoveOut(
-            line.next_request(), self.id, ticket, tuple(self.filters), _sync_of(options), options.delay_s,
+            line.next_request(), self.id, ticket, tuple(self.filters), options.sync, options.delay_s,
             options.lease_s, options.bytes_max, options.is_unique,
         )  # fmt: skip
         # Written down first: who is stopped in between asks for a buffer that is perhaps not there.
@@ -558,11 +559,6 @@ class RoamingClient:
         if self._state_file is not None:
             stay = (self._with_filters(self._stay),) if self._stay is not None else ()
             write_state(self._state_file, ClientState(tuple(self.filters), (*self.sources, *stay)))
-
-
-def _sync_of(options: Options) -> messages.Sync:
-    assert options.sync != "none"
-    return options.sync
 
 
 def _as_told(welcome: messages.Welcome) -> Adapter:
