@@ -192,6 +192,11 @@ class LinkEnd:
             self._open = []
             self._open_bytes = 0
 
+    def _close_apart(self) -> None:
+        messages, self._open, self._open_bytes = self._open, [], 0
+        for number, data in enumerate(messages, self.sent - len(messages) + 1):
+            self._unwritten.append(Kept(number, number, False, batch_head(1) + data))
+
     def send_fleeting(self, message: Message) -> None:
         """Goes out with the next `take`, or never: when the link is down, or the peer too slow."""
         self.send_fleeting_encoded(self._codec.encode(message), message.weight)
@@ -204,15 +209,19 @@ class LinkEnd:
         self._fleeting.append(data)
         self._fleeting_bytes = size
 
-    def take(self, bytes_max: int = TAKE_BYTES) -> bytes:
+    def take(self, bytes_max: int = TAKE_BYTES, apart: bool = False) -> bytes:
         """What to write to the connection now, about so many bytes of it; nothing while down.
+
+        `apart` gives every message a frame of its own.
 
         To be called when the connection takes more, and not before: what has not been
         taken can still be dropped, if it is fleeting.
         """
         if not self.is_up:
             return b""
-        if self._open:
+        if apart:
+            self._close_apart()
+        elif self._open:
             self._close_frame()
         out: list[bytes] = []
         room = bytes_max
@@ -377,6 +386,13 @@ class LinkEnd:
         return Arrivals(
             reading.numbered, reading.fleeting, durable[0] if len(durable) == 1 else b"".join(durable)
         )
+
+
+    def peek(self, frame: bytes) -> list[Message]:
+        """The messages in a frame, for those who look on; changes nothing."""
+        if wire.HEAD.unpack_from(frame)[1] != wire.BATCH:
+            return []
+        return self._codec.decode_batch(memoryview(frame)[wire.HEAD.size + wire.BATCH_FIELDS.size :])
 
 
 def _size(kept: Kept) -> int:
