@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
 from typing import cast
@@ -135,8 +136,8 @@ class _Connection(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._closed: asyncio.Future[None] | None = None
         self._is_wanted = False
-        self.on_messages = _ignore
-        self.on_lost = _say_nothing
+        self.on_messages: Callable[[list[Frame]], None] = lambda frames: None
+        self.on_lost: Callable[[str], None] = lambda reason: None
 
     async def open(self) -> None:
         if self._opening is None:
@@ -244,14 +245,6 @@ class _Connection(asyncio.Protocol):
         if self._is_wanted:
             self._is_wanted = False
             self.on_lost(reason)
-
-
-def _ignore(frames: list[Frame]) -> None:
-    """Nobody subscribes here."""
-
-
-def _say_nothing(reason: str) -> None:
-    """Nobody has asked."""
 
 
 def message_of(frame: Frame) -> ForeignMessage:

@@ -122,7 +122,7 @@ class NatsAdapter(ForeignAdapter):
             with adapted(filter, Error):
                 subject, is_kept = await self._consumer(name, filter) if self._stream else (filter, False)
                 group = "" if self._stream else f"roamcast-{name}"
-                one.listening = await client.subscribe(subject, queue=group, future=_Inbox(one))
+                one.listening = await client.subscribe(subject, queue=group, future=one)
                 await self._settle(client, filter)
         except AdapterError:
             known.pop(filter, None)
@@ -241,16 +241,21 @@ class _OrderedClient(Client):
         await super()._send_ping(future)
 
 
-class _Subscribed:
-    """A filter at work."""
+class _Subscribed(asyncio.Future[Msg]):
+    """A filter at work: takes messages as they come off the wire.
+
+    A callback would have a queue and a task for each subscription, and so mix up the order of what comes for
+    several filters of one handler.
+    """
 
     def __init__(self, receive: Receive, arrivals: _Arrivals) -> None:
+        super().__init__()
         self.receive = receive
         self.listening: Subscription | None = None
         self._arrivals = arrivals
         self._acknowledging: set[asyncio.Task[None]] = set()
 
-    def on_message(self, msg: Msg) -> None:
+    def set_result(self, msg: Msg) -> None:
         headers = dict(msg.headers or {})
         own = headers.get(MESSAGE_ID, "")
         is_kept = msg.reply.startswith("$JS.ACK")
@@ -294,21 +299,6 @@ class _Arrivals:
             for one, _, to_acknowledge in arrivals:
                 if to_acknowledge is not None:
                     one.acknowledge(to_acknowledge)
-
-
-class _Inbox(asyncio.Future[Msg]):
-    """Takes messages as they come off the wire.
-
-    A callback would have a queue and a task for each subscription, and so mix up the order of what comes for
-    several filters of one handler.
-    """
-
-    def __init__(self, one: _Subscribed) -> None:
-        super().__init__()
-        self._one = one
-
-    def set_result(self, msg: Msg) -> None:
-        self._one.on_message(msg)
 
 
 def durable_names(name: str, filter: str) -> tuple[str, str]:
