@@ -40,10 +40,10 @@ from roamcast.broker.inputs import (
     Tree,
 )
 from roamcast.broker.links.end import LinkError
-from roamcast.broker.links.links import Links, LinkTurn, Offer
+from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
-from roamcast.broker.seeking import Seeking, WhereIs
+from roamcast.broker.seeking import Seek, Seeking
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
 from roamcast.broker.shared_messages import GivesBack, MembersChanged, Takes
@@ -53,7 +53,14 @@ from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import CommandGiven, Deadline, Input, OverlayChanged, TrimQueues
+from roamcast.protocol.effects import (
+    CommandGiven,
+    Deadline,
+    Input,
+    OverlayChanged,
+    ReceivedInProcess,
+    TrimQueues,
+)
 from roamcast.protocol.notification import Burst
 
 
@@ -69,14 +76,16 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
-        self.front: ClientFront = MqttFront(self) if settings.front == "mqtt" else PlainFront()
+        self.front: ClientFront = (
+            MqttFront(self) if settings.front == "mqtt" else PlainFront(settings.encodes)
+        )
         self.broker = BrokerCore(
             settings.id,
             find_protocol(settings.protocol),
             _broker_settings(settings),
             front=self.front.of_core,
         )
-        self.links = Links(settings.id, Codec())
+        self.links = Links(settings.id, Codec() if settings.encodes else None)
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
         self.shared = SharedSubscriptions(self.broker, self.front.group_settled, self.front.join_all_groups)
@@ -101,6 +110,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         for item in inputs:
             if type(item) in front.kinds:
                 of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
+                self.links.ends[item.peer].receive_in_process(item)
+                front.inputs.append(item)
             else:
                 self._on_input(item)
         if front.inputs:
@@ -109,14 +121,18 @@ class BrokerMachine(MachineBase[ClientFront]):
             front.take(of_clients, out)
             if front.inputs:
                 self._run()
-        self._collect()
+        if type(front) is MqttFront:
+            front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
         return out
 
     def deadline(self) -> float | None:
-        of_broker, of_clients = self.broker.deadline(), self.front.next_time()
-        if of_broker is None or of_clients is None:
-            return of_clients if of_broker is None else of_broker
-        return min(of_broker, of_clients)
+        of_clients, timers = self.front.next_time(), self.broker.timers
+        of_broker = timers[0][0] if timers else None
+        if of_clients is None:
+            return of_broker
+        return of_clients if of_broker is None else min(of_broker, of_clients)
 
     # --- for those who look on (see contract.AnyMachine) ---
 
@@ -189,15 +205,15 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.set_slow(connection, is_slow)
                 return
             case StatusAnnounced(topic, payload):
-                burst = self.announcements.announce(topic, payload, self._now)
-                self.front.inputs.append(CommandGiven(burst))
+                told = self.announcements.announce(topic, payload, self._now)
+                self.front.inputs.append(CommandGiven(told))
                 return
         self._out.durable.append(item)
         match item:
             case OverlayGiven(links):
                 self._follow(self.links.establish(links))
-            case LinkUp(peer, offer, incarnation):
-                self._on_link_up(peer, offer, incarnation)
+            case LinkUp():
+                self._on_link_up(item)
             case LinkDown(peer):
                 self._follow(self.links.disconnected(peer))
             case LinkRefused(peer, why):
@@ -207,7 +223,7 @@ class BrokerMachine(MachineBase[ClientFront]):
             case QueuesOverLimit(bytes_max):
                 self.front.inputs.append(TrimQueues(bytes_max))
             case SessionSought(client, number):
-                self.front.inputs.append(CommandGiven(WhereIs(client, self.id, number)))
+                self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
@@ -240,18 +256,18 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     # --- links ---
 
-    def _on_link_up(self, peer: str, offer: Offer, incarnation: int) -> None:
+    def _on_link_up(self, item: LinkUp) -> None:
         try:
-            self._follow(self.links.connected(peer, offer, incarnation))
+            self._follow(self.links.connected(item.peer, item.offer, item.incarnation, item.version))
         except LinkError as error:
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(item.peer, str(error))
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
             self._follow(self.links.disconnected(peer))
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(peer, str(error))
             return
         if turn.durable:
             self._out.durable.append(LinkFrames(peer, turn.durable))
@@ -262,28 +278,34 @@ class BrokerMachine(MachineBase[ClientFront]):
         inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)
-            if isinstance(item, OverlayChanged):
+            if type(item) is OverlayChanged:
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
                 inputs += [CommandGiven(TellRetained(peer)) for peer in new]
                 inputs.append(CommandGiven(MembersChanged()))
         inputs += turn.fleeting
-        self._out.link_closes += turn.closes
+        for peer, why in turn.closes:
+            self._close_link(peer, why)
+
+    def _close_link(self, peer: str, why: str) -> None:
+        self._out.link_closes = [*self._out.link_closes, (peer, why)]
 
     # --- running the broker ---
 
     def _run(self) -> None:
-        front, broker = self.front, self.broker
+        front, out = self.front, self._out
         while front.inputs:
             inputs, front.inputs = front.inputs, []
-            effects = broker.step(self._now, inputs)
-            if effects.sends:
-                self._out.sends += effects.sends
-                self.links.send(effects.sends)
-            if effects.records:
-                self._out.records += effects.records
+            effects = self.broker.step(self._now, inputs)
+            sends, records = effects.sends, effects.records
+            if sends:
+                out.sends = [*out.sends, *sends] if out.sends else sends
+                if self.settings.encodes:
+                    self.links.send(sends)
+            if records:
+                out.records = [*out.records, *records] if out.records else records
             if effects.to_clients or effects.closes:
-                front.perform(effects)
+                front.perform(effects, out)
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 

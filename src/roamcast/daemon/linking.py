@@ -12,7 +12,7 @@ from roamcast.config.sections import Config
 from roamcast.net.discovery import LocalDiscovery
 from roamcast.net.peers import Peers
 from roamcast.net.tls import link_contexts
-from roamcast.protocol.codec import message_types
+from roamcast.storage.kept_out import KeptOut
 
 INCARNATION_BITS = 62
 
@@ -20,12 +20,13 @@ INCARNATION_BITS = 62
 class Linking:
     """Implements `peers.LinkHandler`."""
 
-    def __init__(self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None]) -> None:
+    def __init__(
+        self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None], kept_out: KeptOut
+    ) -> None:
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
             "routing strategy": site.strategy,
-            "messages": " ".join(one.__name__ for one in message_types()),
         }
         if site.links_may_cycle:
             # A broker that waits for less than the others do would take each leader for gone.
@@ -37,6 +38,7 @@ class Linking:
         self.discovery: LocalDiscovery | None = None
         self._site = site
         self._push = push
+        self._kept_out = kept_out
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
@@ -71,14 +73,15 @@ class Linking:
     def refusal(self, peer: str, offer: Offer) -> str:
         if not self.may_write():
             return f"broker {self._site.id} cannot write its journal now"
-        return self._site.links.refusal(peer, offer)
+        return self._kept_out.refusal("peer", peer) or self._site.links.refusal(peer, offer)
 
     def on_refused(self, peer: str, why: str) -> None:
         self._push(LinkRefused(peer, why))
 
-    def on_link_up(self, peer: str, offer: Offer) -> None:
+    def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
         is_new = self._site.links.begins_anew(peer, offer)
-        self._push(LinkUp(peer, offer, secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0))
+        incarnation = secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0
+        self._push(LinkUp(peer, offer, incarnation, version))
 
     def on_frames(self, peer: str, frames: bytes) -> None:
         self._push(LinkFrames(peer, frames))

@@ -27,6 +27,7 @@ from roamcast.proxy.mqtt_notes import (
     publisher_of,
     subscriptions_of,
 )
+from roamcast.storage.kept_out import Who
 
 if TYPE_CHECKING:
     from roamcast.proxy.endpoint import MqttEndpoint
@@ -99,6 +100,7 @@ class Session:
         server, connect = self._server, self._connect
         user = (connect.username or "") if server.config.access.users else ""
         server.locals[self._connection] = self._on_local
+        server.callers[self._connection] = Who("client", self.client)
         server.step([steps.Joined(self._connection, "endpoint", user)])
         attach = steps.Attach(
             ATTACH, self.client, user, secrets.token_hex(16), connect.clean_start,
@@ -132,6 +134,7 @@ class Session:
         self._tell()
         server.step([steps.Got(self._connection, steps.Detach(self._expiry_s))])
         server.step([steps.Left(self._connection)])
+        server.callers.pop(self._connection, None)
         for answer in self._answers.values():
             answer.cancel()
         if not self.over.done():

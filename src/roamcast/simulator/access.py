@@ -19,10 +19,11 @@ from roamcast.protocol.effects import (
     Input,
     LeaveFor,
     PublishThis,
-    Received,
+    Said,
     Submitted,
+    Told,
 )
-from roamcast.protocol.messages import Deliver, Hello, Leave, Message
+from roamcast.protocol.messages import Deliver, Hello, Leave
 from roamcast.simulator.engine import lane_for
 from roamcast.simulator.links import Link
 
@@ -83,6 +84,8 @@ class PlainAccess:
         self._rng = network.rng_for("network")
         self._link = Link(settings.access_delay, self._rng)
         self._lane = lane_for(settings.access_delay, settings.access_bits_per_s)
+        self._is_prompt = not settings.service_s
+        """Whether brokers take no time, so that they can take together what arrives at one time."""
         self.clients: dict[str, Client] = {}
         self.closed_by_broker: list[str] = []
         self._connections: dict[str, AccessConnection] = {}
@@ -155,35 +158,54 @@ class PlainAccess:
 
     # --- between clients and brokers ---
 
-    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Message]]) -> None:
+    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Said]]) -> None:
         network, lane = self._network, self._lane
         now = network.now
         network.traffic.access_hops += len(sends)
         for _, message in sends:
-            handle = self._arrive_up
-            if type(message) is Leave:
+            is_leave = type(message) is Leave
+            if is_leave:
                 # What it already sent arrives, but nothing reaches it any more.
-                handle = self._arrive_leave
                 connection.is_heard = False
                 del self._connections[connection.client.id]
-            if lane is not None:
-                at = now + self._settings.access_delay.low_s
-                network.push_lane(lane, at, handle, connection, message)
+            if lane is None:
+                at = connection.up.arrival_s(now, CONTROL_BYTES)
+                network.push(at, self._arrive_leave if is_leave else self._arrive_up, connection, message)
+                continue
+            at = now + self._settings.access_delay.low_s
+            if is_leave:
+                network.push_lane(lane, at, self._arrive_leave, connection, message)
+            elif self._is_prompt and lane and lane[-1][0] == at and lane[-1][2] == self._arrive_together:
+                lane[-1][3].append((connection, message))  # What arrives at one time is one event.
             else:
-                network.push(connection.up.arrival_s(now, CONTROL_BYTES), handle, connection, message)
+                network.push_lane(lane, at, self._arrive_together, [(connection, message)], None)
 
-    def _arrive_up(self, connection: AccessConnection, message: Message) -> None:
-        if not connection.is_open:
-            return
-        client, number = connection.client.id, connection.id
-        item: Input
+    def _arrive_together(self, sent: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
+        """What clients of one broker have sent at one time is one step of the broker."""
+        arrive = self._network.arrive
+        broker = ""
+        inputs: list[Input] = []
+        for connection, message in sent:
+            if not connection.is_open:
+                continue
+            if connection.broker != broker:
+                if inputs:
+                    arrive(broker, inputs)
+                broker, inputs = connection.broker, []
+            inputs.append(self._input(connection, message))
+        if inputs:
+            arrive(broker, inputs)
+
+    def _arrive_up(self, connection: AccessConnection, message: Said) -> None:
+        if connection.is_open:
+            self._network.arrive(connection.broker, (self._input(connection, message),))
+
+    def _input(self, connection: AccessConnection, message: Said) -> Input:
         if type(message) is Hello:
-            item = Attached(client, number, message)
-        else:
-            item = Submitted(client, number, message)  # type: ignore[arg-type]
-        self._network.arrive(connection.broker, (item,))
+            return Attached(connection.client.id, connection.id, message)
+        return Submitted(connection.client.id, connection.id, message)  # type: ignore[arg-type]
 
-    def _arrive_leave(self, connection: AccessConnection, message: Message) -> None:
+    def _arrive_leave(self, connection: AccessConnection, message: Said) -> None:
         self._arrive_up(connection, message)
         connection.close()
 
@@ -198,7 +220,7 @@ class PlainAccess:
                 when = f"{client} at {connection.broker} at {self._network.now:.6f}"
                 self.closed_by_broker.append(f"{when}: {reason}")
 
-    def _send_down(self, sends: list[tuple[str, int, Message]]) -> None:
+    def _send_down(self, sends: Sequence[tuple[str, int, Said]]) -> None:
         network, connections, lane = self._network, self._connections, self._lane
         now, traffic = network.now, network.traffic
         together = []
@@ -217,13 +239,13 @@ class PlainAccess:
             at = now + self._settings.access_delay.low_s
             network.push_lane(lane, at, self._arrive_down, together, None)
 
-    def _arrive_down(self, deliveries: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
+    def _arrive_down(self, deliveries: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
         network = self._network
         now = network.now
         for connection, message in deliveries:
             if not connection.is_heard:
                 continue
-            effects = connection.client.step(now, (Received(connection.broker, message),))
+            effects = connection.client.step(now, (Told(connection.broker, message),))
             if effects.sends:
                 self._send_up(connection, effects.sends)
             if effects.records:

@@ -32,12 +32,13 @@ from roamcast.broker.inputs import (
     decode_entry,
     encode_entry,
 )
+from roamcast.broker.links.end import ACKNOWLEDGE_EVERY
 from roamcast.broker.links.links import GivenLink
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import Settings
 from roamcast.mobility.moving.election import TreeRule
-from roamcast.protocol.effects import Input
+from roamcast.protocol.effects import Input, ReceivedInProcess
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.records import Level, Row
@@ -179,7 +180,7 @@ class Network(Engine):
         self._down: dict[str, None] = {}
         self._doomed: dict[str, Crash] = {}
         """Brokers that crash within their next step."""
-        self._unsent: dict[str, list[tuple[str, Message]]] = {}
+        self._unsent: dict[str, Sequence[tuple[str, Message]]] = {}
         """What a crash kept from being sent: the links send it after the restart."""
         self._outages: dict[frozenset[str], dict[str, None]] = {
             frozenset(ends): {} for ends in topology.overlay
@@ -204,6 +205,7 @@ class Network(Engine):
                 id,
                 settings.protocol,
                 front="plain",
+                encodes=self._has_faults,
                 broker=CoreSettings(
                     routing=settings.routing,
                     advertisements=settings.advertisements,
@@ -300,30 +302,13 @@ class Network(Engine):
             return  # Only the news that a client has left: it will be told that of all its clients.
         machine = self.machines[broker]
         effects = machine.step(self.now, inputs)
-        if self._has_faults and self._crashes(broker, effects):
-            return
-        self._perform(broker, machine, inputs, effects)
-
-    def _perform(
-        self,
-        broker: str,
-        machine: BrokerMachine,
-        inputs: Sequence[MachineInput | Input],
-        effects: MachineEffects,
-    ) -> None:
-        ends = machine.links.ends
-        first = inputs[0]
-        if type(first) is LinkFrames:
-            end = ends.get(first.peer)
-            if end is not None:
-                end.acknowledge()
-        for peer, why in effects.link_closes:
-            self._broken.append(f"{broker} closes the link to {peer}: {why}")
-        if effects.sends:
-            self._send_peers(broker, effects.sends)
-        if self._has_faults or type(first) is LinkFrames:
-            self._send_rest(broker, machine)
-        if effects.to_clients or effects.client_closes or effects.writes or effects.closes:
+        if self._has_faults:
+            if self._crashes(broker, effects):
+                return
+            self._send_frames(broker, machine, inputs, effects)
+        elif effects.sends:
+            self._send_in_process(broker, machine, effects.sends)
+        if effects.to_clients or effects.writes or effects.client_closes or effects.closes:
             self.access.take(broker, effects)
         if effects.records:
             self.observe(effects.records)
@@ -339,40 +324,64 @@ class Network(Engine):
 
     # --- links ---
 
-    def _send_peers(self, broker: str, sends: list[tuple[str, Message]]) -> None:
-        """What the core has sent, in this order: each message has a frame of its own, as if it were alone."""
+    def _send_in_process(
+        self, broker: str, machine: BrokerMachine, sends: Sequence[tuple[str, Message]]
+    ) -> None:
+        """What the core has sent, in this order, where nothing can go wrong: no bytes are made of it."""
         self._count(broker, sends)
-        ends = self.machines[broker].links.ends
-        frames = [(peer, ends[peer].take(1, apart=True)) for peer, _ in sends if peer in ends]
-        if self._lane is not None:
+        ends, lane = machine.links.ends, self._lane
+        items = [(peer, ends[peer].send_in_process(broker, message)) for peer, message in sends]
+        if lane is not None:
             at = self.now + self.settings.link_delay.low_s
-            self.push_lane(self._lane, at, self._arrive_at_peers, broker, frames)
+            self.push_lane(lane, at, self._arrive_together, broker, items)
             return
-        for peer, frame in frames:
-            if frame:  # Otherwise the link is down.
-                self._send(broker, peer, frame)
+        for one in items:
+            at = self._links[broker][one[0]].arrival_s(self.now, CONTROL_BYTES)
+            self.push(at, self._arrive_together, broker, (one,))
 
-    def _send_rest(self, broker: str, machine: BrokerMachine) -> None:
-        """What else the links have to write: news of the overlay, acknowledgements, what is sent again."""
-        for peer, end in machine.links.ends.items():
-            while end.has_more:
-                self._send(broker, peer, end.take(1, apart=True))
-
-    def _send(self, broker: str, peer: str, frame: bytes) -> None:
-        at = self._links[broker][peer].arrival_s(self.now, CONTROL_BYTES)
-        self.push(at, self._arrive_over, (broker, peer, self._cuts[frozenset((broker, peer))]), frame)
-
-    def _arrive_at_peers(self, broker: str, frames: Sequence[tuple[str, bytes]]) -> None:
+    def _arrive_together(self, broker: str, items: Sequence[tuple[str, ReceivedInProcess]]) -> None:
         arrive = self.arrive
-        for peer, frame in frames:
-            arrive(peer, (LinkFrames(broker, frame),))
+        for peer, item in items:
+            arrive(peer, (item,))
+            if not item.number % ACKNOWLEDGE_EVERY:
+                # Whoever only listens says now and then what it has.
+                self.machines[broker].links.ends[peer].settle_in_process(item.number)
+
+    def _send_frames(
+        self,
+        broker: str,
+        machine: BrokerMachine,
+        inputs: Sequence[MachineInput | Input],
+        effects: MachineEffects,
+    ) -> None:
+        """What the core has sent, and whatever else the links have to write: news of the overlay,
+        acknowledgements, what is sent again. Each message has a frame of its own, as if it were alone."""
+        ends = machine.links.ends
+        for peer, why in effects.link_closes:
+            self._broken.append(f"{broker} closes the link to {peer}: {why}")
+        for item in inputs:
+            if type(item) is LinkFrames and item.peer in ends:
+                ends[item.peer].acknowledge()
+        if effects.sends:
+            self._count(broker, effects.sends)
+            for peer, _ in effects.sends:
+                if peer in ends:
+                    self._send_frame(broker, peer, ends[peer].take(1, apart=True))
+        for peer, end in ends.items():
+            while end.has_more:
+                self._send_frame(broker, peer, end.take(1, apart=True))
+
+    def _send_frame(self, broker: str, peer: str, frame: bytes) -> None:
+        if frame:  # Otherwise the link is down.
+            at = self._links[broker][peer].arrival_s(self.now, CONTROL_BYTES)
+            self.push(at, self._arrive_over, (broker, peer, self._cuts[frozenset((broker, peer))]), frame)
 
     def _arrive_over(self, way: tuple[str, str, int], frame: bytes) -> None:
         broker, peer, cuts = way
         if cuts == self._cuts[frozenset((broker, peer))]:
             self.arrive(peer, (LinkFrames(broker, frame),))
 
-    def _count(self, broker: str, sends: list[tuple[str, Message]]) -> None:
+    def _count(self, broker: str, sends: Sequence[tuple[str, Message]]) -> None:
         if self._trace is not None:
             for peer, message in sends:
                 self._trace(self.now, broker, peer, message)
@@ -452,7 +461,7 @@ class Network(Engine):
         machine = self.machines[broker] = self._recover(broker)
         del self._down[broker]
         self._witness("started", broker)
-        self._count(broker, self._unsent.pop(broker, []))
+        self._count(broker, self._unsent.pop(broker, ()))
         for peer in self.topology.peers(broker):
             self._told_down[broker, peer] = None
         self.step(broker, (Started(machine.settings),))

@@ -15,11 +15,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from roamcast.broker.links.end import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, Resume
+from roamcast.broker.links.end import (
+    FLEETING_BYTES_MAX,
+    KEPT_BYTES_MAX,
+    TAKE_BYTES,
+    LinkEnd,
+    Resume,
+)
 from roamcast.broker.links.reach import Outcome, Reach
-from roamcast.protocol.codec import Codec
+from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
-from roamcast.protocol.notification import Fleeting, Message
+from roamcast.protocol.notification import Burst, Fleeting, Message
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -59,10 +65,11 @@ class Links:
     def __init__(
         self,
         id: str,
-        codec: Codec,
+        codec: Codec | None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
     ) -> None:
+        """Without a codec messages stay as they are, no bytes are made of them (see `LinkEnd`)."""
         self.id = id
         self.reach = Reach(id)
         self.ends: dict[str, LinkEnd] = {}
@@ -90,16 +97,21 @@ class Links:
 
     # --- connections ---
 
-    def connected(self, peer: str, offer: Offer, incarnation: int = 0) -> LinkTurn:
-        """Neither end refuses. An `incarnation` begins the link anew (see `begins_anew`, `LinkEnd`)."""
+    def connected(
+        self, peer: str, offer: Offer, incarnation: int = 0, version: int = VERSION_MAX
+    ) -> LinkTurn:
+        """Neither end refuses, and both speak this version of the link protocol.
+
+        An `incarnation` begins the link anew (see `begins_anew`, `LinkEnd`).
+        """
         turn = LinkTurn([LinkChanged(peer, True)])
         if incarnation:
             self._perform(turn, self.reach.abandon(peer, "begun anew"))
             turn.closes.clear()
             end = self.ends[peer] = LinkEnd(peer, incarnation, self._codec, *self._limits)
-            end.up(Resume())
+            end.up(Resume(), version)
         else:
-            self.ends[peer].up(offer.resume)
+            self.ends[peer].up(offer.resume, version)
         self._perform(turn, self.reach.join(peer, offer.brokers))
         return turn
 
@@ -109,6 +121,7 @@ class Links:
         self.reach.establish({link.peer: link.behind for link in links})
         for link in links:
             end = self.ends[link.peer] = LinkEnd(link.peer, link.incarnation, self._codec, *self._limits)
+            end.peer_incarnation = link.peer_incarnation
             end.up(Resume(link.peer_incarnation))
         turn.inputs.append(OverlayChanged(self.reach.peers, self.reach.next_hops))
         return turn
@@ -160,14 +173,20 @@ class Links:
         """What the broker sends to its peers. A message for several of them is encoded once."""
         encoded: bytes = b""
         last: Message | None = None
+        is_fleeting, needs = False, 0
         for peer, message in sends:
             end = self.ends.get(peer)
             if end is None:
                 continue  # The link was given up in this very turn.
             if message is not last:
-                encoded, last = self._codec.encode(message), message
-            if type(message) is Fleeting:
-                end.send_fleeting_encoded(encoded, message.count)
+                encoded, last = self._codec.encode(message), message  # type: ignore[union-attr]
+                is_fleeting, needs = type(message) is Fleeting, 0
+                if not isinstance(message, Burst):  # Nearly all are bursts.
+                    is_fleeting, needs = message.is_fleeting, message.needs
+            if needs > end.version:
+                continue  # The peer is older, and does well without it.
+            if is_fleeting:
+                end.send_fleeting_encoded(encoded, message.weight)
             else:
                 end.send_encoded(encoded)
 

@@ -130,7 +130,9 @@ class MovingMachine(MachineBase[MqttFront]):
         if out.durable:
             for confirmed in list(self.links.confirmations()):
                 self._confirm(confirmed)
-        self._collect()
+        self.front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
         return out
 
     def deadline(self) -> float | None:
@@ -196,8 +198,8 @@ class MovingMachine(MachineBase[MqttFront]):
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
-                burst = self.announcements.announce(topic, payload, self.core.now)
-                self.front.inputs.append(CommandGiven(burst))
+                told = self.announcements.announce(topic, payload, self.core.now)
+                self.front.inputs.append(CommandGiven(told))
             case SessionSought(client, number):
                 self.seeking.on_where_is(self.id, WhereIs(client, self.id, number))
             case LinkUp(peer):
@@ -212,8 +214,8 @@ class MovingMachine(MachineBase[MqttFront]):
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
-            case LinkUp(peer, _, incarnation):
-                self.links.connect(peer, incarnation)
+            case LinkUp(peer, _, incarnation, version):
+                self.links.connect(peer, incarnation, version)
             case ParentTaken(old, new):
                 self._take_parent(old, new)
             case LinkLeft(peer):
@@ -282,7 +284,7 @@ class MovingMachine(MachineBase[MqttFront]):
             for message in arrivals.numbered:
                 self._on_message(peer, message)
         except (LinkError, InputError) as error:
-            self._out.link_closes.append((peer, str(error)))
+            self._out.link_closes = [*self._out.link_closes, (peer, str(error))]
             self._on_link_down(peer)
             return
         self._tell_election()
@@ -403,7 +405,7 @@ class MovingMachine(MachineBase[MqttFront]):
             effects = core.take_effects()
             if not inputs and not effects:
                 return
-            self._out.records += effects.records
+            self._out.records = [*self._out.records, *effects.records]
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
 
