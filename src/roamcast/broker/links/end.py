@@ -37,10 +37,12 @@ from roamcast.protocol.codec import (
     Codec,
     UnknownMessage,
     batch_head,
+    tag_of,
     without_skipped,
 )
 from roamcast.protocol.effects import ReceivedInProcess
 from roamcast.protocol.notification import Fleeting, Message
+from roamcast.state import State
 
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024
 KEPT_BYTES_MAX = 256 * 1024 * 1024
@@ -98,7 +100,19 @@ class LinkEnd:
     sends as one, is not resumed with.
     """
 
-    __unsaved__ = ("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts")
+    __state__ = State(
+        "link-end",
+        saved=(
+            "peer", "incarnation", "peer_incarnation", "sent", "received", "is_up", "version", "_codec",
+            "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every", "_unnumbered",
+        ),
+        # What the peer has acknowledged and what was written to it: neither is journalled.
+        unhashed=(
+            "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
+            "_open_bytes", "_under_way", "_acknowledged", "_told", "_untold_bytes",
+        ),
+        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts"),
+    )  # fmt: skip
     """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
 
     def __init__(
@@ -110,9 +124,9 @@ class LinkEnd:
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
         *,
-        unnumbered: tuple[type[Message], ...] = (),
+        unnumbered: tuple[str, ...] = (),
     ) -> None:
-        """`unnumbered` are the messages that may come without a number, beside those that are fleeting."""
+        """`unnumbered`: tags of messages that may come without a number, beside those that are fleeting."""
         self.peer = peer
         self.incarnation = incarnation
         self.peer_incarnation = 0
@@ -499,7 +513,7 @@ class _Reading:
         for message in known:
             if type(message) is Fleeting:
                 continue  # Nearly all of them.
-            if not (message.is_fleeting or type(message) in self.end._unnumbered):
+            if not (message.is_fleeting or tag_of(type(message)) in self.end._unnumbered):
                 raise LinkError(f"{self.end.peer} sent {type(message).__name__} without a number")
         self.fleeting += known
 

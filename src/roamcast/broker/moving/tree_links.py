@@ -23,8 +23,9 @@ from roamcast.broker.links.end import KEPT_BYTES_MAX, LinkEnd, Resume
 from roamcast.broker.links.links import Offer
 from roamcast.broker.seeking import IsHere, WhereIs
 from roamcast.mobility.moving.election import Heartbeat, Round
-from roamcast.protocol.codec import VERSION_MAX, Codec
+from roamcast.protocol.codec import VERSION_MAX, Codec, tag_of
 from roamcast.protocol.messages import Cause, Message
+from roamcast.state import State
 
 LinkId = tuple[int, str]
 """The number of a link, and its child: the one that has opened it."""
@@ -72,6 +73,8 @@ class Beat(Message, frozen=True):
 class Neighbour:
     """A broker in reach: the connection to it, and the link of the tree over it, if there is one."""
 
+    __state__ = State("neighbour", saved=("peer", "end", "link", "newest", "sent", "outgoing", "incoming"))
+
     def __init__(self, peer: str, end: LinkEnd) -> None:
         self.peer = peer
         self.end = end
@@ -93,6 +96,8 @@ class Neighbour:
 
 class TreeLinks:
     """All that one broker has to do with its peers below the protocol."""
+
+    __state__ = State("tree-links", saved=("id", "ends", "neighbours", "_codec"))
 
     def __init__(self, id: str, codec: Codec) -> None:
         self.id = id
@@ -116,7 +121,13 @@ class TreeLinks:
     def connect(self, peer: str, incarnation: int, version: int = VERSION_MAX) -> None:
         # Each is told at once what has been journalled, so that little comes back when a link is lost.
         end = LinkEnd(
-            peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1, unnumbered=(WhereIs, IsHere)
+            peer,
+            incarnation,
+            self._codec,
+            KEPT_BYTES_MAX,
+            FLEETING_MAX,
+            1,
+            unnumbered=(tag_of(WhereIs), tag_of(IsHere)),
         )
         end.up(Resume(), version)
         self.ends[peer] = end
