@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_network import BrokerNetwork
 from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.processes import BenchFailed
+from roamcast.bench.report import Report, silent
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.bursts import FrameWriter, written_acknowledgements
 from roamcast.storage.journal import Journal, Sync
@@ -35,15 +36,13 @@ CLIENT = "roaming"
 PUBACK = b"\x40\x02"
 ACKNOWLEDGEMENT_BYTES = 4
 
-Report = Callable[[int, int], None]
-
 
 def run(
     *,
     sync: Sync = "group",
     rounds: int = 30,
     queued: Sequence[int] = QUEUED,
-    progress: Report = lambda done, total: None,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     settings = [f"journal.sync={sync}", "log.level=warning"]
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
