@@ -168,6 +168,19 @@ def test_labels_follow_their_keys() -> None:
     assert table.labels_of_each([{"v": 1, "w": 1}]) == [("nought",)]
 
 
+def test_labels_of_more_boxes_than_a_word_has_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where so many are gone that the rest would fit a word, and the integers are still as they were."""
+    monkeypatch.setattr(masks, "WORD_BITS", 64)
+    twin = Twin()
+    for key in range(100):
+        twin.add(key, parse(f"v >= {key} AND w LIKE '%{key % 10}'"))
+    for key in range(45):
+        for value in (0, 50, 99):
+            twin.check({"v": value, "w": f"x{value % 10}"})
+        twin.remove(key)
+    assert len(twin.index._tables[None].sets[0]._numbers) == 100
+
+
 def test_many_boxes_do_not_take_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows get longer with the number of boxes, so a large set does not have one for each end."""
     monkeypatch.setattr(box_table, "RECENT_MAX", 100)

@@ -146,13 +146,12 @@ class FilterIndex(Generic[K]):
 
     def _enter(self, number: int, box: Box, predicate: Predicate) -> Callable[[], None]:
         """Put a box where it belongs; returns how to take it out again."""
-        name, check = None, predicate if len(box) > 1 else None
-        if check is None:
-            (name,) = box
-        spot = name if name is not None and is_looked_up(box[name]) else None
-        table = self._tables.get(name)
-        if name is None and table is not None and not table.has_room():
-            spot = self._quiet_spot(box)
+        name = next(iter(box)) if len(box) == 1 else None
+        table, spot, check = self._tables.get(name), None, None
+        if name is not None and is_looked_up(box[name]):
+            spot = name
+        elif name is None and table is not None and not table.has_room():
+            spot, check = self._quiet_spot(box), predicate
         if spot is not None:
             column = self._columns.setdefault(spot, Column())
             return partial(_leave, self._columns, spot, column.add(number, box[spot], check))

@@ -157,7 +157,7 @@ class BoxMasks:
 
     def collect_distinct(self, attributes: Attributes, found: list[int]) -> None:
         """At least the first entry of each label."""
-        if len(self.members) > WORD_BITS:
+        if self._is_long():
             self.collect(attributes, found)
             return
         mask = self._containing(attributes, found)
@@ -199,9 +199,13 @@ class BoxMasks:
         self._build()
         return True
 
+    def _is_long(self) -> bool:
+        """Whether the integers have more than one word, or will when they are made."""
+        return len(self.members) > WORD_BITS or len(self._numbers) > WORD_BITS
+
     def labels_of_each(self, contents: Sequence[Attributes]) -> list[tuple[Hashable, ...]] | None:
         """The labels of the boxes that contain each of the notifications; None if only `collect` can tell."""
-        if len(self.members) > WORD_BITS or not self._is_ready(len(contents)):
+        if self._is_long() or not self._is_ready(len(contents)):
             return None
         masks: Iterable[int] = [self._live] * len(contents)
         for axis in self._axes:
