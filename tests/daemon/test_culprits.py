@@ -27,12 +27,16 @@ from roamcast.mqtt.codec.packets import Connect, Publish
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.protocol.effects import Input
-from roamcast.protocol.snapshot import freeze, known_class
+from roamcast.protocol.snapshot import freeze
+from roamcast.protocol.snapshot_form import Catalogue
+from roamcast.state import State
 from roamcast.storage.kept_out import Who
 
 
 class Touchy(BrokerMachine):
     """Raises on packets with `poison`, on timers if told so, and when `half` has come from two clients."""
+
+    __state__ = State("touchy", saved=("fears_time",))
 
     fears_time = False
 
@@ -76,15 +80,14 @@ def turn(*inputs: MachineInput | Input) -> Entry:
 X, Y, Z = (Who("client", name) for name in "xyz")
 
 
-def known(module: str, name: str) -> type:
-    return Touchy if name == "Touchy" else known_class(module, name)
+HERE = Catalogue((f"{__name__}.", "roamcast."))
 
 
 def test_one_culprit_among_honest_clients(machine: Touchy) -> None:
-    before = freeze(machine, known)
+    before = freeze(machine, HERE)
     verdict = judge(machine, turn(said(1, b"good"), said(2, b"poison"), said(3, b"good"), ConnectionLost(3)))
     assert (verdict.culprits, verdict.suspects) == ([Y], [])
-    assert freeze(machine, known) == before
+    assert freeze(machine, HERE) == before
 
 
 def test_a_client_that_came_in_the_same_turn(machine: Touchy) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from roamcast.protocol.messages import AttachRequest, Drain, Hello, HolderUnknown
 from roamcast.protocol.session import Session
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Endings:
+    __state__ = State("endings", saved=("_broker", "waiting", "_asked", "_replaced"))
+
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self.waiting: dict[str, Attachment | None] = {}
@@ -57,10 +60,10 @@ class Endings:
         """Something is queued for it."""
         broker = self._broker
         if not any(isinstance(one, Drain) and one.client == client for one in broker.loopback):
-            broker.send(broker.id, Drain(client))
+            broker.tell_self(Drain(client))
 
-    def on_drain(self, sender: str, message: Drain) -> None:
-        broker, client = self._broker, message.client
+    def on_drain(self, command: Drain) -> None:
+        broker, client = self._broker, command.client
         attachment = broker.attachments.get(client)
         if client not in self.waiting or attachment is None or attachment.queue is None:
             return

@@ -15,11 +15,15 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
-from roamcast.protocol.effects import Attached, Detached, Input, SessionOver, Submitted
+from roamcast.protocol.effects import Attached, Detached, Input, Said, SessionOver, Submitted
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.variables import NumberSteps, Variable
+
+REPLAY = 1
+"""Rises whenever replaying the same entries may give another state than before: when the machine's behaviour
+or the meaning of an input changes. Only code with the same number replays a journal's entries."""
 
 
 class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -75,6 +79,8 @@ class LinkUp(MachineInput, frozen=True):
     offer: Offer
     incarnation: int
     """A random number for this end if the link begins anew, else 0."""
+    version: int = 1
+    """Of the link protocol, on which both ends have agreed."""
 
 
 class OverlayGiven(MachineInput, frozen=True):
@@ -145,6 +151,14 @@ class Tick(MachineInput, frozen=True):
     """The time that `deadline()` named has come."""
 
 
+class StateChecked(MachineInput, frozen=True):
+    """What the state amounts to at the end of this turn. The machine adds it now and then by itself, and a
+    replay that comes to something else is refused."""
+
+    sums: dict[str, int]
+    """A checksum of each part of the state that was looked at."""
+
+
 # --- of brokers that move; all but the inputs above follow from these, so that no election is replayed ---
 
 
@@ -191,6 +205,7 @@ AnyInput = (
     | SessionSought
     | DrainOrdered
     | Tick
+    | StateChecked
     | Elapsed
     | ParentTaken
     | LinkLeft
@@ -224,7 +239,7 @@ class MachineEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
-    to_clients: Sequence[tuple[str, int, Message]] = ()
+    to_clients: Sequence[tuple[str, int, Said]] = ()
     """What the plain front says to its clients: (client, connection, message); and …"""
     client_closes: Sequence[tuple[str, int, str]] = ()
     """… the connections that it closes: (client, connection, reason)."""

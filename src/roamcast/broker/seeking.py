@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Message
+from roamcast.protocol.notification import Command, Message
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
     from roamcast.broker.fronts import ClientFront
+
+
+class Seek(Command, frozen=True):
+    """An operator of this broker asks where a client's session is."""
+
+    client: str
+    number: int
 
 
 class WhereIs(Message, frozen=True):
@@ -41,18 +49,24 @@ class IsHere(Message, frozen=True):
 
 
 class Seeking:
-    __unsaved__ = ("answers",)
+    __state__ = State("seeking", saved=("_broker", "_front"), derived=("answers",))
 
     def __init__(self, broker: BrokerCore, front: ClientFront) -> None:
         self._broker = broker
         self._front = front
-        broker.serve(WhereIs, self.on_where_is)
-        broker.serve(IsHere, self.on_is_here)
         self._restore()
+
+    def register_handlers(self) -> None:
+        self._broker.obey(Seek, self.on_seek)
+        self._broker.serve(WhereIs, self.on_where_is)
+        self._broker.serve(IsHere, self.on_is_here)
 
     def _restore(self) -> None:
         self.answers: list[IsHere] = []
         """Not yet taken."""
+
+    def on_seek(self, command: Seek) -> None:
+        self.on_where_is(self._broker.id, WhereIs(command.client, self._broker.id, command.number))
 
     def on_where_is(self, sender: str, message: WhereIs) -> None:
         broker = self._broker

@@ -24,6 +24,7 @@ from roamcast.protocol.messages import (
     NOT_THE_OWNER,
     AttachRefused,
     AttachRequest,
+    ClientMessage,
     Hello,
     Message,
     Welcome,
@@ -32,6 +33,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Router
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import CoreSettings
@@ -40,6 +42,8 @@ class Attachment:
     """A client's connection to this broker."""
 
     __slots__ = ("at", "connection", "hello", "queue", "window")
+
+    __state__ = State("attachment")
 
     def __init__(self, connection: int, hello: Hello, window: int, at: float) -> None:
         self.connection = connection
@@ -75,7 +79,7 @@ class SessionsHost:
     if TYPE_CHECKING:
 
         def send(self, broker: str, message: Message) -> None: ...
-        def tell(self, client: str, message: Message) -> None: ...
+        def tell(self, client: str, message: ClientMessage) -> None: ...
         def record(self, kind: str, **fields: Any) -> None: ...
         def enqueue(self, client: str, burst: Burst) -> None: ...
 

@@ -17,6 +17,7 @@ from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, re
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
+from roamcast.state import State
 
 ELSEWHERE = frozenset({"another_broker"})
 
@@ -33,6 +34,8 @@ class DurableSubscriptions(MobilityProtocol):
         stale=ELSEWHERE,
         remainder=True,
     )
+
+    __state__ = State("durable-subscriptions", saved=("durable",))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -51,9 +54,10 @@ class DurableSubscriptions(MobilityProtocol):
                 kept[text] = None
                 host.subscribe((client,), parse(text), issued_at)
         # The client ended these at another broker; nobody has told this one before.
-        for text in [text for text in kept if text not in session.subscriptions]:
+        ended = [text for text in kept if text not in session.subscriptions]
+        self.unsubscribe_all((client,), ended)
+        for text in ended:
             del kept[text]
-            host.unsubscribe((client,), parse(text))
         host.deliver_from(client, queue)
         host.handoff_finished(client)
 
@@ -62,8 +66,7 @@ class DurableSubscriptions(MobilityProtocol):
 
     def on_end(self, session: Session) -> None:
         """What this broker keeps goes; other brokers that were visited are not told."""
-        for text in self.durable.pop(session.client, {}):
-            self.host.unsubscribe((session.client,), parse(text), "subscribe")
+        self.unsubscribe_all((session.client,), self.durable.pop(session.client, {}), "subscribe")
         self.queues.pop(session.client, None)
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:

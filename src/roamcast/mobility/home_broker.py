@@ -42,6 +42,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
+from roamcast.state import State
 
 IN_TRANSIT = "in transit"
 """Why a foreign broker drops: the client is not there, and the notification is no longer at home."""
@@ -101,6 +102,8 @@ class ChangeSettled(Message, frozen=True):
 class Home:
     """What the home broker has of a client of its own."""
 
+    __state__ = State("home", saved=("queue", "location", "number"))
+
     def __init__(self, queue: DeliveryQueue) -> None:
         self.queue = queue
         self.location = ""
@@ -111,6 +114,8 @@ class Home:
 
 class Visit:
     """What a foreign broker has of a client that is attached to it."""
+
+    __state__ = State("home-broker-visit", saved=("number", "queue"))
 
     def __init__(self, number: int, queue: DeliveryQueue) -> None:
         self.number = number
@@ -123,6 +128,8 @@ class HomeBroker(MobilityProtocol):
     summary = "loses only what is in transit from the home broker when the client leaves; triangle routing"
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))
     own_state = False
+
+    __state__ = State("home-broker", saved=("homes", "visits", "changing"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -141,9 +148,7 @@ class HomeBroker(MobilityProtocol):
         home = self.homes.get(client)
         if home is not None:
             home.location = ""
-            home.queue.rewind(received.get(host.id, 0))
-            host.deliver_from(client, home.queue)
-            host.handoff_finished(client)
+            self.begin_delivery(client, home.queue, received.get(host.id, 0))
         elif host.is_attached(client):
             queue = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
             self.visits[client] = Visit(session.number, queue)
@@ -159,7 +164,7 @@ class HomeBroker(MobilityProtocol):
         client = message.client
         visit = self.visits.get(client)
         if visit is None:
-            self.give_up(client, message.bursts)
+            self.give_up(client, message.bursts, IN_TRANSIT)
             return
         # Perhaps of an earlier visit. It is late but not too late: had the client received anything
         # newer elsewhere, its session would have come behind this.
@@ -175,15 +180,11 @@ class HomeBroker(MobilityProtocol):
         """At home everything stays; a foreign broker keeps nothing, and says so."""
         visit = self.visits.pop(session.client, None)
         if visit is not None:
-            self.give_up(session.client, visit.queue.drain())
+            self.give_up(session.client, visit.queue.drain(), IN_TRANSIT)
             self.deregister(session, visit)
 
     def deregister(self, session: Session, visit: Visit) -> None:
         self.host.send(home_of(session), Deregister(session.client, visit.number))
-
-    def give_up(self, client: str, bursts: tuple[Burst, ...] | list[Burst]) -> None:
-        for burst in bursts:
-            self.host.dropped(client, burst, IN_TRANSIT)
 
     def on_deregister(self, sender: str, message: Deregister) -> None:
         home = self.homes[message.client]
@@ -260,6 +261,8 @@ class HomeBroker(MobilityProtocol):
 class HomeBrokerPublished(HomeBroker):
     name = "home_broker:published"
     summary = "as published, without deregistration: also loses what is published while the client is away"
+
+    __state__ = State("home-broker-published")
 
     def deregister(self, session: Session, visit: Visit) -> None:
         """The home broker learns of it when the client is registered elsewhere, or comes home."""

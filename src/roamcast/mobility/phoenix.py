@@ -54,15 +54,13 @@ import msgspec
 
 from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, queue_of, register
 from roamcast.protocol.messages import Cause, Message, Update
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
-
-STREAM = "session"
-"""One numbering for all brokers."""
+from roamcast.state import State
 
 Timestamp = tuple[float, int]
 """The attach number of a stay, and which event of it; as published, the clock and 0.
@@ -115,6 +113,8 @@ class NXT(Message, frozen=True, tag="phoenix.NXT"):
 class Luggage(msgspec.Struct, array_like=True):
     """What travels with the session."""
 
+    __state__ = State("phoenix-luggage")
+
     broker: str
     """Where s is in the local set."""
     base: int
@@ -127,6 +127,14 @@ class Luggage(msgspec.Struct, array_like=True):
 
 class Local:
     """A subscriber in the local set: its stay here, from its MIG until the next one arrives."""
+
+    __state__ = State(
+        "phoenix-local",
+        saved=(
+            "stay", "count", "queue", "log", "logged", "ts_last", "ts_reached", "early", "newest",
+            "acknowledged", "nexts", "stays", "is_stored",
+        ),
+    )  # fmt: skip
 
     def __init__(
         self, stay: int, queue: DeliveryQueue, ts_last: Timestamp, acknowledged: dict[str, Number]
@@ -191,6 +199,8 @@ class Phoenix(MobilityProtocol):
     promise = Promise(lost=frozenset({"overflow"}))
     strategies = ("simple",)
     advertisements = False
+
+    __state__ = State("phoenix", saved=("local", "towards"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -390,9 +400,7 @@ class Phoenix(MobilityProtocol):
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for subscriber, local in self.local.items():
             yield subscriber, local.queue
-            early = DeliveryQueue(STREAM)
-            early.extend(local.early.values())
-            yield subscriber, early
+            yield subscriber, queue_of(local.early.values())
 
 
 class PhoenixPublished(Phoenix):
@@ -405,6 +413,8 @@ class PhoenixPublished(Phoenix):
         duplicate=frozenset({"move_in"}),
         reordered=frozenset({"replayed"}),
     )
+
+    __state__ = State("phoenix-published")
 
     def first_ts(self, session: Session) -> Timestamp:
         return (0.0, -1)
@@ -440,8 +450,7 @@ class PhoenixPublished(Phoenix):
     def acknowledge(self, subscriber: str, local: Local, received: int) -> None:
         super().acknowledge(subscriber, local, received)
         if not local.is_stored:
-            for event in local.queue.drain():
-                self.host.dropped(subscriber, event, "not local")
+            self.give_up(subscriber, local.queue.drain(), "not local")
             local.log.clear()
             local.logged = 0
 

@@ -22,10 +22,20 @@ from roamcast.mobility.moving.mobile import LOCAL, MobileProtocol, Outcome
 from roamcast.mobility.stored import Stored
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.effects import Effects
-from roamcast.protocol.messages import Acknowledge, Deliver, Fleeting, Message, Publish, cause_of
+from roamcast.protocol.messages import (
+    Acknowledge,
+    ClientMessage,
+    ClientPublish,
+    Command,
+    Deliver,
+    Fleeting,
+    Message,
+    cause_of,
+)
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.records import Level, Row
+from roamcast.state import State
 
 MARK_BITS = 16
 """Of a timestamp: which broker has chosen it."""
@@ -35,6 +45,14 @@ WINDOW = 1024
 
 class Visit:
     """A client that is connected here."""
+
+    __state__ = State(
+        "mobile-visit",
+        saved=(
+            "connection", "owner", "window", "stamp", "is_clean", "began", "is_leaving", "insists_until",
+            "incarnation", "published", "subscriptions", "sent", "in_flight", "waiting",
+        ),
+    )  # fmt: skip
 
     def __init__(self, connection: int, owner: str, window: int, stamp: int) -> None:
         self.connection = connection
@@ -70,14 +88,23 @@ class Visit:
 
 
 class MobileCore:
-    __unsaved__ = ("_asks_more", "_out", "figures")
+    __state__ = State(
+        "mobile-core",
+        saved=(
+            "id", "machine", "links", "front", "waves", "visits", "incarnation", "_mark", "_published",
+            "_limits", "_level", "_tells_attributes",
+        ),
+        # Fleeting bursts move the time and are recorded, and are not journalled.
+        unhashed=("now", "duplicates", "_rows"),
+        derived=("_asks_more", "_handlers", "_orders", "_out", "figures"),
+    )  # fmt: skip
 
     def __init__(self, id: str, machine: MobileProtocol, links: TreeLinks, front: Front) -> None:
         self.id = id
         self.machine = machine
         self.links = links
         self.front = front
-        self.waves = Waves(links.send)
+        self.waves = Waves(links)
         self.visits: dict[str, Visit] = {}
         self.now = 0.0
         self.duplicates = 0
@@ -90,12 +117,13 @@ class MobileCore:
         self._level: Level = "full"
         self._tells_attributes = True
         self._rows = 0
-        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
-        machine.contents = self.contents_of
         self._restore()
 
     def _restore(self) -> None:
         self.figures = Figures()
+        self.machine.contents = self.contents_of
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        self._orders: dict[type[Command], Callable[[Any], None]] = {}
         self._out = Effects()
         self._asks_more: tuple[int, bool] = (-1, False)
 
@@ -120,10 +148,17 @@ class MobileCore:
         """Messages of this type are not the machine's: they go to this handler."""
         self._handlers[kind] = handler
 
+    def obey(self, kind: type[Command], handler: Callable[[Any], None]) -> None:
+        """Commands of this type go to this handler."""
+        self._orders[kind] = handler
+
+    def carry_out(self, command: Command) -> None:
+        self._orders[type(command)](command)
+
     def as_it_is(self, filter: Filter, client: str) -> Filter:
         return filter
 
-    def tell(self, client: str, message: Message) -> None:
+    def tell(self, client: str, message: ClientMessage) -> None:
         visit = self.visits.get(client)
         if visit is not None:
             self._out.to_clients.append((client, visit.connection, message))
@@ -174,7 +209,7 @@ class MobileCore:
         """The client tells the machine this, or the site does so for it."""
         self.perform(self.machine.receive(client, message, is_subscriber=True))
 
-    def publish(self, client: str, visit: Visit, message: Publish) -> None:
+    def publish(self, client: str, visit: Visit, message: ClientPublish) -> None:
         varied = message.varied or (message.attributes,) * len(message.bodies)
         for attributes, body in zip(varied, message.bodies, strict=True):
             if not message.request:

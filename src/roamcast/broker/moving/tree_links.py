@@ -21,9 +21,11 @@ from roamcast.broker.inputs import Confirmed
 from roamcast.broker.links.end import FLEETING_BYTES_MAX as FLEETING_MAX
 from roamcast.broker.links.end import KEPT_BYTES_MAX, LinkEnd, Resume
 from roamcast.broker.links.links import Offer
+from roamcast.broker.seeking import IsHere, WhereIs
 from roamcast.mobility.moving.election import Heartbeat, Round
-from roamcast.protocol.codec import Codec
+from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.messages import Cause, Message
+from roamcast.state import State
 
 LinkId = tuple[int, str]
 """The number of a link, and its child: the one that has opened it."""
@@ -63,9 +65,21 @@ class Beat(Message, frozen=True):
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(self.leader, self.round, self.hops, self.parent, self.children)
 
+    @property
+    def is_fleeting(self) -> bool:
+        return True
+
+
+class TreeLinkEnd(LinkEnd):
+    unnumbered = (WhereIs, IsHere)
+
+    __state__ = State("tree-link-end")
+
 
 class Neighbour:
     """A broker in reach: the connection to it, and the link of the tree over it, if there is one."""
+
+    __state__ = State("neighbour", saved=("peer", "end", "link", "newest", "sent", "outgoing", "incoming"))
 
     def __init__(self, peer: str, end: LinkEnd) -> None:
         self.peer = peer
@@ -89,6 +103,8 @@ class Neighbour:
 class TreeLinks:
     """All that one broker has to do with its peers below the protocol."""
 
+    __state__ = State("tree-links", saved=("id", "ends", "neighbours", "_codec"))
+
     def __init__(self, id: str, codec: Codec) -> None:
         self.id = id
         self.ends: dict[str, LinkEnd] = {}
@@ -108,10 +124,10 @@ class TreeLinks:
 
     # --- connections ---
 
-    def connect(self, peer: str, incarnation: int) -> None:
+    def connect(self, peer: str, incarnation: int, version: int = VERSION_MAX) -> None:
         # Each is told at once what has been journalled, so that little comes back when a link is lost.
-        end = LinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, acknowledge_every=1)
-        end.up(Resume())
+        end = TreeLinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1)
+        end.up(Resume(), version)
         self.ends[peer] = end
         self.neighbours[peer] = Neighbour(peer, end)
 
@@ -178,8 +194,10 @@ class TreeLinks:
         if one.outgoing != one.link:
             one.end.send(OnLink(*one.link))
             one.outgoing = one.link
+        before = one.end.sent
         one.end.send(message)
-        one.sent.append((one.end.sent, message))
+        if one.end.sent > before:
+            one.sent.append((one.end.sent, message))
 
     def send_fleeting(self, peer: str, message: Message) -> None:
         """What promises nothing, over a link of the tree."""

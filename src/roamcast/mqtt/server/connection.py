@@ -26,7 +26,8 @@ from roamcast.mqtt.server.publishing import Described, resolve
 from roamcast.mqtt.server.sessions import MqttSession
 from roamcast.mqtt.server.traffic import Traffic
 from roamcast.protocol.effects import Input, Submitted
-from roamcast.protocol.messages import Acknowledge, Publish
+from roamcast.protocol.messages import Acknowledge, ClientPublish
+from roamcast.state import State
 
 PUBACK, PUBREC = 0x40, 0x50
 ONE_PUBACK = b"\x40\x02"
@@ -99,9 +100,12 @@ class MqttConnection:
         "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
-    __unsaved__ = (
-        "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
-        "published", "sent_aliases", "taken", "topics",
+    __state__ = State(
+        "mqtt-connection",
+        derived=(
+            "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
+            "published", "sent_aliases", "taken", "topics",
+        ),
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
 
@@ -307,7 +311,7 @@ class MqttConnection:
             self.request += len(bodies)
         endpoint.traffic.received[qos] += len(bodies)
         self.published += len(bodies)
-        publish = Publish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
+        publish = ClientPublish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
         if qos:
             self._answer_bursts(bursts)
@@ -337,7 +341,7 @@ class MqttConnection:
             self.out.append(ONE_PUBACK + ENCODED[packet_id - 1])
         endpoint.traffic.received[qos] += 1
         self.published += 1
-        publish = Publish(request, attributes, tuple(payloads), PLAIN[qos])
+        publish = ClientPublish(request, attributes, tuple(payloads), PLAIN[qos])
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
 
     def _publish(
@@ -464,7 +468,7 @@ class MqttConnection:
             request = self.request + 1
             self.request += len(payloads)
         self.published += len(payloads)
-        publish = Publish(request, attributes, tuple(payloads), marks)
+        publish = ClientPublish(request, attributes, tuple(payloads), marks)
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
         if marks[0] & RETAIN:
             self.is_durable = True
