@@ -43,6 +43,7 @@ SEES: dict[str, set[str]] = {
     "bench": TOOLS,
     "lab": TOOLS | {"bench"},
     "cli": TOOLS | {"bench", "lab", "pipeline"},
+    "__main__": {"cli"},
 }
 
 PURE = PRODUCT | {"models"}
