@@ -59,7 +59,7 @@ class Network(LinkedNetwork):
 
     def submit(self, client: str, message: Message) -> None:
         roamer = self.roamers[client]
-        self.step(roamer.broker, Submitted(client, roamer.connection, message))
+        self.step(roamer.broker, Submitted(client, roamer.connection, message))  # type: ignore[arg-type]
 
     def settle(self, rng: random.Random) -> None:
         self.rest(rng)

@@ -44,7 +44,7 @@ def two_trees(protocol: str, rng: random.Random) -> Network:
 def submit(network: Network, client: str, message: Message) -> None:
     roamer = network.roamers[client]
     if roamer.broker:
-        network.step(roamer.broker, Submitted(client, roamer.connection, message))
+        network.step(roamer.broker, Submitted(client, roamer.connection, message))  # type: ignore[arg-type]
 
 
 def attach(network: Network, client: str, broker: str) -> None:

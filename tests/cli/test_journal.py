@@ -137,7 +137,7 @@ def test_show_tells_what_the_entries_hold(folder: Path, capsys: pytest.CaptureFi
     code, lines, errors = outcome(capsys, "show", folder)
     assert (code, errors, len(lines)) == (0, [], 3)
     assert lines[0].startswith("9 (segment 3, ")
-    assert '"Started": {"settings": {"SiteSettings": {"id": "a"' in lines[0]
+    assert '"Started": {"settings": {"MachineSettings": {"id": "a"' in lines[0]
     assert lines[1].endswith(
         '{"Entry": {"now": 11.0, "inputs": '
         '[{"Frames": {"connection": 7, "data": "0x3005000174fffe"}}, {"Gone": {"connection": 7}}]}}'

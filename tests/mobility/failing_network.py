@@ -176,7 +176,7 @@ class FailingNetwork:
             if isinstance(message, Hello):
                 self._arrive(broker, Attached(client, connection, message))
             else:
-                self._arrive(broker, Submitted(client, connection, message))
+                self._arrive(broker, Submitted(client, connection, message))  # type: ignore[arg-type]
 
     # --- failures ---
 

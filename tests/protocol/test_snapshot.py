@@ -399,9 +399,9 @@ def test_tuples_nested_without_end_are_refused() -> None:
 def test_the_place_of_a_value_in_a_broker() -> None:
     broker = BrokerCore("b0", find_protocol("multi_hop_handoff"))
     broker.router._send = lambda peer, message: None
-    with pytest.raises(CannotFreeze, match=r"^broker\.router\._send: a function cannot be written"):
+    with pytest.raises(CannotFreeze, match=r"^brokercore\.router\._send: a function cannot be written"):
         freeze(broker)
-    assert path_to(broker, object()) == "broker…"
+    assert path_to(broker, object()) == "brokercore…"
 
 
 @pytest.fixture(scope="module")

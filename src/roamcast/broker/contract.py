@@ -11,6 +11,7 @@ from roamcast.broker.links.end import LinkEnd
 from roamcast.broker.links.links import Offer
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.endpoint import Endpoint
+from roamcast.protocol.effects import Input
 from roamcast.protocol.notification import Burst
 
 
@@ -60,7 +61,7 @@ class AnyMachine(Protocol):
     def strategy(self) -> str:
         """The routing strategy, on which all brokers of a network must agree."""
 
-    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects: ...
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects: ...
     def deadline(self) -> float | None: ...
     def journalled(self, over: Collection[str] = ()) -> None:
         """Everything that this site has received is in the journal: its peers may be told."""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from roamcast.broker.links.links import Offer
+from roamcast.broker.links.links import GivenLink, Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
+from roamcast.protocol.effects import Attached, Detached, Input, Submitted
+from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
+from roamcast.routing.location.movement_graph import MovementGraph
+from roamcast.routing.location.variables import NumberSteps, Variable
 
 
 class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -68,6 +75,12 @@ class LinkUp(MachineInput, frozen=True):
     offer: Offer
     incarnation: int
     """A random number for this end if the link begins anew, else 0."""
+
+
+class OverlayGiven(MachineInput, frozen=True):
+    """The links of this broker were made long ago: nobody has to join. For networks that are simulated."""
+
+    links: tuple[GivenLink, ...]
 
 
 class LinkRefused(MachineInput, frozen=True):
@@ -167,6 +180,7 @@ AnyInput = (
     | ClientSlowed
     | ConnectionLost
     | LinkUp
+    | OverlayGiven
     | LinkRefused
     | LinkDown
     | LinkFrames
@@ -181,6 +195,9 @@ AnyInput = (
     | ParentTaken
     | LinkLeft
     | Confirmed
+    | Attached
+    | Detached
+    | Submitted
 )
 
 
@@ -206,6 +223,12 @@ class MachineEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
+    to_clients: list[tuple[str, int, Message]] = []
+    """What the plain front says to its clients: (client, connection, message); and …"""
+    client_closes: list[tuple[str, int, str]] = []
+    """… the connections that it closes: (client, connection, reason)."""
+    sends: list[tuple[str, Message]] = []
+    """What the links were given, for those who count: (peer, message)."""
     link_closes: list[tuple[str, str]] = []
     """Links to be closed, and why."""
     records: list[Row] = []
@@ -218,15 +241,36 @@ class MachineEffects(msgspec.Struct):
     """Connections that sent more than one turn may take: the next goes on with an empty `ClientFrames`."""
     deferred: list[MachineInput] = []
     """What is to come behind that, once more."""
-    durable: list[MachineInput] = []
+    durable: list[MachineInput | Input] = []
     """What must be in the journal before any of the rest goes out."""
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Entry)
+def _encode_hook(value: Any) -> Any:
+    if isinstance(value, Filter):
+        return value.text
+    if isinstance(value, MovementGraph):
+        return [[start, value.neighbours(start)] for start in value.locations]
+    if isinstance(value, NumberSteps):
+        return {"steps": (value.fall, value.rise, value.lowest, value.highest)}
+    raise TypeError(f"a {type(value).__name__} cannot be journalled")
 
 
-def encode_entry(now: float, inputs: list[MachineInput]) -> bytes:
+def _decode_hook(wanted: type, value: Any) -> Any:
+    if wanted is Filter:
+        return parse(value)
+    if wanted is Variable and isinstance(value, dict):
+        return NumberSteps(*value["steps"])
+    if wanted is Variable:
+        edges = [(start, end) for start, ends in value for end in ends]
+        return MovementGraph(edges, [start for start, _ in value], one_way=True)
+    raise TypeError(f"a {wanted.__name__} cannot be read from a journal")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_decoder = msgspec.msgpack.Decoder(Entry, dec_hook=_decode_hook)
+
+
+def encode_entry(now: float, inputs: Sequence[MachineInput | Input]) -> bytes:
     return _encoder.encode((now, inputs))
 
 

@@ -10,6 +10,7 @@ that a session is never taken away between a client's request and its answer.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -17,12 +18,10 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
+from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
     BrokerForgotten,
-    ClientConnected,
-    ClientFrames,
     ClientSlowed,
-    ConnectionLost,
     DrainOrdered,
     LinkDown,
     LinkFrames,
@@ -30,6 +29,7 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineEffects,
     MachineInput,
+    OverlayGiven,
     QueuesOverLimit,
     RulesChanged,
     SessionSought,
@@ -51,14 +51,13 @@ from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
-from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import CommandGiven, Deadline, OverlayChanged, TrimQueues
+from roamcast.protocol.effects import CommandGiven, Deadline, Input, OverlayChanged, TrimQueues
 from roamcast.protocol.notification import Burst
 
 
-class BrokerMachine(MachineBase):
+class BrokerMachine(MachineBase[ClientFront]):
     links: Links
     seeking: Seeking
     links_may_cycle = False
@@ -70,18 +69,19 @@ class BrokerMachine(MachineBase):
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
-        self.endpoint = Endpoint(self)
+        self.front: ClientFront = MqttFront(self) if settings.front == "mqtt" else PlainFront()
         self.broker = BrokerCore(
-            settings.id, find_protocol(settings.protocol), _broker_settings(settings), front=self.endpoint
+            settings.id,
+            find_protocol(settings.protocol),
+            _broker_settings(settings),
+            front=self.front.of_core,
         )
         self.links = Links(settings.id, Codec())
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
-        self.shared = SharedSubscriptions(
-            self.broker, self.endpoint.group_settled, self.endpoint.join_all_groups
-        )
+        self.shared = SharedSubscriptions(self.broker, self.front.group_settled, self.front.join_all_groups)
         self.announcements = Announcements(self.broker)
-        self.seeking = Seeking(self.broker, self.endpoint)
+        self.seeking = Seeking(self.broker, self.front)
         self.draining = Draining(self.broker)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
@@ -93,26 +93,27 @@ class BrokerMachine(MachineBase):
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
-        self._now = self.endpoint.now = now
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
+        front = self.front
+        self._now = front.now = now
         self._out = out = MachineEffects()
-        endpoint = self.endpoint
-        of_clients = []
+        of_clients: list[Any] = []
         for item in inputs:
-            if type(item) is ClientFrames or type(item) is ConnectionLost or type(item) is ClientConnected:
+            if type(item) in front.kinds:
                 of_clients.append(item)
             else:
                 self._on_input(item)
-        if endpoint.inputs:
+        if front.inputs:
             self._run()
-        self._read(of_clients)
-        if endpoint.inputs:
-            self._run()
+        if of_clients:
+            front.take(of_clients, out)
+            if front.inputs:
+                self._run()
         self._collect()
         return out
 
     def deadline(self) -> float | None:
-        of_broker, of_clients = self.broker.deadline(), self.endpoint.timers.next()
+        of_broker, of_clients = self.broker.deadline(), self.front.next_time()
         if of_broker is None or of_clients is None:
             return of_clients if of_broker is None else of_broker
         return min(of_broker, of_clients)
@@ -179,20 +180,22 @@ class BrokerMachine(MachineBase):
 
     # --- inputs that do not come from clients ---
 
-    def _on_input(self, item: MachineInput) -> None:
+    def _on_input(self, item: MachineInput | Input) -> None:
         match item:
             case LinkFrames(peer, data):
                 self._on_link_frames(peer, data)
                 return
             case ClientSlowed(connection, is_slow):
-                self.endpoint.set_slow(connection, is_slow)
+                self.front.set_slow(connection, is_slow)
                 return
             case StatusAnnounced(topic, payload):
                 burst = self.announcements.announce(topic, payload, self._now)
-                self.endpoint.inputs.append(CommandGiven(burst))
+                self.front.inputs.append(CommandGiven(burst))
                 return
         self._out.durable.append(item)
         match item:
+            case OverlayGiven(links):
+                self._follow(self.links.establish(links))
             case LinkUp(peer, offer, incarnation):
                 self._on_link_up(peer, offer, incarnation)
             case LinkDown(peer):
@@ -202,37 +205,34 @@ class BrokerMachine(MachineBase):
             case BrokerForgotten(broker):
                 self._follow(self.links.forget(broker))
             case QueuesOverLimit(bytes_max):
-                self.endpoint.inputs.append(TrimQueues(bytes_max))
+                self.front.inputs.append(TrimQueues(bytes_max))
             case SessionSought(client, number):
-                self.endpoint.inputs.append(CommandGiven(WhereIs(client, self.id, number)))
+                self.front.inputs.append(CommandGiven(WhereIs(client, self.id, number)))
             case DrainOrdered(destination, reference):
-                self.endpoint.send_away(reference)
-                self.endpoint.inputs.append(CommandGiven(HandAway(destination)))
+                self.front.send_away(reference)
+                self.front.inputs.append(CommandGiven(HandAway(destination)))
             case SettingsChanged(settings):
                 self._configure(settings)
             case Tick():
-                self.endpoint.on_deadline()
-                self.endpoint.inputs.append(Deadline())
+                self.front.on_deadline()
+                self.front.inputs.append(Deadline())
             case RulesChanged(rules):
-                self.endpoint.set_access(rules)
+                self.front.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
 
     def _on_started(self, settings: MachineSettings) -> None:
         self._check_start(settings)
         self.starts += 1
-        self.endpoint.serve_again()
         self._configure(settings)
-        for id in list(self.endpoint.connections):
-            self.endpoint.closed(id)
+        self.front.restart()
         for peer in list(self.links.ends):
             self._follow(self.links.disconnected(peer))
-        self.endpoint.traffic.reset()
         self.broker.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         self.settings = settings
-        self.endpoint.configure(settings.endpoint)
+        self.front.apply(settings)
         self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
 
@@ -257,7 +257,7 @@ class BrokerMachine(MachineBase):
 
     def _follow(self, turn: LinkTurn) -> None:
         """Hand to the broker what came over links, or follows for it from a change of the overlay."""
-        inputs = self.endpoint.inputs
+        inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)
             if isinstance(item, OverlayChanged):
@@ -271,41 +271,40 @@ class BrokerMachine(MachineBase):
     # --- running the broker ---
 
     def _run(self) -> None:
-        endpoint, broker = self.endpoint, self.broker
-        while endpoint.inputs:
-            inputs, endpoint.inputs = endpoint.inputs, []
+        front, broker = self.front, self.broker
+        while front.inputs:
+            inputs, front.inputs = front.inputs, []
             effects = broker.step(self._now, inputs)
             if effects.sends:
+                self._out.sends += effects.sends
                 self.links.send(effects.sends)
             if effects.records:
                 self._out.records += effects.records
             if effects.to_clients or effects.closes:
-                endpoint.perform(effects)
+                front.perform(effects)
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
-        self.endpoint.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
+        self.front.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
 
     def recall(self, client: str, subscription: Subscription) -> None:
         filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
-        self.endpoint.inputs.append(
-            CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local))
-        )
-        self.endpoint.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
+        self.front.inputs.append(CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local)))
+        self.front.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
-        is_there = self.endpoint.is_connected(client)
+        is_there = self.front.is_connected(client)
         takes = Takes(subscription.group, subscription.filter, client, True, is_there, asks)
-        self.endpoint.inputs.append(CommandGiven(takes))
+        self.front.inputs.append(CommandGiven(takes))
 
     def leave(self, client: str, subscription: Subscription) -> None:
         takes = Takes(subscription.group, subscription.filter, client, joins=False)
-        self.endpoint.inputs.append(CommandGiven(takes))
+        self.front.inputs.append(CommandGiven(takes))
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         given = GivesBack(subscription.group, subscription.filter, client, burst)
-        self.endpoint.inputs.append(CommandGiven(given))
+        self.front.inputs.append(CommandGiven(given))
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         return self.broker.places.refusal_of_filter(filter, client)

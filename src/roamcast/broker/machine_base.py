@@ -1,12 +1,13 @@
-"""What sites of both families do alike: take what clients send, collect what is to be written, tell peers."""
+"""What machines of both families do alike."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection
+from typing import Generic, Protocol, TypeVar
 
 from roamcast.broker.contract import AnyLinks
-from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineEffects
+from roamcast.broker.fronts import ClientFront
+from roamcast.broker.inputs import MachineEffects
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import PublishThat
@@ -14,18 +15,18 @@ from roamcast.errors import InputError
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.effects import CommandGiven
 
-PACKETS_MIN = 20
-"""What one client may always send in one turn."""
-
 
 class Answering(Protocol):
     answers: list[IsHere]
 
 
-class MachineBase:
+AFront = TypeVar("AFront", bound=ClientFront)
+
+
+class MachineBase(Generic[AFront]):
     id: str
     settings: MachineSettings
-    endpoint: Endpoint
+    front: AFront
     links: AnyLinks
     seeking: Answering
     _out: MachineEffects
@@ -39,47 +40,11 @@ class MachineBase:
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
-    def _read(self, of_clients: Sequence[ClientFrames | ConnectionLost | ClientConnected]) -> None:
-        """What came from clients, in order."""
-        endpoint, durable = self.endpoint, self._out.durable
-        if endpoint.packets_per_turn and of_clients:
-            endpoint.packets_max = max(PACKETS_MIN, endpoint.packets_per_turn // len(of_clients))
-        for item in of_clients:
-            if type(item) is ClientFrames:
-                data = endpoint.read(item.connection, item.data)
-                if data:
-                    durable.append(item if data is item.data else ClientFrames(item.connection, data))
-            elif type(item) is ClientConnected:
-                durable.append(item)
-                endpoint.connected(item.connection, item.connect, item.identity)
-            elif item.connection in endpoint.unread:
-                self._out.deferred.append(item)  # Its last words are still to be read.
-            elif item.connection in endpoint.connections:
-                durable.append(item)
-                endpoint.closed(item.connection)
-
     def _collect(self) -> None:
         """The turn is over: what is to be written, closed, noted and answered."""
-        out, endpoint, seeking = self._out, self.endpoint, self.seeking
-        writes, touched = out.writes, endpoint.touched
-        # Those who get something come before those who said something, who can wait for their answer.
-        for id, connection in reversed(touched.items()):
-            if connection.out:
-                writes[id], connection.out = connection.out, []
-        touched.clear()
-        if endpoint.encoder.written:
-            endpoint.encoder.forget()
-        traffic = endpoint.traffic
-        if traffic.notes:
-            out.notes, traffic.notes = traffic.notes, []
-        if endpoint.unread:
-            out.unread = list(endpoint.unread)
-            endpoint.unread.clear()
-        if seeking.answers:
-            out.answers, seeking.answers = seeking.answers, []
-        if endpoint.closes:
-            out.closes = list(endpoint.closes)
-            endpoint.closes.clear()
+        self.front.collect(self._out)
+        if self.seeking.answers:
+            self._out.answers, self.seeking.answers = self.seeking.answers, []
 
     def _check_start(self, settings: MachineSettings) -> None:
         """A state goes on only as what it was."""
@@ -89,6 +54,13 @@ class MachineBase:
                 f"{settings.id!r} with {settings.protocol}"
             )
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """The MQTT front, which every machine has that a daemon drives."""
+        front: object = self.front
+        assert isinstance(front, Endpoint)
+        return front
+
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
         """A will (see mqtt.endpoint.Keeper)."""
-        self.endpoint.inputs.append(CommandGiven(PublishThat(topic, marks, body)))
+        self.front.inputs.append(CommandGiven(PublishThat(topic, marks, body)))

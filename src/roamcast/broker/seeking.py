@@ -9,7 +9,7 @@ from roamcast.protocol.notification import Message
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
-    from roamcast.mqtt.server.endpoint import Endpoint
+    from roamcast.broker.fronts import ClientFront
 
 
 class WhereIs(Message, frozen=True):
@@ -43,9 +43,9 @@ class IsHere(Message, frozen=True):
 class Seeking:
     __unsaved__ = ("answers",)
 
-    def __init__(self, broker: BrokerCore, endpoint: Endpoint) -> None:
+    def __init__(self, broker: BrokerCore, front: ClientFront) -> None:
         self._broker = broker
-        self._endpoint = endpoint
+        self._front = front
         broker.serve(WhereIs, self.on_where_is)
         broker.serve(IsHere, self.on_is_here)
         self._restore()
@@ -65,7 +65,7 @@ class Seeking:
 
     def _answer(self, message: WhereIs) -> IsHere:
         client, broker = message.client, self._broker
-        session = self._endpoint.sessions.get(client)
+        session = self._front.sessions.get(client)
         if client in broker.endings.waiting:
             state = "ending"
         elif broker.is_in_handoff(client):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from roamcast.broker.core import CoreSettings
@@ -33,6 +35,8 @@ class StateSettings(msgspec.Struct, frozen=True):
 class MachineSettings(msgspec.Struct, frozen=True):
     id: str
     protocol: str = "multi_hop_handoff"
+    front: Literal["mqtt", "plain"] = "mqtt"
+    """What clients talk to (see `broker.fronts`); only simulators have the plain one."""
     broker: CoreSettings = CoreSettings(clock_error_s=None)
     endpoint: EndpointSettings = EndpointSettings()
     movement_graph: str = ""

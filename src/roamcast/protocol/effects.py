@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from roamcast.filters.filter import Value
-from roamcast.protocol.messages import Hello
-from roamcast.protocol.notification import Message
+from roamcast.protocol.messages import Acknowledge, Hello, Leave, Request
+from roamcast.protocol.notification import Burst, Message
 from roamcast.protocol.records import Row
 
 # --- inputs of a broker ---------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Submitted(Input, frozen=True):
 
     client: str
     connection: int
-    message: Message
+    message: Request | Acknowledge | Leave | Burst
 
 
 class Received(Input, frozen=True):

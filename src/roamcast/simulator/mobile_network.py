@@ -514,7 +514,7 @@ class MobileNetwork:
 
     def _arrive_at_broker(self, connection: MobileConnection, message: Message) -> None:
         if connection.is_open:
-            item = Submitted(connection.client, connection.number, message)
+            item = Submitted(connection.client, connection.number, message)  # type: ignore[arg-type]
             self._step_broker(connection.broker, item)
 
     def _arrive_at_client(self, connection: MobileConnection, message: Message) -> None:

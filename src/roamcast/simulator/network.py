@@ -393,7 +393,7 @@ class Network:
         if type(message) is Hello:
             self._arrive(connection.broker, (Attached(client, number, message),))
         else:
-            self._arrive(connection.broker, (Submitted(client, number, message),))
+            self._arrive(connection.broker, (Submitted(client, number, message),))  # type: ignore[arg-type]
 
     def _arrive_leave(self, connection: AccessConnection, message: Message) -> None:
         self._arrive_up(connection, message)

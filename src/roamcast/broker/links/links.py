@@ -30,6 +30,16 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """Whom the receiver reaches, or would reach, through the sender."""
 
 
+class GivenLink(msgspec.Struct, frozen=True, array_like=True):
+    """One link of a network that has existed for long."""
+
+    peer: str
+    incarnation: int
+    peer_incarnation: int
+    behind: tuple[str, ...]
+    """The brokers that are reached through the peer, itself among them."""
+
+
 class LinkTurn(msgspec.Struct):
     """What came of one call."""
 
@@ -91,6 +101,16 @@ class Links:
         else:
             self.ends[peer].up(offer.resume)
         self._perform(turn, self.reach.join(peer, offer.brokers))
+        return turn
+
+    def establish(self, links: Iterable[GivenLink]) -> LinkTurn:
+        """The links of a network that has existed for long: all are up, and everyone is known."""
+        turn = LinkTurn()
+        self.reach.establish({link.peer: link.behind for link in links})
+        for link in links:
+            end = self.ends[link.peer] = LinkEnd(link.peer, link.incarnation, self._codec, *self._limits)
+            end.up(Resume(link.peer_incarnation))
+        turn.inputs.append(OverlayChanged(self.reach.peers, self.reach.next_hops))
         return turn
 
     def disconnected(self, peer: str) -> LinkTurn:

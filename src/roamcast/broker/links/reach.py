@@ -30,7 +30,7 @@ each side what the other wants, and settles as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -159,6 +159,10 @@ class Reach:
         }
         self.messages = tuple(self._handlers)
         """The types of message that `receive` is for."""
+
+    def establish(self, behind: Mapping[str, Collection[str]]) -> None:
+        """The overlay has existed for long: these brokers are behind these peers."""
+        self._behind = {peer: dict.fromkeys(brokers) for peer, brokers in behind.items()}
 
     # --- what is known ---
 

@@ -14,6 +14,7 @@ import msgspec
 
 from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
+from roamcast.broker.fronts import MqttFront
 from roamcast.broker.inputs import (
     ClientConnected,
     ClientFrames,
@@ -55,10 +56,9 @@ from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.mobility.moving.mft import Bmig
 from roamcast.mobility.moving.mobile import MobileSettings
-from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import CommandGiven
+from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
 
@@ -67,7 +67,7 @@ ROUNDS_WAITED = 2.5
 """A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
 
 
-class MovingMachine(MachineBase):
+class MovingMachine(MachineBase[MqttFront]):
     links: TreeLinks
     seeking: MobileSeeking
     links_may_cycle = True
@@ -88,13 +88,13 @@ class MovingMachine(MachineBase):
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
-        self.endpoint = Endpoint(self)
+        self.front = MqttFront(self)
         self.links = TreeLinks(settings.id, Codec())
-        self.core = MobileCore(settings.id, protocol(settings.id), self.links, self.endpoint)
-        self.sessions = MobileSessions(self.core, self.endpoint)
+        self.core = MobileCore(settings.id, protocol(settings.id), self.links, self.front)
+        self.sessions = MobileSessions(self.core, self.front)
         self.wills = Wills(self.core)
         self.announcements = Announcements(self.core)
-        self.seeking = MobileSeeking(self.core, self.endpoint.sessions)
+        self.seeking = MobileSeeking(self.core, self.front.sessions)
         self._parent: str | None = None
         """The last one, though the link to it may be gone."""
         self._restore()
@@ -108,21 +108,22 @@ class MovingMachine(MachineBase):
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[MachineInput]) -> MachineEffects:
-        self.core.now = self.endpoint.now = now
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
+        self.core.now = self.front.now = now
         self._out = out = MachineEffects()
         of_clients = []
         for item in inputs:
-            if type(item) is ClientFrames or type(item) is ConnectionLost or type(item) is ClientConnected:
+            if isinstance(item, ClientFrames | ConnectionLost | ClientConnected):
                 of_clients.append(item)
             else:
                 self._on_input(item)
         self._run()
-        self._read(of_clients)
-        self._run()
+        if of_clients:
+            self.front.take(of_clients, out)
+            self._run()
         for item in of_clients:
             # Other options of a subscription are no request to anybody else.
-            connection = self.endpoint.connections.get(item.connection)
+            connection = self.front.connections.get(item.connection)
             if connection is not None:
                 self.sessions.synchronise(connection.client)
         self._run()
@@ -140,7 +141,7 @@ class MovingMachine(MachineBase):
         return min((one for one in times if one is not None), default=None)
 
     def _clients_deadline(self) -> float | None:
-        times = [self.endpoint.timers.next(), self.sessions.next_time()]
+        times = [self.front.timers.next(), self.sessions.next_time()]
         return min((one for one in times if one is not None), default=None)
 
     # --- for those who look on (see contract.AnyMachine) ---
@@ -155,7 +156,7 @@ class MovingMachine(MachineBase):
 
     @property
     def session_count(self) -> int:
-        return len(self.endpoint.sessions)
+        return len(self.front.sessions)
 
     @property
     def retained_count(self) -> int:
@@ -184,7 +185,7 @@ class MovingMachine(MachineBase):
 
     # --- inputs ---
 
-    def _on_input(self, item: MachineInput) -> None:
+    def _on_input(self, item: MachineInput | Input) -> None:
         match item:
             case LinkFrames(peer, data):
                 self._on_link_frames(peer, data)
@@ -193,10 +194,10 @@ class MovingMachine(MachineBase):
             case LinkDown(peer):
                 self._on_link_down(peer)
             case ClientSlowed(connection, is_slow):
-                self.endpoint.set_slow(connection, is_slow)
+                self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
                 burst = self.announcements.announce(topic, payload, self.core.now)
-                self.endpoint.inputs.append(CommandGiven(burst))
+                self.front.inputs.append(CommandGiven(burst))
             case SessionSought(client, number):
                 self.seeking.on_where_is(self.id, WhereIs(client, self.id, number))
             case LinkUp(peer):
@@ -207,7 +208,7 @@ class MovingMachine(MachineBase):
             case _:
                 self._conclude(item)
 
-    def _conclude(self, item: MachineInput) -> None:
+    def _conclude(self, item: MachineInput | Input) -> None:
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
@@ -220,14 +221,14 @@ class MovingMachine(MachineBase):
             case Confirmed(peer, number):
                 self.links.confirm(peer, number)
             case Elapsed():
-                self.endpoint.on_deadline()
+                self.front.on_deadline()
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
             case SettingsChanged(settings):
                 self._configure(settings)
             case RulesChanged(rules):
-                self.endpoint.set_access(rules)
+                self.front.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
             case _:
@@ -237,8 +238,7 @@ class MovingMachine(MachineBase):
         self._check_start(settings)
         self.starts += 1
         self._configure(settings)
-        for id in list(self.endpoint.connections):
-            self.endpoint.closed(id)
+        self.front.restart()
         self._run()
         for peer in list(self.links.neighbours):
             self._close(peer, tell=False)
@@ -246,7 +246,6 @@ class MovingMachine(MachineBase):
         self._lost.clear()
         self.core.incarnation = self.core.stamp()
         self.sessions.started()
-        self.endpoint.traffic.reset()
         self.core.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
@@ -255,7 +254,7 @@ class MovingMachine(MachineBase):
         settings.election.check()
         self.settings = settings
         broker = settings.broker
-        self.endpoint.configure(
+        self.front.configure(
             msgspec.structs.replace(
                 settings.endpoint,
                 qos_max=min(settings.endpoint.qos_max, 1),
@@ -395,7 +394,7 @@ class MovingMachine(MachineBase):
     # --- running ---
 
     def _run(self) -> None:
-        endpoint, core = self.endpoint, self.core
+        endpoint, core = self.front, self.core
         while True:
             inputs, endpoint.inputs = endpoint.inputs, []
             for item in inputs:
@@ -415,7 +414,7 @@ class MovingMachine(MachineBase):
 
     def recall(self, client: str, subscription: Subscription) -> None:
         told = RecallAnnounced(client, subscription.filter, subscription.identifier)
-        self.endpoint.inputs.append(CommandGiven(told))
+        self.front.inputs.append(CommandGiven(told))
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """Shared subscriptions are not offered, and the endpoint says so."""

@@ -1,0 +1,205 @@
+"""Fronts: what clients talk to at a broker. A machine has one, and it plugs in here.
+
+`MqttFront` is what ships: the MQTT endpoint, fed with the bytes of connections. `PlainFront` is for the
+lab: its clients say what the core understands as it is (`broker.plain_client`), so that large sweeps need
+not pay for MQTT. Everything behind a front is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from roamcast.broker.front import Front
+from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineEffects
+from roamcast.broker.settings import MachineSettings
+from roamcast.mqtt.server.access import AccessRules
+from roamcast.mqtt.server.endpoint import Endpoint
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, Submitted
+from roamcast.protocol.messages import Publish
+
+PACKETS_MIN = 20
+"""What one client may always send in one turn."""
+
+
+class ClientFront(Protocol):
+    """What the machine asks of its front."""
+
+    inputs: list[Input]
+    """For the core, not yet taken."""
+    now: float
+    sessions: Any
+    """What it keeps for each client."""
+
+    @property
+    def kinds(self) -> frozenset[Any]:
+        """The inputs that come from clients."""
+
+    @property
+    def of_core(self) -> Front | None:
+        """What the core asks of it, where it keeps more for a client than the core knows."""
+
+    def take(self, items: Sequence[Any], out: MachineEffects) -> None:
+        """What came from clients, in order; `out.durable` gets what must be journalled of it."""
+
+    def perform(self, effects: Effects) -> None:
+        """What the core wants done for clients."""
+
+    def collect(self, out: MachineEffects) -> None:
+        """The turn is over: what is to be written, closed, noted."""
+
+    def next_time(self) -> float | None: ...
+    def on_deadline(self) -> None: ...
+    def apply(self, settings: MachineSettings) -> None: ...
+    def restart(self) -> None:
+        """A process begins to drive this machine: no connection of before exists any more."""
+
+    def set_access(self, rules: AccessRules) -> None: ...
+    def set_slow(self, id: int, is_slow: bool) -> None: ...
+    def send_away(self, reference: str) -> None: ...
+    def is_connected(self, client: str) -> bool: ...
+    def group_settled(self, client: str, group: tuple[str, str]) -> None: ...
+    def join_all_groups(self) -> None: ...
+
+
+FromClient = ClientFrames | ConnectionLost | ClientConnected
+
+
+class MqttFront(Endpoint):
+    kinds: frozenset[Any] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
+
+    @property
+    def of_core(self) -> Front:
+        return self
+
+    def take(self, items: Sequence[FromClient], out: MachineEffects) -> None:
+        durable = out.durable
+        if self.packets_per_turn:
+            self.packets_max = max(PACKETS_MIN, self.packets_per_turn // len(items))
+        for item in items:
+            if type(item) is ClientFrames:
+                data = self.read(item.connection, item.data)
+                if data:
+                    durable.append(item if data is item.data else ClientFrames(item.connection, data))
+            elif type(item) is ClientConnected:
+                durable.append(item)
+                self.connected(item.connection, item.connect, item.identity)
+            elif item.connection in self.unread:
+                out.deferred.append(item)  # Its last words are still to be read.
+            elif item.connection in self.connections:
+                durable.append(item)
+                self.closed(item.connection)
+
+    def collect(self, out: MachineEffects) -> None:
+        writes, touched = out.writes, self.touched
+        # Those who get something come before those who said something, who can wait for their answer.
+        for id, connection in reversed(touched.items()):
+            if connection.out:
+                writes[id], connection.out = connection.out, []
+        touched.clear()
+        if self.encoder.written:
+            self.encoder.forget()
+        traffic = self.traffic
+        if traffic.notes:
+            out.notes, traffic.notes = traffic.notes, []
+        if self.unread:
+            out.unread = list(self.unread)
+            self.unread.clear()
+        if self.closes:
+            out.closes = list(self.closes)
+            self.closes.clear()
+
+    def next_time(self) -> float | None:
+        return self.timers.next()
+
+    def apply(self, settings: MachineSettings) -> None:
+        self.configure(settings.endpoint)
+
+    def restart(self) -> None:
+        self.serve_again()
+        for id in list(self.connections):
+            self.closed(id)
+        self.traffic.reset()
+
+
+class PlainFront:
+    """Passes on what clients say and hear. It keeps nothing but which connections are open."""
+
+    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted})
+
+    __unsaved__ = ("_out",)
+
+    def __init__(self) -> None:
+        self.inputs: list[Input] = []
+        self.now = 0.0
+        self.sessions: dict[str, Any] = {}
+        self.connections: dict[int, str] = {}
+        """Connection to client. After a restart none of them exists any more."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self._out: Effects | None = None
+
+    @property
+    def of_core(self) -> None:
+        return None
+
+    def take(self, items: Sequence[Attached | Detached | Submitted], out: MachineEffects) -> None:
+        durable = out.durable
+        for item in items:
+            kind = type(item)
+            if kind is Attached:
+                self.connections[item.connection] = item.client
+            elif kind is Detached:
+                self.connections.pop(item.connection, None)
+            elif type(item.message) is Publish and not item.message.request:  # type: ignore[union-attr]
+                self.inputs.append(item)  # It promises nothing.
+                continue
+            durable.append(item)
+            self.inputs.append(item)
+
+    def perform(self, effects: Effects) -> None:
+        if self._out is None:
+            self._out = effects
+        else:
+            self._out.to_clients += effects.to_clients
+            self._out.closes += effects.closes
+
+    def collect(self, out: MachineEffects) -> None:
+        effects = self._out
+        if effects is not None:
+            out.to_clients, out.client_closes = effects.to_clients, effects.closes
+            for _, connection, _ in effects.closes:
+                self.connections.pop(connection, None)
+            self._out = None
+
+    def next_time(self) -> float | None:
+        return None
+
+    def on_deadline(self) -> None:
+        pass
+
+    def apply(self, settings: MachineSettings) -> None:
+        pass
+
+    def restart(self) -> None:
+        self.inputs += [Detached(client, id) for id, client in self.connections.items()]
+        self.connections.clear()
+
+    def set_access(self, rules: AccessRules) -> None:
+        pass
+
+    def set_slow(self, id: int, is_slow: bool) -> None:
+        pass
+
+    def send_away(self, reference: str) -> None:
+        pass
+
+    def is_connected(self, client: str) -> bool:
+        return client in self.connections.values()
+
+    def group_settled(self, client: str, group: tuple[str, str]) -> None:
+        pass
+
+    def join_all_groups(self) -> None:
+        pass
