@@ -3,6 +3,9 @@
 The tree, the clients, who subscribes to what and every fault with its time are drawn from one seed; when
 processes get to run is the machine's. When the time is over all faults are healed, everybody stays where
 they are until nothing moves any more, and the ledger is audited.
+
+A rolling upgrade can be part of it: all brokers begin with another build, and one after the other is
+stopped cleanly and started with this one, while faults and clients go on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.bench.broker_network import BrokerNetwork, damage_tail
+from roamcast.bench.builds import THIS_BUILD, Build
 from roamcast.bench.ledger import Audit, Ledger, audit
 from roamcast.bench.processes import BenchFailed
 from roamcast.bench.roaming_clients import Client, RoamingClient, World, foreign_kinds, publish_unheard
@@ -55,6 +59,8 @@ KINDS = {
     "swallow": "what one side of a link says is swallowed for a while, then the link is closed",
 }
 OF_LINKS = ("cut", "apart", "delay", "swallow")
+UPGRADE = "upgrade"
+"""A clean stop, and a start with this build. It is no fault of those that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,13 @@ def draw_faults(rng: random.Random, seconds: float, brokers: int, links: int) ->
     return faults
 
 
+def draw_upgrades(rng: random.Random, seconds: float, brokers: int) -> list[Fault]:
+    """Every broker once, in any order, at equal distances, so that both builds serve for most of the time."""
+    order = rng.sample(range(brokers), brokers)
+    distance_s = seconds / (brokers + 1)
+    return [Fault(place * distance_s, UPGRADE, target, 0.0) for place, target in enumerate(order, start=1)]
+
+
 def draw_tree(rng: random.Random, brokers: int) -> list[tuple[int, int]]:
     return [(number, rng.randrange(number)) for number in range(1, brokers)]
 
@@ -99,11 +112,12 @@ def run(
     brokers: int = BROKERS,
     sync: str = "process",
     keep: Path | None = None,
+    upgrade_from: Build | None = None,
 ) -> dict[str, Any]:
     """Run it; the folder with logs and journals stays, and is named, if a promise was broken."""
     folder = keep or Path(tempfile.mkdtemp(prefix="roamcast-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    chaos = Chaos(folder, seconds, seed, clients, brokers, sync)
+    chaos = Chaos(folder, seconds, seed, clients, brokers, sync, upgrade_from)
     result = asyncio.run(chaos.run())
     if result["kept"] and keep is None:
         shutil.rmtree(folder)
@@ -113,15 +127,25 @@ def run(
 
 class Chaos:
     def __init__(
-        self, folder: Path, seconds: float, seed: int, clients: int, brokers: int, sync: str
+        self,
+        folder: Path,
+        seconds: float,
+        seed: int,
+        clients: int,
+        brokers: int,
+        sync: str,
+        upgrade_from: Build | None = None,
     ) -> None:
         rng = self.rng = random.Random(seed)
         self.seed = seed
         self.seconds = seconds
         self.tree = draw_tree(rng, brokers)
         self.settings = (f"journal.sync={sync}", *SETTINGS)
-        self.network = BrokerNetwork(folder, self.tree, self.settings)
+        self.upgrade_from = upgrade_from
+        self.network = BrokerNetwork(folder, self.tree, self.settings, build=upgrade_from or THIS_BUILD)
         self.faults = draw_faults(rng, seconds, brokers, len(self.tree))
+        if upgrade_from is not None:
+            self.faults += draw_upgrades(rng, seconds, brokers)
         self.ledger = Ledger()
         self.topics = [f"chaos/{number}" for number in range(TOPICS)]
         self.kinds: Counter[str] = Counter()
@@ -196,6 +220,9 @@ class Chaos:
                 await self._trouble_broker(fault)
 
     async def _trouble_broker(self, fault: Fault) -> None:
+        if fault.kind == UPGRADE:
+            await self._upgrade(fault.target)
+            return
         if fault.kind == "stop":
             await self._stop(fault)
             return
@@ -226,6 +253,13 @@ class Chaos:
             tail = "torn" if kind == "kill, torn tail" else "flipped"
             damage_tail(journal, tail, random.Random(f"{self.seed} {fault.at_s}"))
         await asyncio.sleep(fault.seconds)
+        await self._restart(number)
+
+    async def _upgrade(self, number: int) -> None:
+        broker = self.network.brokers[number]
+        if not await asyncio.to_thread(broker.stop, RESTART_S):
+            self.troubles.append(f"{broker.name} did not stop cleanly: {broker.last_words()}")
+        self.network.set_build(number, THIS_BUILD)
         await self._restart(number)
 
     async def _restart(self, number: int) -> None:
@@ -322,8 +356,14 @@ class Chaos:
             "clients": dict(self.kinds),
             "handoffs": world.handoffs,
             "faults": {kind: self.done[kind] for kind in KINDS},
+            "upgrades": self._upgrades(),
             "refusals": world.refusals,
             **found.as_dict(),
             "troubles": self.troubles,
             "folder": str(self.network.folder),
         }
+
+    def _upgrades(self) -> dict[str, Any] | None:
+        if self.upgrade_from is None:
+            return None
+        return {"from": self.upgrade_from.version, "to": THIS_BUILD.version, "brokers": self.done[UPGRADE]}
