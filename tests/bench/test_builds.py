@@ -28,7 +28,7 @@ def test_an_environment_has_a_command_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_path_without_a_build_that_starts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name a source tree .* or a virtual environment"):
+    with pytest.raises(InputError, match=r"name a source tree .* or a virtual environment"):
         find_build(tmp_path)
     command = tmp_path / "bin" / "roamcast"
     command.parent.mkdir()
