@@ -217,6 +217,8 @@ def next_steps(version: str, wheel: Path, sdist: Path) -> str:
 def release(root: Path, out: Path, is_offline: bool) -> None:
     version = read_version(root)
     check_changelog((root / "CHANGELOG.md").read_text(), version)
+    say(f"comparing tests/compat/{version} with what this tree writes")
+    run([sys.executable, "-m", "tests.compat.make", "--check"])
     say(f"building {version}")
     wheel, sdist = build(root, out)
     check_contents(root, wheel, sdist)
