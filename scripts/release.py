@@ -192,10 +192,10 @@ def clean_environment() -> dict[str, str]:
 
 
 def run(command: Sequence[str], folder: Path | None = None) -> str:
-    """Run a command and give what it prints; outside the source tree if a folder is given."""
+    """Run a command in the source tree, or outside of it in a folder, and give what it prints."""
     environment = clean_environment() if folder is not None else None
     done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        command, cwd=folder or ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
         raise ReleaseError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -200,7 +200,6 @@ def _check_shared(world: CompatWorld) -> None:
     for _ in range(4):
         world.publish("new", "job/1", 1)
     world.settle()
-    jobs = [
-        payload for client in world.clients.values() for payload, _, _ in client.received if ":job/" in payload
-    ]
+    received = [payload for client in world.clients.values() for payload, _, _ in client.received]
+    jobs = [payload for payload in received if ":job/" in payload]
     assert sorted(jobs) == [f"new:{number}:job/1" for number in range(1, 5)]
