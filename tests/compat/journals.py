@@ -9,19 +9,24 @@ from typing import Any
 from unittest.mock import patch
 
 from roamcast import __version__
-from roamcast.broker.inputs import decode_entry
-from roamcast.protocol.snapshot import thaw
+from roamcast.broker.inputs import REPLAY
+from roamcast.daemon.main import recover
 from roamcast.storage import journal as journals
 from roamcast.storage.journal import SEGMENT_BYTES_MIN, Journal
+from roamcast.storage.recovery import Recovered
+
+
+def open_journal(folder: Path) -> tuple[Journal, Recovered]:
+    return Journal.open(
+        folder, sync="process", version=__version__, replay=REPLAY, segment_bytes=SEGMENT_BYTES_MIN
+    )
 
 
 def write_journal(folder: Path, snapshot: bytes, entries: Sequence[bytes]) -> None:
     """A snapshot, and the entries after it."""
     markers = count(1)
     with patch.object(journals, "new_marker", lambda: next(markers)):
-        journal, _ = Journal.open(
-            folder, sync="process", version=__version__, segment_bytes=SEGMENT_BYTES_MIN
-        )
+        journal, _ = open_journal(folder)
         ticket = journal.begin_snapshot()
         ticket.write(snapshot)
         ticket.commit()
@@ -35,15 +40,8 @@ def write_journal(folder: Path, snapshot: bytes, entries: Sequence[bytes]) -> No
 
 def read_machine(folder: Path) -> Any:
     """The machine that a broker has when it has read its journal."""
-    journal, recovered = Journal.open(
-        folder, sync="process", version=__version__, segment_bytes=SEGMENT_BYTES_MIN
-    )
+    journal, recovered = open_journal(folder)
     try:
-        assert recovered.snapshot is not None
-        machine = thaw(recovered.snapshot)
-        for data in recovered.entries:
-            entry = decode_entry(data)
-            machine.step(entry.now, entry.inputs)
-        return machine
+        return recover(folder, recovered, None)
     finally:
         journal.close()
