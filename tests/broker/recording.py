@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from unittest import mock
 
-from roamcast.broker.core import BrokerCore, CoreSettings
+from roamcast.broker import machine
+from roamcast.broker.core import BrokerCore
 from roamcast.broker.plain_client import Client
-from roamcast.mobility.base import MobilityProtocol
+from roamcast.broker.settings import MachineSettings
 from roamcast.protocol.effects import Effects, Input
-from roamcast.simulator import network
+from roamcast.simulator import access
 from roamcast.simulator.fuzz import draw_story
 
 
@@ -55,8 +56,8 @@ def recording() -> Iterator[list[Step]]:
             return record(self, now, inputs)
 
     with (
-        mock.patch.object(network, "BrokerCore", RecordingBroker),
-        mock.patch.object(network, "Client", RecordingClient),
+        mock.patch.object(machine, "BrokerCore", RecordingBroker),
+        mock.patch.object(access, "Client", RecordingClient),
     ):
         yield steps
 
@@ -72,9 +73,10 @@ def fresh_twin(node: BrokerCore | Client) -> BrokerCore | Client:
     """A node like this one was at the beginning."""
     if isinstance(node, Client):
         return Client(node.id, node._names_last_broker)
-    protocol: type[MobilityProtocol] = type(node.protocol)
-    settings: CoreSettings = node.settings
-    return BrokerCore(node.id, protocol, settings)
+    settings = MachineSettings(
+        node.id, node.protocol.name, front="plain", encodes=False, broker=node.settings
+    )
+    return machine.BrokerMachine(settings).broker
 
 
 def digest_of(protocol: str, seeds: Iterable[int]) -> str:

@@ -55,7 +55,7 @@ def holder_of(network: Network) -> str:
 )
 def test_nothing_is_left_of_a_session_that_is_over(protocol: str, moves: list[tuple[float, str]]) -> None:
     network = roamed(protocol, moves)
-    network._step_broker(holder_of(network), (SessionOver("r"),))
+    network.step(holder_of(network), (SessionOver("r"),))
     network.run()
     if network.brokers["a"].protocol.promise.remainder:
         pytest.skip(f"{protocol} leaves subscriptions at every broker that was visited, by its own rules")
@@ -67,7 +67,7 @@ def test_a_clean_attach_elsewhere_ends_the_old_session_first(protocol: str) -> N
     network = roamed(protocol, [(3.0, ""), (3.5, "c"), (5.0, "")])
     if network.brokers["a"].protocol.promise.remainder:
         pytest.skip(f"{protocol} leaves subscriptions at every broker that was visited, by its own rules")
-    network._step_broker("b", (Attached("r", 1000, Hello("r", 99, clean=True)),))
+    network.step("b", (Attached("r", 1000, Hello("r", 99, clean=True)),))
     network.run()
     (session,) = [broker.sessions["r"] for broker in network.brokers.values() if "r" in broker.sessions]
     assert session.subscriptions == {}

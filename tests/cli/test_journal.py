@@ -140,7 +140,8 @@ def test_show_tells_what_the_entries_hold(folder: Path, capsys: pytest.CaptureFi
     assert '"Started": {"settings": {"MachineSettings": {"id": "a"' in lines[0]
     assert lines[1].endswith(
         '{"Entry": {"now": 11.0, "inputs": '
-        '[{"Frames": {"connection": 7, "data": "0x3005000174fffe"}}, {"Gone": {"connection": 7}}]}}'
+        '[{"ClientFrames": {"connection": 7, "data": "0x3005000174fffe"}}, '
+        '{"ConnectionLost": {"connection": 7}}]}}'
     )
     assert lines[2] == '11 (segment 3, 13 bytes): {"later": "text"}'
 

@@ -49,11 +49,13 @@ class BrokerProcess:
         link_port: int | None = None,
         peers: dict[str, int] | None = None,
         before: list[str] | None = None,
+        program: tuple[str, ...] = (str(ROAMCAST),),
+        client_port: int = 0,
     ) -> None:
         self.id = id
         self.data = folder / id
         self.link_port = link_port
-        options = ["--id", id, "--listen", "127.0.0.1:0", "--data", str(self.data)]
+        options = ["--id", id, "--listen", f"127.0.0.1:{client_port}", "--data", str(self.data)]
         all_settings = [
             "journal.sync=process", "metrics.enabled=true", "metrics.port=0", "link.reconnect_max_s=0.5",
             *settings,
@@ -64,7 +66,7 @@ class BrokerProcess:
             options += ["--peer-listen", f"127.0.0.1:{link_port}"]
         for peer, port in (peers or {}).items():
             options += ["--peer", f"{peer}=127.0.0.1:{port}"]
-        self._command = [*(before or []), str(ROAMCAST), "broker", *options]
+        self._command = [*(before or []), *program, "broker", *options]
         self.lines: list[str] = []
         self.start()
 

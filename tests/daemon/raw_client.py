@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from tests.daemon.broker_process import DEADLINE_S, BrokerProcess
+from tests.daemon.broker_process import DEADLINE_S
 
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet, Publish, PublishProperties
@@ -17,12 +17,16 @@ from roamcast.mqtt.codec.writing import write
 P = TypeVar("P", bound=Packet)
 
 
+class Listening(Protocol):
+    port: int
+
+
 class Raw:
     """One connection. What is published to it waits in `inbox`; it is acknowledged unless told otherwise."""
 
     def __init__(
         self,
-        broker: BrokerProcess,
+        broker: Listening,
         client: str | None = None,
         expiry: int | None = None,
         clean: bool = True,

@@ -1,23 +1,41 @@
-"""The turns of a daemon: when they come; a snapshot whose child fails or hangs is tried again."""
+"""The turns of a daemon: when they come, and how they fail; a snapshot that fails or hangs is tried again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from roamcast.broker.inputs import ClientFrames, MachineInput, SessionSought, Started, Tree
+from roamcast.broker.core import CoreSettings
+from roamcast.broker.inputs import (
+    ClientConnected,
+    ClientFrames,
+    LinkUp,
+    MachineEffects,
+    MachineInput,
+    SessionSought,
+    Started,
+    Tree,
+)
+from roamcast.broker.links.links import Offer
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.daemon import engine as engine_module
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.slow_time import SlowTime, seconds_until
+from roamcast.errors import InputError
+from roamcast.mqtt.codec.packets import Connect, Publish
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
+from roamcast.protocol.effects import Input
+from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freeze as whole_freeze
 from roamcast.storage import snapshots
 from roamcast.storage.journal import Journal
@@ -154,5 +172,106 @@ def test_a_site_whose_clock_was_set_back_serves_its_deadlines() -> None:
             await asyncio.sleep(0.01)
         assert site.deadline() is None
         assert site.endpoint.now >= began + 0.05
+
+    asyncio.run(run())
+
+
+# --- fail-stop ---
+
+
+class Stopped(Exception):
+    """Stands for the end of the process."""
+
+
+class Everywhere(Nowhere):
+    """Keeps what gets out."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def write(self, writes: dict[int, list[bytes]]) -> None:
+        self.seen += writes.items()
+
+    def close(self, connection: int) -> None:
+        self.seen.append(connection)
+
+    def write_link(self, peer: str) -> None:
+        self.seen.append(peer)
+
+    def note(self, note: Note) -> None:
+        self.seen.append(note)
+
+    def answer(self, answer: IsHere) -> None:
+        self.seen.append(answer)
+
+
+class Poisoned(BrokerMachine):
+    """Raises at the end of a turn in which `bad` is sought: then everything else has been done."""
+
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
+        inputs = list(inputs)
+        effects = super().step(now, inputs)
+        if any(isinstance(one, SessionSought) and one.client == "bad" for one in inputs):
+            raise KeyError("bad")
+        return effects
+
+
+def arrival(connection: int, client: str) -> ClientConnected:
+    return ClientConnected(connection, Connect(5, client), Identity(client, "", ""))
+
+
+def publish(connection: int, topic: str) -> ClientFrames:
+    return ClientFrames(connection, write(Publish(topic, b"x", 1, packet_id=1), 5))
+
+
+def test_nothing_of_a_turn_that_raised_gets_out(tmp_path: Path) -> None:
+    journal, _ = Journal.open(tmp_path / "journal", sync="process", version="1")
+    failures: list[tuple[str, list[MachineInput]]] = []
+    records: list[Row] = []
+
+    def stop(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
+        failures.append((repr(error), inputs))
+        raise Stopped
+
+    async def run() -> None:
+        output = Everywhere()
+        settings = MachineSettings("a", broker=CoreSettings(records="full"))
+        machine = Poisoned(settings)
+        engine = Engine(machine, journal, output, records.extend, on_failure=stop)
+        for item in (Started(settings), arrival(1, "c"), LinkUp("b", Offer(), 7)):
+            engine.push(item)
+        engine.turn()
+        assert output.seen
+        assert records
+        output.seen.clear()
+        records.clear()
+        written = journal.last_sequence
+        engine.push(arrival(2, "d"))
+        engine.push(publish(1, "t"))
+        engine.push(SessionSought("bad", 1))
+        with pytest.raises(Stopped):
+            engine.turn()
+        assert machine.endpoint.connections[2].client == "d", "the turn had done something"
+        # Whatever the loop still calls, nothing comes of it, and no snapshot is made of that state.
+        engine.push(publish(1, "t"))
+        engine.turn()
+        engine.stop()
+        assert (output.seen, records, journal.last_sequence) == ([], [], written)
+        assert not engine.is_promising, "links write only while this is true"
+
+    asyncio.run(run())
+    ((error, inputs),) = failures
+    assert (error, inputs[-1]) == ("KeyError('bad')", SessionSought("bad", 1))
+    journal.close()
+    _, recovered = Journal.open(tmp_path / "journal", sync="process", version="1")
+    assert recovered.snapshot is None
+
+
+def test_settings_that_do_not_fit_the_state_are_no_fail_stop() -> None:
+    async def run() -> None:
+        engine = Engine(BrokerMachine(MachineSettings("a")), None, Nowhere())
+        engine.push(Started(MachineSettings("b")))
+        with pytest.raises(InputError, match="it cannot become 'b'"):
+            engine.turn()
 
     asyncio.run(run())

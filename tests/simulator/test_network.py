@@ -15,8 +15,9 @@ from roamcast.mobility import PROTOCOLS
 from roamcast.protocol.notification import encode_attributes
 from roamcast.protocol.records import FREQUENT_KINDS, KINDS, Row
 from roamcast.records import LogWriter
+from roamcast.simulator.access import CONTROL_BYTES
 from roamcast.simulator.fuzz import draw_story
-from roamcast.simulator.network import CONTROL_BYTES, NetworkSettings
+from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.run import Run
 from roamcast.simulator.story import Story, parse_story
 

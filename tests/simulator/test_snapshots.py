@@ -35,9 +35,9 @@ class Swapper:
     def observe(self, rows: list[Row]) -> None:
         self._seen += 1
         if self._seen in self._moments and self._network is not None:
-            brokers = self._network.brokers
-            for id, broker in brokers.items():
-                brokers[id] = thaw(freeze(broker))
+            machines = self._network.machines
+            for id, machine in machines.items():
+                machines[id] = thaw(freeze(machine))
             self.swaps += 1
 
 

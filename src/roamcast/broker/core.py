@@ -37,6 +37,7 @@ from roamcast.protocol.effects import (
     LinkChanged,
     OverlayChanged,
     Received,
+    ReceivedInProcess,
     SendFailed,
     SessionOver,
     SessionsMerged,
@@ -140,7 +141,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self._next_hops: Mapping[str, str] = {}
         self.configure(self.settings)
         self._sequence = 0
-        self._timers: list[tuple[float, int, Token]] = []
+        self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
         self.loopback: list[Message] = []
         """What this broker sent to itself."""
@@ -188,7 +189,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self._out = out = Effects()
         for item in inputs:
             # The three that come by the million first.
-            if type(item) is Received:
+            if type(item) is ReceivedInProcess or type(item) is Received:
                 message = item.message
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)
@@ -204,7 +205,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def deadline(self) -> float | None:
         """When `step` wants to be called with a `Deadline`, or None."""
-        return self._timers[0][0] if self._timers else None
+        return self.timers[0][0] if self.timers else None
 
     def connections(self) -> list[tuple[str, int]]:
         """Clients and the connections they have here. After a restart a driver says that they are gone."""
@@ -225,7 +226,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
             "moves not settled": self.places.waiting,
             "sessions waiting to depart": self._departing,
             "handoffs": self._in_handoff,
-            "timers": self._timers,
+            "timers": self.timers,
             "barriers": self.router.unfinished(),
         }
         return [f"{name} at {self.id}: {what}" for name, what in under_way.items() if what]
@@ -313,8 +314,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.router.heard(message.whereabouts)
 
     def _on_deadline(self) -> None:
-        while self._timers and self._timers[0][0] <= self.now:
-            _, _, token = heapq.heappop(self._timers)
+        while self.timers and self.timers[0][0] <= self.now:
+            _, _, token = heapq.heappop(self.timers)
             self.protocol.on_deadline(token)
 
     def _on_pressed(self, bytes_max: int) -> None:
@@ -586,7 +587,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def set_timer(self, at: float, token: Token) -> None:
         self._timers_set += 1
-        heapq.heappush(self._timers, (at, self._timers_set, token))
+        heapq.heappush(self.timers, (at, self._timers_set, token))
 
     def dropped(self, client: str, burst: Burst, reason: str) -> None:
         self.figures.drop(reason, burst)

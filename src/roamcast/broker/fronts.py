@@ -15,7 +15,7 @@ from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.access import AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
-from roamcast.protocol.effects import Attached, Detached, Effects, Input, Submitted
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
 from roamcast.protocol.messages import Publish
 
 PACKETS_MIN = 20
@@ -42,11 +42,8 @@ class ClientFront(Protocol):
     def take(self, items: Sequence[Any], out: MachineEffects) -> None:
         """What came from clients, in order; `out.durable` gets what must be journalled of it."""
 
-    def perform(self, effects: Effects) -> None:
+    def perform(self, effects: Effects, out: MachineEffects) -> None:
         """What the core wants done for clients."""
-
-    def collect(self, out: MachineEffects) -> None:
-        """The turn is over: what is to be written, closed, noted."""
 
     def next_time(self) -> float | None: ...
     def on_deadline(self) -> None: ...
@@ -85,7 +82,7 @@ class MqttFront(Endpoint):
                 durable.append(item)
                 self.connected(item.connection, item.connect, item.identity)
             elif item.connection in self.unread:
-                out.deferred.append(item)  # Its last words are still to be read.
+                out.deferred = [*out.deferred, item]  # Its last words are still to be read.
             elif item.connection in self.connections:
                 durable.append(item)
                 self.closed(item.connection)
@@ -125,53 +122,42 @@ class MqttFront(Endpoint):
 class PlainFront:
     """Passes on what clients say and hear. It keeps nothing but which connections are open."""
 
-    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted})
+    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted, SessionOver})
 
-    __unsaved__ = ("_out",)
-
-    def __init__(self) -> None:
+    def __init__(self, is_journalled: bool = True) -> None:
         self.inputs: list[Input] = []
         self.now = 0.0
+        self._is_journalled = is_journalled
         self.sessions: dict[str, Any] = {}
         self.connections: dict[int, str] = {}
         """Connection to client. After a restart none of them exists any more."""
-        self._restore()
-
-    def _restore(self) -> None:
-        self._out: Effects | None = None
 
     @property
     def of_core(self) -> None:
         return None
 
-    def take(self, items: Sequence[Attached | Detached | Submitted], out: MachineEffects) -> None:
-        durable = out.durable
+    def take(self, items: Sequence[Any], out: MachineEffects) -> None:
+        self.inputs += items
         for item in items:
-            kind = type(item)
-            if kind is Attached:
-                self.connections[item.connection] = item.client
-            elif kind is Detached:
-                self.connections.pop(item.connection, None)
-            elif type(item.message) is Publish and not item.message.request:  # type: ignore[union-attr]
-                self.inputs.append(item)  # It promises nothing.
-                continue
-            durable.append(item)
-            self.inputs.append(item)
+            if type(item) is not Submitted:
+                self._note(item)
+        if self._is_journalled:
+            out.durable += [item for item in items if not _promises_nothing(item)]
 
-    def perform(self, effects: Effects) -> None:
-        if self._out is None:
-            self._out = effects
-        else:
-            self._out.to_clients += effects.to_clients
-            self._out.closes += effects.closes
+    def _note(self, item: Attached | Detached | SessionOver) -> None:
+        if type(item) is Attached:
+            self.connections[item.connection] = item.client
+        elif type(item) is Detached:
+            self.connections.pop(item.connection, None)
 
-    def collect(self, out: MachineEffects) -> None:
-        effects = self._out
-        if effects is not None:
-            out.to_clients, out.client_closes = effects.to_clients, effects.closes
-            for _, connection, _ in effects.closes:
+    def perform(self, effects: Effects, out: MachineEffects) -> None:
+        to_clients, closes = effects.to_clients, effects.closes
+        if to_clients:
+            out.to_clients = [*out.to_clients, *to_clients] if out.to_clients else to_clients
+        if closes:
+            out.client_closes = [*out.client_closes, *closes]
+            for _, connection, _ in closes:
                 self.connections.pop(connection, None)
-            self._out = None
 
     def next_time(self) -> float | None:
         return None
@@ -203,3 +189,7 @@ class PlainFront:
 
     def join_all_groups(self) -> None:
         pass
+
+
+def _promises_nothing(item: object) -> bool:
+    return type(item) is Submitted and type(item.message) is Publish and not item.message.request

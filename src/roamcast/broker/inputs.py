@@ -15,7 +15,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
-from roamcast.protocol.effects import Attached, Detached, Input, Submitted
+from roamcast.protocol.effects import Attached, Detached, Input, SessionOver, Submitted
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.routing.location.movement_graph import MovementGraph
@@ -198,6 +198,7 @@ AnyInput = (
     | Attached
     | Detached
     | Submitted
+    | SessionOver
 )
 
 
@@ -223,15 +224,15 @@ class MachineEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
-    to_clients: list[tuple[str, int, Message]] = []
+    to_clients: Sequence[tuple[str, int, Message]] = ()
     """What the plain front says to its clients: (client, connection, message); and …"""
-    client_closes: list[tuple[str, int, str]] = []
+    client_closes: Sequence[tuple[str, int, str]] = ()
     """… the connections that it closes: (client, connection, reason)."""
-    sends: list[tuple[str, Message]] = []
+    sends: Sequence[tuple[str, Message]] = ()
     """What the links were given, for those who count: (peer, message)."""
-    link_closes: list[tuple[str, str]] = []
+    link_closes: Sequence[tuple[str, str]] = ()
     """Links to be closed, and why."""
-    records: list[Row] = []
+    records: list[Row] = ()  # type: ignore[assignment]  # Most turns have none, and a list takes time.
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
@@ -239,7 +240,7 @@ class MachineEffects(msgspec.Struct):
     """If it is another than before."""
     unread: Sequence[int] = ()
     """Connections that sent more than one turn may take: the next goes on with an empty `ClientFrames`."""
-    deferred: list[MachineInput] = []
+    deferred: list[MachineInput] = ()  # type: ignore[assignment]
     """What is to come behind that, once more."""
     durable: list[MachineInput | Input] = []
     """What must be in the journal before any of the rest goes out."""

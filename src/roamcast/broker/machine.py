@@ -53,7 +53,14 @@ from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.effects import CommandGiven, Deadline, Input, OverlayChanged, TrimQueues
+from roamcast.protocol.effects import (
+    CommandGiven,
+    Deadline,
+    Input,
+    OverlayChanged,
+    ReceivedInProcess,
+    TrimQueues,
+)
 from roamcast.protocol.notification import Burst
 
 
@@ -69,14 +76,16 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
-        self.front: ClientFront = MqttFront(self) if settings.front == "mqtt" else PlainFront()
+        self.front: ClientFront = (
+            MqttFront(self) if settings.front == "mqtt" else PlainFront(settings.encodes)
+        )
         self.broker = BrokerCore(
             settings.id,
             find_protocol(settings.protocol),
             _broker_settings(settings),
             front=self.front.of_core,
         )
-        self.links = Links(settings.id, Codec())
+        self.links = Links(settings.id, Codec() if settings.encodes else None)
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
         self.shared = SharedSubscriptions(self.broker, self.front.group_settled, self.front.join_all_groups)
@@ -101,6 +110,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         for item in inputs:
             if type(item) in front.kinds:
                 of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
+                self.links.ends[item.peer].receive_in_process(item)
+                front.inputs.append(item)
             else:
                 self._on_input(item)
         if front.inputs:
@@ -109,14 +121,18 @@ class BrokerMachine(MachineBase[ClientFront]):
             front.take(of_clients, out)
             if front.inputs:
                 self._run()
-        self._collect()
+        if type(front) is MqttFront:
+            front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
         return out
 
     def deadline(self) -> float | None:
-        of_broker, of_clients = self.broker.deadline(), self.front.next_time()
-        if of_broker is None or of_clients is None:
-            return of_clients if of_broker is None else of_broker
-        return min(of_broker, of_clients)
+        of_clients, timers = self.front.next_time(), self.broker.timers
+        of_broker = timers[0][0] if timers else None
+        if of_clients is None:
+            return of_broker
+        return of_clients if of_broker is None else min(of_broker, of_clients)
 
     # --- for those who look on (see contract.AnyMachine) ---
 
@@ -220,6 +236,8 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
+            case _:
+                raise InputError(f"a broker that does not move does not know {type(item).__name__}")
 
     def _on_started(self, settings: MachineSettings) -> None:
         self._check_start(settings)
@@ -242,14 +260,14 @@ class BrokerMachine(MachineBase[ClientFront]):
         try:
             self._follow(self.links.connected(peer, offer, incarnation))
         except LinkError as error:
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(peer, str(error))
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
             self._follow(self.links.disconnected(peer))
-            self._out.link_closes.append((peer, str(error)))
+            self._close_link(peer, str(error))
             return
         if turn.durable:
             self._out.durable.append(LinkFrames(peer, turn.durable))
@@ -260,28 +278,34 @@ class BrokerMachine(MachineBase[ClientFront]):
         inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)
-            if isinstance(item, OverlayChanged):
+            if type(item) is OverlayChanged:
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
                 inputs += [CommandGiven(TellRetained(peer)) for peer in new]
                 inputs.append(CommandGiven(MembersChanged()))
         inputs += turn.fleeting
-        self._out.link_closes += turn.closes
+        for peer, why in turn.closes:
+            self._close_link(peer, why)
+
+    def _close_link(self, peer: str, why: str) -> None:
+        self._out.link_closes = [*self._out.link_closes, (peer, why)]
 
     # --- running the broker ---
 
     def _run(self) -> None:
-        front, broker = self.front, self.broker
+        front, out = self.front, self._out
         while front.inputs:
             inputs, front.inputs = front.inputs, []
-            effects = broker.step(self._now, inputs)
-            if effects.sends:
-                self._out.sends += effects.sends
-                self.links.send(effects.sends)
-            if effects.records:
-                self._out.records += effects.records
+            effects = self.broker.step(self._now, inputs)
+            sends, records = effects.sends, effects.records
+            if sends:
+                out.sends = [*out.sends, *sends] if out.sends else sends
+                if self.settings.encodes:
+                    self.links.send(sends)
+            if records:
+                out.records = [*out.records, *records] if out.records else records
             if effects.to_clients or effects.closes:
-                front.perform(effects)
+                front.perform(effects, out)
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 

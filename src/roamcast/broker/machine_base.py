@@ -40,12 +40,6 @@ class MachineBase(Generic[AFront]):
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
-    def _collect(self) -> None:
-        """The turn is over: what is to be written, closed, noted and answered."""
-        self.front.collect(self._out)
-        if self.seeking.answers:
-            self._out.answers, self.seeking.answers = self.seeking.answers, []
-
     def _check_start(self, settings: MachineSettings) -> None:
         """A state goes on only as what it was."""
         if (settings.id, settings.protocol) != (self.id, self.settings.protocol):

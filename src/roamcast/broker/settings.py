@@ -37,6 +37,8 @@ class MachineSettings(msgspec.Struct, frozen=True):
     protocol: str = "multi_hop_handoff"
     front: Literal["mqtt", "plain"] = "mqtt"
     """What clients talk to (see `broker.fronts`); only simulators have the plain one."""
+    encodes: bool = True
+    """Whether links make bytes of messages; not where all brokers are in one process and none can crash."""
     broker: CoreSettings = CoreSettings(clock_error_s=None)
     endpoint: EndpointSettings = EndpointSettings()
     movement_graph: str = ""

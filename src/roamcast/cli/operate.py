@@ -1,4 +1,4 @@
-"""Looking at running brokers: `roamcast where`, `explain`, `broker status|drain|forget`."""
+"""Looking at running brokers: `roamcast where`, `explain`, `broker status|drain|forget|readmit`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ EXPLAIN = "roamcast explain car-7 sensor-1:42 --log site-a --log site-b"
 STATUS = "roamcast broker status --data site-a"
 DRAIN = "roamcast broker drain --data site-a --to b --reference b.example.org:1883"
 FORGET = "roamcast broker forget c --data site-a"
+READMIT = "roamcast broker readmit car-7 --data site-a"
 
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="The data folder of a broker that is running.")
@@ -44,6 +45,7 @@ def register(app: typer.Typer, broker: typer.Typer) -> None:
     broker.command("status", epilog=show_examples(STATUS))(status)
     broker.command("drain", epilog=show_examples(DRAIN))(drain)
     broker.command("forget", epilog=show_examples(FORGET))(forget)
+    broker.command("readmit", epilog=show_examples(READMIT))(readmit)
 
 
 def where(
@@ -92,6 +94,10 @@ def print_status(answer: dict[str, Any]) -> None:
     for link in answer["links"]:
         state = "up" if link["is_up"] else f"down ({link['why'] or 'not connected'})"
         print(f"link to {link['peer']}: {state}, {link['kept_bytes']:,} bytes kept")
+    if answer["fail_stops"]:
+        print(f"fail-stops: {answer['fail_stops']:,}")
+    for one in answer["kept_out"]:
+        print(f"kept out: {one['kind']} {one['name']} until {spoken_time(one['until'])}: {one['why']}")
 
 
 def drain(
@@ -143,6 +149,24 @@ def forget(
     print(f"{broker} is forgotten")
     if answer["configured"]:
         print("it is still a [[peer]] in the configuration: remove it and reload (SIGHUP)", file=sys.stderr)
+
+
+def readmit(
+    name: Annotated[str, typer.Argument(metavar="ID", help="The client or the peer that is kept out.")],
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a client or a peer in again that is kept out because its input stopped the broker.
+
+    What it did is forgotten: the next time begins with the shortest one.
+    """
+    answer = last_answer(folder_of(data, config), ANSWER_S, command="readmit", name=name)
+    if as_json:
+        emit_json(without_done(answer))
+        return
+    for one in answer["readmitted"]:
+        print(f"{one['kind']} {one['name']} may come in again")
 
 
 def explain(

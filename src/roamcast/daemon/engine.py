@@ -1,7 +1,9 @@
 """The turns of a daemon: gather what happened, step the site once, journal, then let the effects out.
 
 Everything that arrives in one round of the event loop is one turn. What a turn
-promises is in the journal before anything of it can be seen.
+promises is in the journal before anything of it can be seen. If `step` raises,
+nothing of the turn is journalled, written, sent or told, and no other turn
+follows: the process starts again from its journal.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextvars import copy_context
 from time import monotonic
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import (
@@ -22,6 +24,7 @@ from roamcast.broker.inputs import (
     LinkFrames,
     MachineEffects,
     MachineInput,
+    Started,
     StatusAnnounced,
     Tick,
     Tree,
@@ -31,6 +34,7 @@ from roamcast.broker.links.end import KEPT_BYTES_MAX
 from roamcast.broker.seeking import IsHere
 from roamcast.daemon.pressure import Pressure
 from roamcast.daemon.slow_time import SlowTime, seconds_until
+from roamcast.errors import InputError
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freeze
@@ -78,6 +82,14 @@ class Output(Protocol):
         """The election has another result."""
 
 
+OnFailure = Callable[[Exception, float, list[MachineInput]], NoReturn]
+"""Ends the process because `step` raised, at this time and with these inputs."""
+
+
+def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
+    raise error
+
+
 class Engine:
     def __init__(
         self,
@@ -87,6 +99,7 @@ class Engine:
         records: Callable[[list[Row]], None] | None = None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         clock: Callable[[], float] = time.time,
+        on_failure: OnFailure = _raise,
     ) -> None:
         self.site = site
         self.journal = journal
@@ -97,6 +110,9 @@ class Engine:
         self._output = output
         self._records = records
         self._clock = clock
+        self._on_failure = on_failure
+        self._has_failed = False
+        """True once `step` has raised: the site is in no state that anybody may see."""
         self._now = site.endpoint.now
         self._slow_time = SlowTime()
         self._pending: list[MachineInput] = []
@@ -143,6 +159,8 @@ class Engine:
 
     def turn(self) -> None:
         self._is_scheduled = False
+        if self._has_failed:
+            return
         journal = self.journal
         if journal is not None and journal.failed is not None:
             self._stop_promising(journal.failed)
@@ -173,7 +191,13 @@ class Engine:
         now = self._clock()
         self._now = now if now > self._now else self._slow_time.after(self._now)
         self.turns += 1
-        return self.site.step(self._now, inputs)
+        try:
+            return self.site.step(self._now, inputs)
+        except Exception as error:
+            if isinstance(error, InputError) and inputs and isinstance(inputs[0], Started):
+                raise  # The settings do not fit the state: the operator can put that right.
+            self._has_failed, self._failure = True, "a turn failed, and the broker starts again"
+            self._on_failure(error, self._now, inputs)
 
     def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""

@@ -12,6 +12,7 @@ from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.trees import Trees
 from roamcast.mqtt.server.marks import QOS
 from roamcast.net.peers import LinkStatus
+from roamcast.storage.kept_out import KeptOut
 
 
 class Queues(msgspec.Struct):
@@ -39,9 +40,11 @@ class BrokerFigures:
         engine: Engine,
         statuses: Callable[[Iterable[str]], list[LinkStatus]],
         trees: Trees,
+        kept_out: KeptOut,
         events: EventLog | None = None,
     ) -> None:
         self.engine = engine
+        self.kept_out = kept_out
         self.trees = trees
         self.events = events
         self.started_at = time.monotonic()
@@ -89,7 +92,8 @@ class BrokerFigures:
         for status in self._statuses(ends):
             end = ends.get(status.peer)
             kept, lost = (end.kept_bytes, end.dropped_fleeting) if end is not None else (0, 0)
-            found.append(LinkFigures(status.peer, status.is_up, status.why, kept, lost))
+            why = "" if status.is_up else self.kept_out.refusal("peer", status.peer) or status.why
+            found.append(LinkFigures(status.peer, status.is_up, why, kept, lost))
         return found
 
 

@@ -13,6 +13,7 @@ from roamcast.net.discovery import LocalDiscovery
 from roamcast.net.peers import Peers
 from roamcast.net.tls import link_contexts
 from roamcast.protocol.codec import message_types
+from roamcast.storage.kept_out import KeptOut
 
 INCARNATION_BITS = 62
 
@@ -20,7 +21,9 @@ INCARNATION_BITS = 62
 class Linking:
     """Implements `peers.LinkHandler`."""
 
-    def __init__(self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None]) -> None:
+    def __init__(
+        self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None], kept_out: KeptOut
+    ) -> None:
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
@@ -37,6 +40,7 @@ class Linking:
         self.discovery: LocalDiscovery | None = None
         self._site = site
         self._push = push
+        self._kept_out = kept_out
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
@@ -71,7 +75,7 @@ class Linking:
     def refusal(self, peer: str, offer: Offer) -> str:
         if not self.may_write():
             return f"broker {self._site.id} cannot write its journal now"
-        return self._site.links.refusal(peer, offer)
+        return self._kept_out.refusal("peer", peer) or self._site.links.refusal(peer, offer)
 
     def on_refused(self, peer: str, why: str) -> None:
         self._push(LinkRefused(peer, why))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import uvloop
 
@@ -14,12 +15,14 @@ from roamcast.broker.inputs import Started, decode_entry
 from roamcast.broker.making import make_machine
 from roamcast.config.sections import Config
 from roamcast.daemon.event_log import EventLog
+from roamcast.daemon.failing import cannot_replay, settle
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.errors import InputError
 from roamcast.net import logs
 from roamcast.protocol.snapshot import thaw
 from roamcast.storage.journal import Journal
+from roamcast.storage.restarting import FailStop
 
 log = logging.getLogger("roamcast")
 
@@ -43,6 +46,7 @@ def serve(config: Config, read: Callable[[Warn], Config], warnings: Iterable[str
 
 
 async def _serve(config: Config, reread: Callable[[], Config]) -> None:
+    fail_stop = FailStop(Path(config.data))
     journal, recovered = Journal.open(
         config.journal_folder,
         sync=config.journal.sync,
@@ -66,13 +70,19 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
                 if not isinstance(first, Started):
                     raise InputError(f"journal {config.journal_folder}: it does not begin with a start")
                 site = make_machine(first.settings)
-            effects = site.step(entry.now, entry.inputs)
+            try:
+                effects = site.step(entry.now, entry.inputs)
+            except Exception as error:
+                raise cannot_replay(config, error, data) from None
             if events is not None and effects.records:
                 events.take(effects.records)
         if events is not None:
             events.replayed()
+        site = site or make_machine(site_settings(config))
+        settle(fail_stop, site)
+        fail_stop.closes = [journal.close] if events is None else [journal.close, events.close]
         _collect_seldom()
-        await Server(config, site or make_machine(site_settings(config)), journal, reread, events).run()
+        await Server(config, site, journal, reread, fail_stop, events).run()
     finally:
         journal.close()
         if events is not None:

@@ -51,6 +51,7 @@ class Metrics(Collector):
         yield from self._journal()
         yield from self._links()
         yield from self._tree()
+        yield from self._fail_stops()
 
     def _messages(self) -> Iterator[Metric]:
         figures, traffic = self._figures, self._figures.engine.site.endpoint.traffic
@@ -143,6 +144,14 @@ class Metrics(Collector):
             lost.add_metric([link.peer], link.dropped_fleeting)
         yield from (is_up, kept, lost)
 
+    def _fail_stops(self) -> Iterator[Metric]:
+        kept_out = self._figures.kept_out
+        yield counter("roamcast_fail_stops", "Turns that raised, restarts included.", kept_out.fail_stops)
+        out = GaugeMetricFamily("roamcast_kept_out", "Who is kept out after fail-stops.", labels=["kind"])
+        kinds = [who.kind for who in kept_out.now()]
+        for kind in ("client", "peer"):
+            out.add_metric([kind], kinds.count(kind))
+        yield out
 
     def _tree(self) -> Iterator[Metric]:
         """Only where brokers move."""
@@ -180,9 +189,15 @@ def health(figures: BrokerFigures) -> Answer:
         "journal": "ok" if engine.is_promising else engine.failure,
         "listening": figures.is_listening(),
         "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
-    } | tree_of(figures)
+    } | fail_stops_of(figures) | tree_of(figures)
     status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
     return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")
+
+
+def fail_stops_of(figures: BrokerFigures) -> dict[str, object]:
+    """How often a turn raised, and who is kept out for it."""
+    out = [msgspec.structs.asdict(one) for one in figures.kept_out.now().values()]
+    return {"fail_stops": figures.kept_out.fail_stops, "kept_out": out}
 
 
 def tree_of(figures: BrokerFigures) -> dict[str, object]:

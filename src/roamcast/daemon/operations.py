@@ -20,9 +20,10 @@ from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import HttpServer
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.metrics import Metrics, announcements, health, tree_of
+from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, tree_of
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
+from roamcast.storage.kept_out import KeptOut
 
 log = logging.getLogger("roamcast")
 
@@ -40,6 +41,7 @@ class Running(Protocol):
     linking: Linking
     events: EventLog | None
     trees: Trees
+    kept_out: KeptOut
 
     @property
     def connections(self) -> int: ...
@@ -53,14 +55,20 @@ class Operations:
         self._config = server.config
         self._engine = server.engine
         self._figures = BrokerFigures(
-            server.engine, server.linking.peers.statuses, server.trees, server.events
+            server.engine, server.linking.peers.statuses, server.trees, server.kept_out, server.events
         )
         self._figures.connections = lambda: server.connections
         self._figures.is_listening = lambda: server.is_listening
         self._http: HttpServer | None = None
         self._control = ControlServer(
             Path(server.config.data),
-            {"status": self._status, "where": self._where, "drain": self._drain, "forget": self._forget},
+            {
+                "status": self._status,
+                "where": self._where,
+                "drain": self._drain,
+                "forget": self._forget,
+                "readmit": self._readmit,
+            },
         )
         self._announcing: asyncio.Task[None] | None = None
         self._asked = 0
@@ -103,6 +111,7 @@ class Operations:
             "queued": sum(figures.queues().notifications),
             "journal": self._engine.failure or "ok",
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
+            **fail_stops_of(figures),
             **tree_of(figures),
             "done": True,
         }
@@ -144,6 +153,18 @@ class Operations:
         log.warning("broker %s is forgotten: what it held is given up", broker)
         is_configured = any(peer.id == broker for peer in self._server.config.peers)
         yield {"forgotten": broker, "configured": is_configured, "done": True}
+
+    async def _readmit(self, request: dict[str, Any]) -> Answers:
+        name, kept_out = _text(request, "name"), self._server.kept_out
+        found = kept_out.readmit(name)
+        if not found:
+            names = ", ".join(map(str, kept_out.now())) or "nobody"
+            raise InputError(f"{name} is not kept out; kept out now: {names}")
+        for who in found:
+            log.warning("%s is let in again, as the operator wishes", who)
+            if who.kind == "peer":
+                self._server.linking.peers.dial_again(who.name)
+        yield {"readmitted": [who._asdict() for who in found], "done": True}
 
     async def _drain(self, request: dict[str, Any]) -> Answers:
         up = [link.peer for link in self._figures.links() if link.is_up]

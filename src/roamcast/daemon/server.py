@@ -28,6 +28,7 @@ from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.event_log import EventLog
+from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.settings import site_settings
@@ -46,6 +47,7 @@ from roamcast.net.open_files import room_for
 from roamcast.net.tls import ServerContext, listener_context
 from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
+from roamcast.storage.restarting import FailStop
 
 log = logging.getLogger("roamcast")
 
@@ -65,6 +67,7 @@ class Server:
         site: AnyMachine,
         journal: Journal | None,
         reread: Callable[[], Config],
+        fail_stop: FailStop,
         events: EventLog | None = None,
     ) -> None:
         self.config = config
@@ -73,7 +76,11 @@ class Server:
         site.endpoint.packets_per_turn = PACKETS_PER_TURN
         self.events = events
         records = events.take if events is not None else None
-        self.engine = Engine(site, journal, self, records, config.link.unacknowledged_bytes_max)
+        self.kept_out = fail_stop.kept_out
+        self.engine = Engine(
+            site, journal, self, records, config.link.unacknowledged_bytes_max,
+            on_failure=restarting(fail_stop, site, journal),
+        )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.output_bytes_max = config.quotas.output_bytes_max
@@ -88,7 +95,7 @@ class Server:
         self._opened = 0
         self._servers: list[asyncio.Server] = []
         self._admission = Admission(config)
-        self.linking = Linking(config, site, self.engine.push)
+        self.linking = Linking(config, site, self.engine.push, self.kept_out)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
         self.linking.may_write = lambda: self.engine.is_promising
@@ -307,9 +314,13 @@ class Server:
                     Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id"
                 )
             client_id = f"auto-{secrets.token_hex(12)}"
-        return await self._admission.identify(
+        identity = await self._admission.identify(
             client.listener, connect, client_id, client.host, client.certificate
         )
+        refusal = self.kept_out.refusal("client", client_id)
+        if refusal:
+            raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
+        return identity
 
     # --- effects (see engine.Output) ---
 

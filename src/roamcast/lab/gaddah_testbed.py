@@ -30,10 +30,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 
+from roamcast.broker.inputs import MachineInput
 from roamcast.lab.summary import percentile
 from roamcast.lab.sweep import Row
 from roamcast.mobility.base import Settings
@@ -41,7 +42,7 @@ from roamcast.mobility.proactive import Proactive
 from roamcast.mobility.reactive import ForwardBuffered
 from roamcast.mobility.shared_buffer import SharedBuffer
 from roamcast.protocol import records
-from roamcast.protocol.effects import AttachTo, Input, LeaveFor, PublishThis, Received, SubscribeTo
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor, PublishThis, SubscribeTo
 from roamcast.protocol.messages import Message, Relayed
 from roamcast.protocol.notification import decode_attributes, encode_attributes
 from roamcast.simulator.links import Delay
@@ -132,12 +133,10 @@ class LoadedNetwork(Network):
     worked: Counter[str]
     """On how much each broker has worked."""
 
-    def _wait_for_service(self, broker: str, inputs: tuple[Input, ...]) -> None:
-        work = sum(item.message.weight if type(item) is Received else 1 for item in inputs)
-        done_s = max(self.now, self._busy_until.get(broker, 0.0)) + work * self.settings.service_s
-        self._busy_until[broker] = done_s
+    def _service_s(self, broker: str, inputs: Sequence[MachineInput | Input]) -> float:
+        work = sum(item.message.weight if isinstance(item, Received) else 1 for item in inputs)
         self.worked[broker] += work
-        self._push(done_s, self._step_broker, broker, inputs)
+        return work * self.settings.service_s
 
 
 def simulate(job: BuildingJob) -> Row:

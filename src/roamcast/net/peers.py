@@ -244,6 +244,11 @@ class Peers:
         if connection is not None and connection.state == "up" and not connection.transport.is_reading():
             connection.transport.resume_reading()
 
+    def dial_again(self, peer: str) -> None:
+        """Do not wait for the end of a pause: the reason for it is gone."""
+        if peer in self._dialers:
+            self._hurry[peer].set()
+
     def close(self, peer: str, why: str) -> None:
         """The link was given up. If the peer is configured, it is dialed again after a long pause."""
         connection = self._slots.get(peer)

@@ -79,6 +79,14 @@ class Received(Input, frozen=True):
     message: Message
 
 
+class ReceivedInProcess(Received, frozen=True):
+    """A peer's message, with its number, over a link whose ends are in one process: no bytes were made."""
+
+    incarnation: int
+    acknowledged: int
+    number: int
+
+
 class CommandGiven(Input, frozen=True):
     """A message of this broker to itself, from whoever drives it."""
 

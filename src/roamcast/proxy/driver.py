@@ -2,6 +2,7 @@
 
 No protocol here. Every input goes through `step`: its entries are journalled, and only then are its
 effects performed. What the foreign broker delivers is journalled before its adapter acknowledges it.
+If `step` raises, nothing of it is let out, and the process starts again from its journal.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, NoReturn
 
+import msgspec
+
+from roamcast import __version__
 from roamcast.config.addresses import join_endpoint
 from roamcast.config.sections import Access
 from roamcast.errors import InputError
@@ -27,7 +31,10 @@ from roamcast.proxy.messages import Challenge, MoveRefused, Proof, ProxyHello, W
 from roamcast.proxy.service import Service
 from roamcast.proxy.store import Store
 from roamcast.proxy.wire import HANDSHAKE_TIMEOUT_S, Pipe, ProxyError, connect_proxy
+from roamcast.storage.failures import failure_of
 from roamcast.storage.journal import JournalFailed
+from roamcast.storage.kept_out import Who
+from roamcast.storage.restarting import FailStop
 
 log = logging.getLogger("roamcast.proxy")
 
@@ -56,8 +63,12 @@ class ProxyServer:
         adapter: Adapter | None = None,
         store: Store | None = None,
         clock: Callable[[], float] = time.time,
+        fail_stop: FailStop | None = None,
     ) -> None:
+        """Without a `fail_stop`, as where a process has several proxies, a step that raises ends `run`."""
         self.config = config
+        self._fail_stop = fail_stop
+        self._has_failed = False
         self._clock = clock
         broker = config.broker
         options = {"is_behind_endpoint": True} if config.mqtt.enabled else {}
@@ -72,6 +83,8 @@ class ProxyServer:
         """Where it listens, once it does."""
         self.locals: dict[int, Callable[[messages.Message | steps.Local], None]] = {}
         """Connections that are no sockets: those of the MQTT endpoint."""
+        self.callers: dict[int, Who] = {}
+        """Who is at the other end of each connection, to be kept out if its input makes `step` raise."""
         self._pipes: dict[int, Pipe] = {}
         self._connections = 0
         self._operations: dict[str, asyncio.Task[None]] = {}
@@ -131,7 +144,10 @@ class ProxyServer:
         except AdapterError as error:
             log.warning("the broker was not left in order: %s", error)
         self._verifier.close()
-        self.store.close()
+        if self._has_failed:
+            self.store.abandon()
+        else:
+            self.store.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -147,7 +163,8 @@ class ProxyServer:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(TEND_S)
-            self.store.tend()
+            if not self._has_failed:
+                self.store.tend()
 
     # --- steps ---
 
@@ -155,7 +172,11 @@ class ProxyServer:
         """Give the service something, and do what it says."""
         if self._ended.done():
             return
-        effects = self.service.step(self._clock(), inputs)
+        inputs, now = list(inputs), self._clock()
+        try:
+            effects = self.service.step(now, inputs)
+        except Exception as error:
+            self._fail(error, now, inputs)
         entries = [effect.entry for effect in effects if isinstance(effect, steps.Keep)]
         if entries:
             try:
@@ -167,6 +188,23 @@ class ProxyServer:
         for effect in effects:
             self._perform(effect)
         self._set_timer()
+
+    def _fail(self, error: Exception, now: float, inputs: list[steps.Input]) -> NoReturn:
+        """The buffers may be half changed: end, and start from what is written."""
+        self._has_failed = True
+        if self._fail_stop is None:
+            self._ended.set_exception(error)
+            raise error
+        encoded = msgspec.msgpack.encode(inputs, enc_hook=repr)
+        brought = [one.connection for one in inputs if isinstance(one, steps.Joined | steps.Got | steps.Left)]
+        culprit = self.callers.get(brought[0]) if brought else None
+        failure = failure_of(error, self.config.site, __version__, now, inputs, encoded)
+        self._fail_stop.closes = [self.store.abandon]
+        self._fail_stop.restart(failure, culprit)
+
+    def refusal(self, kind: Literal["client", "peer"], name: str) -> str:
+        """Why this client or proxy may not come in now, as one line; "" if it may."""
+        return self._fail_stop.kept_out.refusal(kind, name) if self._fail_stop is not None else ""
 
     def _set_timer(self) -> None:
         deadline = self.service.deadline()
@@ -303,6 +341,7 @@ class ProxyServer:
             log.info("%s: %s", pipe.host, str(error) or "no handshake in time")
         finally:
             self._tasks.discard(task)
+            self.callers.pop(connection, None)
             await pipe.end()
 
     async def _admit(self, connection: int, pipe: Pipe) -> steps.Joined:
@@ -316,6 +355,7 @@ class ProxyServer:
             outcome = await self.verify(hello.user, hello.password.encode(), pipe.host)
             if outcome is not Outcome.ACCEPTED:
                 raise self._turned_away(pipe, MoveRefused(0, "identity", outcome.value))
+            self._keep_out(connection, pipe, Who("client", hello.user or pipe.host))
             pipe.write(welcome)
             pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
             return steps.Joined(connection, "client", hello.user if self.config.access.users else "")
@@ -327,6 +367,7 @@ class ProxyServer:
         ):
             text = f"site {self.config.site} does not know the proxy {hello.id!r}: the secrets differ"
             raise self._turned_away(pipe, MoveRefused(0, "secret", text))
+        self._keep_out(connection, pipe, Who("peer", hello.id))
         pipe.write(Welcome(self.config.site, proof=messages.proof(secret, "listener", hello, challenge)))
         pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
         return steps.Joined(connection, "proxy", hello.id)
@@ -336,6 +377,13 @@ class ProxyServer:
         if not self.config.access.users:
             return Outcome.ACCEPTED
         return await self._verifier.verify(user, password, host)
+
+    def _keep_out(self, connection: int, pipe: Pipe, who: Who) -> None:
+        """ProxyError, and told so, if this client or proxy is kept out; else note who it is."""
+        refusal = self.refusal(who.kind, who.name)
+        if refusal:
+            raise self._turned_away(pipe, MoveRefused(0, "busy", refusal))
+        self.callers[connection] = who
 
     def _turned_away(self, pipe: Pipe, refused: MoveRefused) -> ProxyError:
         pipe.write(refused)
@@ -355,6 +403,10 @@ class ProxyServer:
 
     async def _dial(self, connection: int, site: str) -> None:
         address = next(one.address for one in self.config.proxies if one.site == site)
+        refusal = self.refusal("peer", site)
+        if refusal:
+            self.step([steps.Left(connection, refusal)])
+            return
         try:
             pipe = await connect_proxy(
                 address, self.config.site, site, self.config.peers.secret, self._client_context()
@@ -363,11 +415,13 @@ class ProxyServer:
             log.warning("site %s: %s", site, error)
             self.step([steps.Left(connection, str(error))])
             return
+        self.callers[connection] = Who("peer", site)
         try:
             await self._read(pipe, steps.Joined(connection, "dialed", site))
         except ProxyError as error:
             log.debug("site %s: %s", site, error)
         finally:
+            self.callers.pop(connection, None)
             pipe.close()
 
     def _client_context(self) -> ssl.SSLContext | None:

@@ -28,6 +28,7 @@ from roamcast.mqtt.codec.packets import Connack, Connect, Publish, Will
 from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
+from roamcast.mqtt.server.welcoming import refused
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
 from roamcast.proxy.base import parse_url, without_identity
 from roamcast.proxy.driver import ProxyServer, server_context
@@ -163,15 +164,20 @@ class MqttEndpoint:
         if outcome.name != "ACCEPTED":
             writer.write(write(Connack(reason=Reason.BAD_USER_NAME_OR_PASSWORD), connect.version))
             return
+        kept_out = self.server.refusal("client", connect.client_id)
+        if kept_out:
+            log.info("%s: %s", host, kept_out)
+            writer.write(refused(connect, Reason.SERVER_UNAVAILABLE, kept_out))
+            return
         session = Session(self, connect, writer)
         try:
             async with asyncio.timeout(self.settings.locate_timeout_s):
-                refused = await session.begin()
+                reason = await session.begin()
         except TimeoutError:
-            refused = Reason.SERVER_UNAVAILABLE
-        if refused is not None:
+            reason = Reason.SERVER_UNAVAILABLE
+        if reason is not None:
             session.end()
-            writer.write(write(Connack(reason=refused), connect.version))
+            writer.write(write(Connack(reason=reason), connect.version))
             return
         await self._read(packets, session, connect)
 

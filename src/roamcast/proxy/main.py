@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 import uvloop
 
@@ -15,6 +16,7 @@ from roamcast.proxy.config import Config
 from roamcast.proxy.driver import ProxyServer
 from roamcast.proxy.endpoint import MqttEndpoint
 from roamcast.storage.journal import JournalFailed
+from roamcast.storage.restarting import FailStop
 
 log = logging.getLogger("roamcast.proxy")
 
@@ -27,10 +29,13 @@ def serve(config: Config, warnings: Iterable[str] = ()) -> None:
 
 
 async def _serve(config: Config) -> None:
-    server = ProxyServer(config)
+    fail_stop = FailStop(Path(config.data))
+    server = ProxyServer(config, fail_stop=fail_stop)
     endpoint = MqttEndpoint(server) if config.mqtt.enabled else None
     loop = asyncio.get_running_loop()
     try:
+        before = fail_stop.before
+        fail_stop.settle([before.culprit] if before is not None and before.culprit is not None else [])
         await server.start()
         if endpoint is not None:
             await endpoint.start()

@@ -45,6 +45,7 @@ from roamcast.proxy.mqtt_notes import (
     publisher_of,
     subscriptions_of,
 )
+from roamcast.storage.kept_out import Who
 
 if TYPE_CHECKING:
     from roamcast.proxy.endpoint import MqttEndpoint
@@ -115,6 +116,7 @@ class Session:
         server, connect = self._server, self._connect
         user = (connect.username or "") if server.config.access.users else ""
         server.locals[self._connection] = self._on_local
+        server.callers[self._connection] = Who("client", self.client)
         answer = asyncio.get_running_loop().create_future()
         self._answers[ATTACH] = answer
         attach = steps.Attach(
@@ -151,6 +153,7 @@ class Session:
         self._tell()
         server.step([steps.Got(self._connection, steps.Detach(self._expiry_s))])
         server.step([steps.Left(self._connection)])
+        server.callers.pop(self._connection, None)
         for answer in self._answers.values():
             answer.cancel()
         if not self.over.done():

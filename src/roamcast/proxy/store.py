@@ -44,6 +44,10 @@ class Store:
         if self._journal.wants_snapshot:
             self._journal.begin_snapshot().write_in_child(self.buffers.freeze)
 
+    def abandon(self) -> None:
+        """Give the folder free without a snapshot: a step has failed halfway in the buffers."""
+        self._journal.close()
+
     def close(self) -> None:
         """A clean stop leaves a snapshot, which any version of the code can start from."""
         try:

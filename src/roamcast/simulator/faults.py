@@ -47,6 +47,10 @@ class Heal(Fault, frozen=True):
     peer: str
 
 
+class Snapshot(Fault, frozen=True):
+    """The broker writes its state down, and begins its journal anew."""
+
+
 class Relink(Fault, frozen=True):
     """The broker moves: its link to `old` is given up, and there is one to `new`."""
 

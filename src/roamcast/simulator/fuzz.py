@@ -28,7 +28,7 @@ from roamcast.protocol.effects import (
     UnsubscribeFrom,
 )
 from roamcast.protocol.notification import encode_attributes
-from roamcast.simulator.faults import Crash, Cut, Heal, Restart
+from roamcast.simulator.faults import Crash, Cut, Heal, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_fuzz import draw_location_story
 from roamcast.simulator.mobile_fuzz import MobileDraw, draw_mobile_settings, with_mobile_faults
@@ -204,6 +204,9 @@ def _with_crashes(story: Story, rng: random.Random) -> Story:
                 elsewhere = AttachTo(rng.choice(story.topology.brokers), 0)
                 faults.append((rng.uniform(start_s, end_s), client, elsewhere))
         faults.append((end_s, broker, Restart()))
+    for crash_s, broker, _ in [one for one in faults if isinstance(one[2], Crash)]:
+        if rng.random() < 0.5:
+            faults.append((rng.uniform(START_S / 2, crash_s), broker, Snapshot()))
     return _with_actions(story, faults)
 
 

@@ -45,10 +45,11 @@ from roamcast.protocol.effects import (
 )
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.records import Row
+from roamcast.simulator.access import CONTROL_BYTES
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
 from roamcast.simulator.links import Link, LossyLink
 from roamcast.simulator.mobile_links import Direction, TreeLink
-from roamcast.simulator.network import CONTROL_BYTES, Action, NetworkSettings, Traffic
+from roamcast.simulator.network import Action, NetworkSettings, Traffic
 from roamcast.simulator.topology import Topology
 
 WITNESS = "network"

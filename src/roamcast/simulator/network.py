@@ -1,56 +1,61 @@
-"""The simulator's engine: a heap of timed inputs, virtual time, one seed decides everything.
+"""A simulated network: the machine that ships, driven in virtual time. One seed decides everything.
 
-It is a driver: it turns what happens into inputs, feeds them to brokers and
-clients, and performs their effects over links with delay. It knows no protocol.
+It is a driver like the daemon: it turns what happens into inputs, feeds them to the machines of the brokers
+(`broker.machine`) and performs their effects. Links are the machine's own: what a broker sends is numbered,
+kept until the peer has it, and resumed after an outage; here it only takes time. Where brokers may crash,
+each has a journal of encoded entries and snapshots like that of a broker on disk, and comes back from them.
+
+Clients are of one kind in one network (`access`). It knows no protocol.
 """
 
 from __future__ import annotations
 
-import gc
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify
 from typing import Any
 
 import msgspec
 
 from roamcast.broker.core import BrokerCore, CoreSettings
-from roamcast.broker.plain_client import Client
-from roamcast.mobility import Settings, find_protocol
-from roamcast.mobility.moving.election import TreeRule
-from roamcast.protocol.effects import (
-    Attached,
-    AttachTo,
-    Deadline,
-    Detached,
-    Input,
-    LeaveFor,
-    OverlayChanged,
-    Received,
-    Submitted,
+from roamcast.broker.inputs import (
+    LinkDown,
+    LinkFrames,
+    LinkUp,
+    MachineEffects,
+    MachineInput,
+    OverlayGiven,
+    Started,
+    Tick,
+    decode_entry,
+    encode_entry,
 )
-from roamcast.protocol.messages import Deliver, Hello, Leave, Message, cause_of
+from roamcast.broker.links.end import ACKNOWLEDGE_EVERY
+from roamcast.broker.links.links import GivenLink
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
+from roamcast.mobility import Settings
+from roamcast.mobility.moving.election import TreeRule
+from roamcast.protocol.effects import Input, ReceivedInProcess
+from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.records import Level, Row
+from roamcast.protocol.snapshot import freeze, thaw
 from roamcast.routing.location.settings import LocationSettings
+from roamcast.simulator.access import CONTROL_BYTES, Access, PlainAccess
+from roamcast.simulator.engine import Engine, lane_for
+from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart, Snapshot
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.topology import Topology
 
 Action = tuple[float, str, Input]
-"""At this time, this client's application does this."""
-
-Event = tuple[float, int, Callable[[Any, Any], None], Any, Any, "deque[Event] | None"]
-"""When, a number that keeps the order of equal times, what to call with what, and its lane."""
+"""At this time, this client's application does this; or, of a fault, it happens to this broker."""
 
 LINK_DELAY = Delay(0.010, 0.010)
 ACCESS_DELAY = Delay(0.020, 0.020)
 NO_DELAY = Delay(0.0, 0.0)
-
-CONTROL_BYTES = 64
-"""What a message without content counts for on a link with limited bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -123,33 +128,23 @@ class Traffic:
         return self.hops["handoff"] + self.hops["transfer"]
 
 
-class AccessConnection:
-    """One attach of one client, from its hello until it goes away."""
+CUT = "a cut"
+"""Why a link is down, beside the names of those of its ends that have crashed."""
 
-    __slots__ = ("broker", "client", "down", "id", "is_heard", "is_open", "up")
-
-    def __init__(self, id: int, client: Client, broker: str, up: Link, down: Link) -> None:
-        self.id = id
-        self.client = client
-        self.broker = broker
-        self.up = up
-        self.down = down
-        self.is_open = True
-        self.is_heard = True
-        """Whether the client still hears the broker; no more, once it has said that it leaves."""
-
-    def close(self) -> None:
-        self.is_open = self.is_heard = False
+WITNESS = "network"
+"""The node that writes the rows of crashes and restarts: a broker cannot say that it is down."""
 
 
-class Network:
-    """Brokers, clients and links, and the heap that drives them.
+class Journal:
+    """What is on the disk of one broker: a snapshot, and the encoded entries after it."""
 
-    What travels with a delay that is always the same arrives in the order in which
-    it was sent. So it waits in a lane, a plain queue of which only the first event
-    is in the heap too: the heap stays small, however much is under way. And what
-    one step sends arrives together, as one event.
-    """
+    def __init__(self) -> None:
+        self.snapshot: bytes | None = None
+        self.entries: list[bytes] = []
+
+
+class Network(Engine):
+    """Brokers, their links and clients. What one step sends arrives together, as one event."""
 
     def __init__(
         self,
@@ -157,155 +152,236 @@ class Network:
         settings: NetworkSettings,
         observe: Callable[[list[Row]], None],
         trace: Callable[[float, str, str, Message], None] | None = None,
+        faults: bool = False,
     ) -> None:
+        """With `faults` brokers keep journals, and rows are handed on when the run is over, each once."""
+        super().__init__()
         self.topology = topology
         self.settings = settings
-        self.now = 0.0
         self.traffic = Traffic()
-        self.closed_by_broker: list[str] = []
-        self.steps = 0
-        self._observe = observe
+        self.observe = self._note if faults else observe
+        self._report = observe
         self._trace = trace
-        self._heap: list[Event] = []
-        self._pushed = 0
-        self._rng = random.Random(f"{settings.seed}/network")
-        is_plain = not (settings.loss or settings.link_delays)
-        self._link_lane = _lane(settings.link_delay) if is_plain else None
-        self._access_link = Link(settings.access_delay, self._rng)
-        self._access_lane = _lane(settings.access_delay, settings.access_bits_per_s)
-        self._arrive = self._wait_for_service if settings.service_s else self._step_broker
-        self.clients: dict[str, Client] = {}
-        self._connections: dict[str, AccessConnection] = {}
-        self._connections_made = 0
+        is_plain = not (settings.loss or settings.link_delays or faults)
+        self._lane = lane_for(settings.link_delay) if is_plain else None
+        self.arrive = self._wait_for_service if settings.service_s else self.step
         self._busy_until: dict[str, float] = {}
         self._deadlines: dict[str, float] = {}
-        self.brokers = {id: self._make_broker(id) for id in topology.brokers}
         self._links = {
             id: {peer: self._make_link(id, peer) for peer in topology.peers(id)} for id in topology.brokers
         }
+        self._has_faults = faults
+        self._journals: dict[str, Journal] = {id: Journal() for id in topology.brokers}
+        self._rows: dict[tuple[str, int], Row] = {}
+        self._rows_differing: list[str] = []
+        self._broken: list[str] = []
+        """Links that the two ends could not go on with."""
+        self._witnessed = 0
+        self._down: dict[str, None] = {}
+        self._doomed: dict[str, Crash] = {}
+        """Brokers that crash within their next step."""
+        self._unsent: dict[str, Sequence[tuple[str, Message]]] = {}
+        """What a crash kept from being sent: the links send it after the restart."""
+        self._outages: dict[frozenset[str], dict[str, None]] = {
+            frozenset(ends): {} for ends in topology.overlay
+        }
+        """Why each link is down; nothing if it is up."""
+        self._cuts: Counter[frozenset[str]] = Counter()
+        """How often each link went down; what was under way then never arrives."""
+        self._told_down: dict[tuple[str, str], None] = {}
+        """Brokers, and the peers that they know to be out of reach."""
+        self.machines = {id: self._make_machine(id) for id in topology.brokers}
+        self.access: Access = self._make_access()
         for id in topology.brokers:
-            self._step_broker(id, (OverlayChanged(topology.peers(id), topology.next_hops(id)),))
+            self.step(id, (Started(self.machines[id].settings), self._given(id)))
 
-    def _make_broker(self, id: str) -> BrokerCore:
+    def _make_access(self) -> Access:
+        return PlainAccess(self)
+
+    def _make_machine(self, id: str) -> BrokerMachine:
         settings = self.settings
-        return BrokerCore(
-            id,
-            find_protocol(settings.protocol),
-            CoreSettings(
-                routing=settings.routing,
-                advertisements=settings.advertisements,
-                window=settings.window,
-                buffer_bytes=settings.buffer_bytes,
-                records=settings.records,
-                protocol=settings.mobility_settings(self.topology),
-                location=settings.location,
-            ),
+        return BrokerMachine(
+            MachineSettings(
+                id,
+                settings.protocol,
+                front="plain",
+                encodes=self._has_faults,
+                broker=CoreSettings(
+                    routing=settings.routing,
+                    advertisements=settings.advertisements,
+                    window=settings.window,
+                    buffer_bytes=settings.buffer_bytes,
+                    records=settings.records,
+                    protocol=settings.mobility_settings(self.topology),
+                    location=settings.location,
+                ),
+            )
         )
 
+    def _given(self, id: str) -> OverlayGiven:
+        """The links of a broker, made long before the story begins."""
+        hops = self.topology.next_hops(id)
+        links = (
+            GivenLink(
+                peer,
+                self._incarnation(id, peer),
+                self._incarnation(peer, id),
+                tuple(broker for broker, hop in hops.items() if hop == peer),
+            )
+            for peer in self.topology.peers(id)
+        )
+        return OverlayGiven(tuple(links))
+
+    def _incarnation(self, broker: str, peer: str) -> int:
+        return self.rng_for("incarnation", broker, peer).getrandbits(62) + 1
+
     def _make_link(self, broker: str, peer: str) -> Link:
-        settings, rng = self.settings, self._rng_for(broker, peer)
+        settings, rng = self.settings, self.rng_for(broker, peer)
         delay = settings.delay_between(broker, peer)
         return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
 
-    def _rng_for(self, *names: str) -> random.Random:
-        """A source of its own for each link, so that one link's draws do not move another's."""
+    def rng_for(self, *names: str) -> random.Random:
+        """A source of its own for each purpose, so that the draws of one do not move another's."""
         return random.Random(f"{self.settings.seed}/{'/'.join(names)}")
+
+    @property
+    def brokers(self) -> dict[str, BrokerCore]:
+        """The cores of the machines, for those who look on."""
+        return {id: machine.broker for id, machine in self.machines.items()}
+
+    @property
+    def clients(self) -> Mapping[str, Any]:
+        return self.access.clients  # type: ignore[attr-defined, no-any-return]
+
+    def is_attached(self, client: str) -> bool:
+        return self.access.is_attached(client)
+
+    def is_down(self, broker: str) -> bool:
+        return broker in self._down
 
     # --- running ---
 
     def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
         """Perform the actions, which are in order of time, and go on until nothing is left to do."""
-        script = iter(actions)
-        self._push_action(script)
-        with _without_collector():
-            heap, steps = self._heap, self.steps
-            report_at = steps if progress is not None else float("inf")
-            while heap:
-                self.now, _, handle, first, second, lane = heap[0]
-                if lane is None:
-                    heappop(heap)
-                else:
-                    lane.popleft()
-                    if lane:
-                        heapreplace(heap, lane[0])
-                    else:
-                        heappop(heap)
-                handle(first, second)
-                steps += 1
-                if steps >= report_at and progress is not None:
-                    progress(self.now)
-                    report_at = steps + 5_000
-            self.steps = steps
-
-    def _push(self, at: float, handle: Callable[[Any, Any], None], first: Any, second: Any) -> None:
-        self._pushed += 1
-        heappush(self._heap, (at, self._pushed, handle, first, second, None))
-
-    def _push_lane(
-        self, lane: deque[Event], at: float, handle: Callable[[Any, Any], None], first: Any, second: Any
-    ) -> None:
-        self._pushed += 1
-        event = (at, self._pushed, handle, first, second, lane)
-        if not lane:
-            heappush(self._heap, event)
-        lane.append(event)
+        self._push_action(iter(actions))
+        self.go(progress)
+        if self._has_faults:
+            self._report(sorted(self._rows.values(), key=lambda row: row.time))
+            self._rows.clear()
 
     def _push_action(self, script: Iterator[Action]) -> None:
         action = next(script, None)
         if action is not None:
-            self._push(max(action[0], self.now), self._act, action, script)
+            self.push(max(action[0], self.now), self._act, action, script)
 
     def _act(self, action: Action, script: Iterator[Action]) -> None:
-        _, client, item = action
-        if type(item) is AttachTo:
-            self._attach(client, item.broker)
-        elif type(item) is LeaveFor:
-            self._leave(client, item.destination)
+        _, node, item = action
+        if isinstance(item, Fault):
+            self._happen(node, item)
         else:
-            self._step_client(client, item)
+            self.access.act(node, item)
         self._push_action(script)
 
     # --- brokers ---
 
-    def _wait_for_service(self, broker: str, inputs: tuple[Input, ...]) -> None:
+    def _wait_for_service(self, broker: str, inputs: Sequence[MachineInput | Input]) -> None:
         """Something reaches a broker, which works on one message at a time."""
-        done_s = max(self.now, self._busy_until.get(broker, 0.0)) + self.settings.service_s
+        if broker in self._down:
+            return
+        done_s = max(self.now, self._busy_until.get(broker, 0.0)) + self._service_s(broker, inputs)
         self._busy_until[broker] = done_s
-        self._push(done_s, self._step_broker, broker, inputs)
+        self.push(done_s, self.step, broker, inputs)
 
-    def _step_broker(self, broker: str, inputs: tuple[Input, ...]) -> None:
-        node = self.brokers[broker]
-        effects = node.step(self.now, inputs)
-        if effects.sends:
-            self._send_peers(broker, effects.sends)
-        if effects.to_clients:
-            self._send_clients(effects.to_clients)
-        if effects.closes:
-            self._close(effects.closes)
+    def _service_s(self, broker: str, inputs: Sequence[MachineInput | Input]) -> float:
+        """How long a broker works on this."""
+        return self.settings.service_s
+
+    def step(self, broker: str, inputs: Sequence[MachineInput | Input]) -> None:
+        """Something happens to a broker."""
+        if broker in self._down:
+            return  # Only the news that a client has left: it will be told that of all its clients.
+        machine = self.machines[broker]
+        effects = machine.step(self.now, inputs)
+        if self._has_faults:
+            if self._crashes(broker, effects):
+                return
+            self._send_frames(broker, machine, inputs, effects)
+        elif effects.sends:
+            self._send_in_process(broker, machine, effects.sends)
+        if effects.to_clients or effects.writes or effects.client_closes or effects.closes:
+            self.access.take(broker, effects)
         if effects.records:
-            self._observe(effects.records)
-        deadline = node.deadline()
+            self.observe(effects.records)
+        deadline = machine.deadline()
         if deadline is not None and self._deadlines.get(broker) != deadline:
             self._deadlines[broker] = deadline
-            self._push(max(deadline, self.now), self._on_deadline, broker, deadline)
+            self.push(max(deadline, self.now), self._on_deadline, broker, deadline)
 
     def _on_deadline(self, broker: str, deadline: float) -> None:
         if self._deadlines.get(broker) == deadline:
             del self._deadlines[broker]
-            self._step_broker(broker, (Deadline(),))
+            self.step(broker, (Tick(),))
 
-    def _send_peers(self, broker: str, sends: list[tuple[str, Message]]) -> None:
+    # --- links ---
+
+    def _send_in_process(
+        self, broker: str, machine: BrokerMachine, sends: Sequence[tuple[str, Message]]
+    ) -> None:
+        """What the core has sent, in this order, where nothing can go wrong: no bytes are made of it."""
         self._count(broker, sends)
-        lane = self._link_lane
+        ends, lane = machine.links.ends, self._lane
+        items = [(peer, ends[peer].send_in_process(broker, message)) for peer, message in sends]
         if lane is not None:
             at = self.now + self.settings.link_delay.low_s
-            self._push_lane(lane, at, self._arrive_at_peers, broker, sends)
+            self.push_lane(lane, at, self._arrive_together, broker, items)
             return
-        for send in sends:
-            at = self._links[broker][send[0]].arrival_s(self.now, CONTROL_BYTES)
-            self._push(at, self._arrive_at_peers, broker, (send,))
+        for one in items:
+            at = self._links[broker][one[0]].arrival_s(self.now, CONTROL_BYTES)
+            self.push(at, self._arrive_together, broker, (one,))
 
-    def _count(self, broker: str, sends: list[tuple[str, Message]]) -> None:
+    def _arrive_together(self, broker: str, items: Sequence[tuple[str, ReceivedInProcess]]) -> None:
+        arrive = self.arrive
+        for peer, item in items:
+            arrive(peer, (item,))
+            if not item.number % ACKNOWLEDGE_EVERY:
+                # Whoever only listens says now and then what it has.
+                self.machines[broker].links.ends[peer].settle_in_process(item.number)
+
+    def _send_frames(
+        self,
+        broker: str,
+        machine: BrokerMachine,
+        inputs: Sequence[MachineInput | Input],
+        effects: MachineEffects,
+    ) -> None:
+        """What the core has sent, and whatever else the links have to write: news of the overlay,
+        acknowledgements, what is sent again. Each message has a frame of its own, as if it were alone."""
+        ends = machine.links.ends
+        for peer, why in effects.link_closes:
+            self._broken.append(f"{broker} closes the link to {peer}: {why}")
+        for item in inputs:
+            if type(item) is LinkFrames and item.peer in ends:
+                ends[item.peer].acknowledge()
+        if effects.sends:
+            self._count(broker, effects.sends)
+            for peer, _ in effects.sends:
+                if peer in ends:
+                    self._send_frame(broker, peer, ends[peer].take(1, apart=True))
+        for peer, end in ends.items():
+            while end.has_more:
+                self._send_frame(broker, peer, end.take(1, apart=True))
+
+    def _send_frame(self, broker: str, peer: str, frame: bytes) -> None:
+        if frame:  # Otherwise the link is down.
+            at = self._links[broker][peer].arrival_s(self.now, CONTROL_BYTES)
+            self.push(at, self._arrive_over, (broker, peer, self._cuts[frozenset((broker, peer))]), frame)
+
+    def _arrive_over(self, way: tuple[str, str, int], frame: bytes) -> None:
+        broker, peer, cuts = way
+        if cuts == self._cuts[frozenset((broker, peer))]:
+            self.arrive(peer, (LinkFrames(broker, frame),))
+
+    def _count(self, broker: str, sends: Sequence[tuple[str, Message]]) -> None:
         if self._trace is not None:
             for peer, message in sends:
                 self._trace(self.now, broker, peer, message)
@@ -318,150 +394,160 @@ class Network:
             else:
                 hops[cause_of(message)] += message.weight
 
-    def _arrive_at_peers(self, broker: str, sends: Sequence[tuple[str, Message]]) -> None:
-        arrive = self._arrive
-        for peer, message in sends:
-            arrive(peer, (Received(broker, message),))
+    # --- faults ---
 
-    # --- clients ---
+    def _happen(self, broker: str, fault: Fault) -> None:
+        match fault:
+            case Crash(unsent):
+                if broker in self._down:
+                    return
+                if unsent:
+                    self._doomed[broker] = fault
+                else:
+                    self._crash(broker)
+            case Restart():
+                self._restart(broker)
+            case Cut(peer):
+                self._take_down(broker, peer, CUT)
+            case Heal(peer):
+                self._bring_up(broker, peer, CUT)
+            case Snapshot():
+                if broker not in self._down:
+                    self._take_snapshot(broker)
 
-    def _client(self, id: str) -> Client:
-        client = self.clients.get(id)
-        if client is None:
-            client = self.clients[id] = Client(id, self.settings.names_last_broker)
-        return client
+    def _take_snapshot(self, broker: str) -> None:
+        journal = self._journals[broker]
+        journal.snapshot, journal.entries = freeze(self.machines[broker]), []
 
-    def _step_client(self, id: str, item: Input) -> None:
-        effects = self._client(id).step(self.now, (item,))
-        if effects.sends:
-            self._send_up(self._connections[id], effects.sends)
-        if effects.records:
-            self._observe(effects.records)
+    def _crashes(self, broker: str, effects: MachineEffects) -> bool:
+        """Journal what a step names as durable; whether the broker crashes before its effects are out."""
+        fate = self._doomed.pop(broker, None)
+        if effects.durable:
+            self._journals[broker].entries.append(encode_entry(self.now, effects.durable))
+        if fate is None:
+            return False
+        self._unsent[broker] = effects.sends
+        self._crash(broker, "unsent")
+        return True
 
-    def _attach(self, client: str, broker: str) -> None:
-        self._leave(client, "")
-        self._connections_made += 1
-        number = self._connections_made
-        up, down = self._access_links(client, number)
-        self._connections[client] = AccessConnection(number, self._client(client), broker, up, down)
-        self._step_client(client, AttachTo(broker, number))
+    def _note(self, rows: list[Row]) -> None:
+        """Keep rows, each once; one that a replay writes otherwise is a mistake."""
+        for row in rows:
+            known = self._rows.setdefault((row.node, row.sequence), row)
+            if known is not row and known != row:
+                self._rows_differing.append(f"{row} was {known}")
 
-    def _access_links(self, client: str, number: int) -> tuple[Link, Link]:
-        """One each way. Where nothing is drawn, all are the same: a source of chance takes 2,500 bytes."""
-        if self._access_lane is not None:
-            return self._access_link, self._access_link
-        settings = self.settings
-        up, down = (
-            Link(settings.access_delay, self._rng_for(client, str(number), way), settings.access_bits_per_s)
-            for way in ("up", "down")
-        )
-        return up, down
+    def _witness(self, kind: str, broker: str, reason: str | None = None) -> None:
+        self._witnessed += 1
+        self._note([Row(self._witnessed, self.now, WITNESS, kind, broker=broker, reason=reason)])
 
-    def _leave(self, client: str, destination: str) -> None:
-        connection = self._connections.get(client)
-        if connection is None or not connection.is_open:
+    def _crash(self, broker: str, reason: str | None = None) -> None:
+        self._witness("crashed", broker, reason)
+        self._doomed.pop(broker, None)
+        self._down[broker] = None
+        self._deadlines.pop(broker, None)
+        self._busy_until.pop(broker, None)
+        # What waited for it while it was busy is gone. In place: the loop that called this has the same heap.
+        self._heap[:] = [event for event in self._heap if event[2:4] != (self.step, broker)]
+        heapify(self._heap)
+        self.access.broker_crashed(broker)
+        for peer in self.topology.peers(broker):
+            self._take_down(broker, peer, broker)
+
+    def _restart(self, broker: str) -> None:
+        self._doomed.pop(broker, None)
+        if broker not in self._down:
             return
-        self._step_client(client, LeaveFor(destination))
-        if destination:
-            return  # The connection ends when the broker has heard of it.
-        connection.close()
-        delay = self.settings.notice_delay
-        notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
-        item = Detached(client, connection.id)
-        self._push(self.now + notice_s, self._arrive, connection.broker, (item,))
+        machine = self.machines[broker] = self._recover(broker)
+        del self._down[broker]
+        self._witness("started", broker)
+        self._count(broker, self._unsent.pop(broker, ()))
+        for peer in self.topology.peers(broker):
+            self._told_down[broker, peer] = None
+        self.step(broker, (Started(machine.settings),))
+        for peer in self.topology.peers(broker):
+            self._bring_up(broker, peer, broker)
+        if broker not in self._down:
+            self.access.broker_started(broker)
 
-    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Message]]) -> None:
-        now, lane = self.now, self._access_lane
-        self.traffic.access_hops += len(sends)
-        for _, message in sends:
-            handle = self._arrive_up
-            if type(message) is Leave:
-                # What it already sent arrives, but nothing reaches it any more.
-                handle = self._arrive_leave
-                connection.is_heard = False
-                del self._connections[connection.client.id]
-            if lane is not None:
-                at = now + self.settings.access_delay.low_s
-                self._push_lane(lane, at, handle, connection, message)
-            else:
-                self._push(connection.up.arrival_s(now, CONTROL_BYTES), handle, connection, message)
+    def _recover(self, broker: str) -> BrokerMachine:
+        """A machine as the journal has it."""
+        journal = self._journals[broker]
+        machine = self._make_machine(broker) if journal.snapshot is None else thaw(journal.snapshot)
+        assert isinstance(machine, BrokerMachine)
+        for data in journal.entries:
+            entry = decode_entry(data)
+            self._note(machine.step(entry.now, entry.inputs).records)
+        return machine
 
-    def _arrive_up(self, connection: AccessConnection, message: Message) -> None:
-        if not connection.is_open:
+    # --- links go down and come up again ---
+
+    def _take_down(self, broker: str, peer: str, why: str) -> None:
+        edge = frozenset((broker, peer))
+        outages = self._outages[edge]
+        was_up = not outages
+        outages[why] = None
+        if was_up:
+            self._cuts[edge] += 1
+            # In events of their own, because either may crash when it hears of it.
+            self.push(self.now, self._tell_down, broker, peer)
+            self.push(self.now, self._tell_down, peer, broker)
+
+    def _tell_down(self, broker: str, peer: str) -> None:
+        is_up = not self._outages[frozenset((broker, peer))]
+        if is_up or broker in self._down or (broker, peer) in self._told_down:
             return
-        client, number = connection.client.id, connection.id
-        if type(message) is Hello:
-            self._arrive(connection.broker, (Attached(client, number, message),))
-        else:
-            self._arrive(connection.broker, (Submitted(client, number, message),))  # type: ignore[arg-type]
+        self._told_down[broker, peer] = None
+        self.step(broker, (LinkDown(peer),))
 
-    def _arrive_leave(self, connection: AccessConnection, message: Message) -> None:
-        self._arrive_up(connection, message)
-        connection.close()
+    def _bring_up(self, broker: str, peer: str, why: str) -> None:
+        outages = self._outages[frozenset((broker, peer))]
+        if why not in outages:
+            return
+        del outages[why]
+        if not outages:
+            self.push(self.now, self._shake_hands, broker, peer)
 
-    def _send_clients(self, sends: list[tuple[str, int, Message]]) -> None:
-        now, connections, lane = self.now, self._connections, self._access_lane
-        together = []
-        for client, number, message in sends:
-            connection = connections.get(client)
-            if connection is None or connection.id != number or not connection.is_open:
-                continue
-            self.traffic.access_hops += message.burst.count if type(message) is Deliver else message.weight
-            if lane is not None:
-                together.append((connection, message))
-            else:
-                content = message.burst.size if type(message) is Deliver else 0
-                at = connection.down.arrival_s(now, CONTROL_BYTES + content)
-                self._push(at, self._arrive_at_clients, ((connection, message),), None)
-        if together and lane is not None:
-            at = now + self.settings.access_delay.low_s
-            self._push_lane(lane, at, self._arrive_at_clients, together, None)
+    def _shake_hands(self, one: str, other: str) -> None:
+        """Both ends are there: they say what they have, and go on behind that."""
+        if self._outages[frozenset((one, other))] or {one, other} & self._down.keys():
+            return
+        for end, peer in ((one, other), (other, one)):
+            self._tell_down_first(end, peer)
+        if {one, other} & self._down.keys() or self._outages[frozenset((one, other))]:
+            return
+        links = {id: self.machines[id].links for id in (one, other)}
+        offers = {one: links[other].offer(one), other: links[one].offer(other)}
+        for end, peer in ((one, other), (other, one)):
+            refusal = links[end].refusal(peer, offers[end])
+            if refusal:
+                self._broken.append(f"{end} refuses the link to {peer}: {refusal}")
+                return
+        for end, peer in ((one, other), (other, one)):
+            self._told_down.pop((end, peer), None)
+            if peer not in self._down:
+                self.step(end, (LinkUp(peer, offers[end], 0),))
 
-    def _arrive_at_clients(self, deliveries: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
-        now = self.now
-        for connection, message in deliveries:
-            if not connection.is_heard:
-                continue
-            effects = connection.client.step(now, (Received(connection.broker, message),))
-            if effects.sends:
-                self._send_up(connection, effects.sends)
-            if effects.records:
-                self._observe(effects.records)
+    def _tell_down_first(self, broker: str, peer: str) -> None:
+        """An end that has not noticed the outage notices it when the other one connects again."""
+        if (broker, peer) not in self._told_down:
+            self._told_down[broker, peer] = None
+            self.step(broker, (LinkDown(peer),))
 
-    def _close(self, closes: list[tuple[str, int, str]]) -> None:
-        """A broker ends a connection; a client that is still on it has been wronged."""
-        for client, number, reason in closes:
-            connection = self._connections.get(client)
-            if connection is not None and connection.id == number and connection.is_open:
-                connection.close()
-                self.closed_by_broker.append(f"{client} at {connection.broker} at {self.now:.6f}: {reason}")
-
-    def is_attached(self, client: str) -> bool:
-        connection = self._connections.get(client)
-        return connection is not None and connection.is_open
+    # --- for those who look on ---
 
     def asked(self) -> Mapping[str, int]:
-        """How many notifications the application of a client wanted published, where that is counted."""
-        return {}
+        return self.access.asked()
 
     def wrongs(self) -> Iterator[tuple[str, str]]:
         """What went wrong with the network itself: kind and text of each violation."""
-        for reason in self.closed_by_broker:
-            yield "closed", reason
-
-
-def _lane(delay: Delay, bits_per_s: float | None = None) -> deque[Event] | None:
-    """A lane for everything with this delay, if it is always the same."""
-    return deque() if delay.is_fixed and bits_per_s is None else None
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """The hot loop makes many small objects and hardly a cycle: collecting would cost a tenth of it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        yield from self.access.wrongs()
+        for text in self._rows_differing:
+            yield "replay differs", text
+        for text in self._broken:
+            yield "link broken", text
+        for id, machine in self.machines.items():
+            for peer, end in machine.links.ends.items():
+                received = self.machines[peer].links.ends[id].received
+                if received != end.sent:
+                    yield "in flight at the end", f"{end.sent - received} messages from {id} to {peer}"

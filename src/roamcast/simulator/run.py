@@ -12,7 +12,6 @@ from roamcast.simulator.checkers import Checker, Edges, Identity, Result
 from roamcast.simulator.links import longest_s
 from roamcast.simulator.location_checks import LocationChecker
 from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
-from roamcast.simulator.outages import FaultyNetwork
 from roamcast.simulator.topology import Topology
 
 
@@ -54,8 +53,7 @@ def run_checked(
     location = LocationChecker(settings.location) if settings.location.variables else None
     if location is not None:
         observe = _both(location.observe, observe)
-    make = FaultyNetwork if faults else Network
-    network = make(topology, settings, _both(checker.observe, observe), trace)
+    network = Network(topology, settings, _both(checker.observe, observe), trace, faults)
     if prepare is not None:
         prepare(network)
     network.run(actions, progress)
@@ -108,6 +106,3 @@ def _check_at_rest(network: Network, checker: Checker) -> None:
         for client, queue in broker.protocol.stored():
             if queue and (client in broker.attachments or not promise.remainder):
                 checker.violate("never drained", f"{len(queue)} notifications for {client} at {broker.id}")
-    for node in network.clients.values():
-        if node.unaccepted and network.is_attached(node.id):
-            checker.violate("in flight at the end", f"{node.unaccepted} requests of {node.id}")

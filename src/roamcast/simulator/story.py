@@ -22,7 +22,8 @@ Faults are told in the same way, of brokers:
     at 3.0 b0 cut b1
     at 4.0 b0 heal b1
 
-`crash unsent` comes within the broker's next step, behind its journal and ahead of its effects. Clients
+`crash unsent` comes within the broker's next step, behind its journal and ahead of its effects. `b1 snapshot`
+writes the state of b1 down, from which it comes back then, with the journal of after that. Clients
 of a broker that has crashed attach again when it is back, unless the story has them do something else.
 Whatever is down at the end comes back, and `loss` is the share of transmissions over links that are lost.
 
@@ -57,7 +58,7 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.notification import Message, decode_attributes, encode_attributes
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result, Violation
-from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
+from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import judge_location
 from roamcast.simulator.location_story import (
@@ -207,6 +208,8 @@ def _format_input(item: Input) -> str:
             return f"relink {old} {new}"
         case Restart():
             return "restart"
+        case Snapshot():
+            return "snapshot"
         case Cut(peer):
             return f"cut {peer}"
         case Heal(peer):
@@ -224,7 +227,8 @@ _VERBS: dict[str, Callable[[str], Input]] = {
     "advertise": lambda text: AdvertiseThat(parse_filter(text).text),
     "unadvertise": lambda text: UnadvertiseThat(parse_filter(text).text),
     "crash": lambda text: _parse_crash(text),
-    "restart": lambda text: _parse_restart(text),
+    "restart": lambda text: _parse_alone("restart", Restart(), text),
+    "snapshot": lambda text: _parse_alone("snapshot", Snapshot(), text),
     "cut": Cut,
     "heal": Heal,
     "relink": lambda text: _parse_relink(text),
@@ -253,10 +257,10 @@ def _parse_relink(text: str) -> Relink:
     return Relink(*words)
 
 
-def _parse_restart(text: str) -> Restart:
+def _parse_alone(verb: str, fault: Fault, text: str) -> Fault:
     if text:
-        raise InputError(f"restart {text!r}: nothing follows, the broker comes first (`b0 restart`)")
-    return Restart()
+        raise InputError(f"{verb} {text!r}: nothing follows, the broker comes first (`b0 {verb}`)")
+    return fault
 
 
 def parse_story(text: str, name: str = "story") -> Story:

@@ -31,6 +31,7 @@ import msgspec
 from roamcast.broker.links import frames as wire
 from roamcast.errors import InputError
 from roamcast.protocol.codec import LENGTH_BYTES, Codec, batch_head
+from roamcast.protocol.effects import ReceivedInProcess
 from roamcast.protocol.notification import Message
 
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024
@@ -96,7 +97,7 @@ class LinkEnd:
         self,
         peer: str,
         incarnation: int,
-        codec: Codec,
+        codec: Codec | None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
@@ -115,7 +116,7 @@ class LinkEnd:
         self.dropped_fleeting = 0
         """Notifications of the fleeting lane that were given up at this end."""
         self.is_up = False
-        self._codec = codec
+        self._codec: Codec = codec  # type: ignore[assignment]
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
@@ -131,6 +132,8 @@ class LinkEnd:
         self._told = 0
         """The peer has been told that we have journalled up to this number."""
         self._untold_bytes = 0
+        self._under_way: deque[Message] = deque()
+        """Where no bytes are made: messages that the peer has not acknowledged."""
         self._restore()
 
     def _restore(self) -> None:
@@ -192,6 +195,11 @@ class LinkEnd:
             self._open = []
             self._open_bytes = 0
 
+    def _close_apart(self) -> None:
+        messages, self._open, self._open_bytes = self._open, [], 0
+        for number, data in enumerate(messages, self.sent - len(messages) + 1):
+            self._unwritten.append(Kept(number, number, False, batch_head(1) + data))
+
     def send_fleeting(self, message: Message) -> None:
         """Goes out with the next `take`, or never: when the link is down, or the peer too slow."""
         self.send_fleeting_encoded(self._codec.encode(message), message.weight)
@@ -204,15 +212,19 @@ class LinkEnd:
         self._fleeting.append(data)
         self._fleeting_bytes = size
 
-    def take(self, bytes_max: int = TAKE_BYTES) -> bytes:
+    def take(self, bytes_max: int = TAKE_BYTES, apart: bool = False) -> bytes:
         """What to write to the connection now, about so many bytes of it; nothing while down.
+
+        `apart` gives every message a frame of its own.
 
         To be called when the connection takes more, and not before: what has not been
         taken can still be dropped, if it is fleeting.
         """
         if not self.is_up:
             return b""
-        if self._open:
+        if apart:
+            self._close_apart()
+        elif self._open:
             self._close_frame()
         out: list[bytes] = []
         room = bytes_max
@@ -258,6 +270,27 @@ class LinkEnd:
             out.append(wire.fleeting(b"".join((batch_head(len(batch)), *batch))))
         self._fleeting = []
         self._fleeting_bytes = 0
+
+    # --- where both ends are in one process: the same numbers, and no bytes ---
+
+    def send_in_process(self, id: str, message: Message) -> ReceivedInProcess:
+        """The message as the peer receives it from the broker with this id."""
+        self._under_way.append(message)
+        self.sent = number = self.sent + 1
+        return ReceivedInProcess(id, message, self.incarnation, self.received, number)
+
+    def receive_in_process(self, item: ReceivedInProcess) -> None:
+        if item.number != self.received + 1 or item.incarnation != self.peer_incarnation:
+            raise LinkError(f"{self.peer} sent message {item.number} after {self.received}")
+        self.received = item.number
+        if item.acknowledged > self.settled:
+            self.settle_in_process(item.acknowledged)
+
+    def settle_in_process(self, acknowledged: int) -> None:
+        """The peer has received everything up to this number."""
+        for _ in range(acknowledged - self.settled):
+            self._under_way.popleft()
+        self.settled = max(self.settled, acknowledged)
 
     # --- the connection comes and goes ---
 

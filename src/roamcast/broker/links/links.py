@@ -15,7 +15,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from roamcast.broker.links.end import FLEETING_BYTES_MAX, KEPT_BYTES_MAX, TAKE_BYTES, LinkEnd, Resume
+from roamcast.broker.links.end import (
+    FLEETING_BYTES_MAX,
+    KEPT_BYTES_MAX,
+    TAKE_BYTES,
+    LinkEnd,
+    Resume,
+)
 from roamcast.broker.links.reach import Outcome, Reach
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
@@ -59,10 +65,11 @@ class Links:
     def __init__(
         self,
         id: str,
-        codec: Codec,
+        codec: Codec | None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
     ) -> None:
+        """Without a codec messages stay as they are, no bytes are made of them (see `LinkEnd`)."""
         self.id = id
         self.reach = Reach(id)
         self.ends: dict[str, LinkEnd] = {}
@@ -109,6 +116,7 @@ class Links:
         self.reach.establish({link.peer: link.behind for link in links})
         for link in links:
             end = self.ends[link.peer] = LinkEnd(link.peer, link.incarnation, self._codec, *self._limits)
+            end.peer_incarnation = link.peer_incarnation
             end.up(Resume(link.peer_incarnation))
         turn.inputs.append(OverlayChanged(self.reach.peers, self.reach.next_hops))
         return turn
@@ -165,7 +173,7 @@ class Links:
             if end is None:
                 continue  # The link was given up in this very turn.
             if message is not last:
-                encoded, last = self._codec.encode(message), message
+                encoded, last = self._codec.encode(message), message  # type: ignore[union-attr]
             if type(message) is Fleeting:
                 end.send_fleeting_encoded(encoded, message.count)
             else:

@@ -130,7 +130,9 @@ class MovingMachine(MachineBase[MqttFront]):
         if out.durable:
             for confirmed in list(self.links.confirmations()):
                 self._confirm(confirmed)
-        self._collect()
+        self.front.collect(out)
+        if self.seeking.answers:
+            out.answers, self.seeking.answers = self.seeking.answers, []
         return out
 
     def deadline(self) -> float | None:
@@ -282,7 +284,7 @@ class MovingMachine(MachineBase[MqttFront]):
             for message in arrivals.numbered:
                 self._on_message(peer, message)
         except (LinkError, InputError) as error:
-            self._out.link_closes.append((peer, str(error)))
+            self._out.link_closes = [*self._out.link_closes, (peer, str(error))]
             self._on_link_down(peer)
             return
         self._tell_election()
@@ -403,7 +405,7 @@ class MovingMachine(MachineBase[MqttFront]):
             effects = core.take_effects()
             if not inputs and not effects:
                 return
-            self._out.records += effects.records
+            self._out.records = [*self._out.records, *effects.records]
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
 

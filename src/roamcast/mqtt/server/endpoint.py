@@ -620,7 +620,8 @@ class Endpoint:
 
     # --- what the core wants done ---
 
-    def perform(self, effects: Effects) -> None:
+    def perform(self, effects: Effects, out: object = None) -> None:
+        """Into the connections; what is written is collected from them when the turn is over."""
         welcomed = []
         for _, id, message in effects.to_clients:
             connection = self.connections.get(id)

@@ -1,0 +1,284 @@
+"""The clients of a simulated network, and how they talk to its brokers.
+
+A network has one kind of clients. `PlainAccess` has those of the lab, which say what the core understands
+as it is; `mqtt_access.MqttAccess` has MQTT clients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from roamcast.broker.inputs import MachineEffects
+from roamcast.broker.plain_client import Client
+from roamcast.protocol.effects import (
+    Attached,
+    AttachTo,
+    Detached,
+    Input,
+    LeaveFor,
+    PublishThis,
+    Received,
+    Submitted,
+)
+from roamcast.protocol.messages import Deliver, Hello, Leave, Message
+from roamcast.simulator.engine import lane_for
+from roamcast.simulator.links import Link
+
+if TYPE_CHECKING:
+    from roamcast.simulator.network import Network
+
+CONTROL_BYTES = 64
+"""What a message without content counts for on a link with limited bandwidth."""
+
+
+class Access(Protocol):
+    def act(self, client: str, item: Input) -> None:
+        """The application of a client does this, now."""
+
+    def take(self, broker: str, effects: MachineEffects) -> None:
+        """What the step of a broker wants done for clients."""
+
+    def broker_crashed(self, broker: str) -> None:
+        """Every connection to it breaks."""
+
+    def broker_started(self, broker: str) -> None:
+        """It serves again."""
+
+    def is_attached(self, client: str) -> bool:
+        """Whether it has a connection."""
+
+    def asked(self) -> Mapping[str, int]:
+        """How many notifications the application of a client wanted published, where that is counted."""
+
+    def wrongs(self) -> Iterator[tuple[str, str]]:
+        """What is wrong at the end: kind and text of each violation."""
+
+
+class AccessConnection:
+    """One attach of one client, from its hello until it goes away."""
+
+    __slots__ = ("broker", "client", "down", "id", "is_heard", "is_open", "up")
+
+    def __init__(self, id: int, client: Client, broker: str, up: Link, down: Link) -> None:
+        self.id = id
+        self.client = client
+        self.broker = broker
+        self.up = up
+        self.down = down
+        self.is_open = True
+        self.is_heard = True
+        """Whether the client still hears the broker; no more, once it has said that it leaves."""
+
+    def close(self) -> None:
+        self.is_open = self.is_heard = False
+
+
+class PlainAccess:
+    def __init__(self, network: Network) -> None:
+        settings = network.settings
+        self._network = network
+        self._settings = settings
+        self._rng = network.rng_for("network")
+        self._link = Link(settings.access_delay, self._rng)
+        self._lane = lane_for(settings.access_delay, settings.access_bits_per_s)
+        self._is_prompt = not settings.service_s
+        """Whether brokers take no time, so that they can take together what arrives at one time."""
+        self.clients: dict[str, Client] = {}
+        self.closed_by_broker: list[str] = []
+        self._connections: dict[str, AccessConnection] = {}
+        self._connections_made = 0
+        self._waiting: dict[str, str] = {}
+        """Clients that try to attach to a broker that is down."""
+        self._asked: Counter[str] = Counter()
+
+    # --- what applications do ---
+
+    def act(self, client: str, item: Input) -> None:
+        if type(item) is AttachTo:
+            self._attach(client, item.broker)
+        elif type(item) is LeaveFor:
+            self._leave(client, item.destination)
+        else:
+            if type(item) is PublishThis:
+                self._asked[client] += len(item.bodies)
+            self._step(client, item)
+
+    def _client(self, id: str) -> Client:
+        client = self.clients.get(id)
+        if client is None:
+            client = self.clients[id] = Client(id, self._settings.names_last_broker)
+        return client
+
+    def _step(self, id: str, item: Input) -> None:
+        effects = self._client(id).step(self._network.now, (item,))
+        if effects.sends:
+            self._send_up(self._connections[id], effects.sends)
+        if effects.records:
+            self._network.observe(effects.records)
+
+    def _attach(self, client: str, broker: str) -> None:
+        self._leave(client, "")
+        if self._network.is_down(broker):
+            self._waiting[client] = broker
+            return
+        self._connections_made += 1
+        number = self._connections_made
+        up, down = self._links(client, number)
+        self._connections[client] = AccessConnection(number, self._client(client), broker, up, down)
+        self._step(client, AttachTo(broker, number))
+
+    def _links(self, client: str, number: int) -> tuple[Link, Link]:
+        """One each way. Where nothing is drawn, all are the same: a source of chance takes 2,500 bytes."""
+        if self._lane is not None:
+            return self._link, self._link
+        settings, rng_for = self._settings, self._network.rng_for
+        up, down = (
+            Link(settings.access_delay, rng_for(client, str(number), way), settings.access_bits_per_s)
+            for way in ("up", "down")
+        )
+        return up, down
+
+    def _leave(self, client: str, destination: str) -> None:
+        self._waiting.pop(client, None)
+        connection = self._connections.get(client)
+        if connection is None or not connection.is_open:
+            return
+        self._step(client, LeaveFor(destination))
+        if destination:
+            return  # The connection ends when the broker has heard of it.
+        connection.close()
+        delay = self._settings.notice_delay
+        notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
+        item = Detached(client, connection.id)
+        network = self._network
+        network.push(network.now + notice_s, network.arrive, connection.broker, (item,))
+
+    # --- between clients and brokers ---
+
+    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Message]]) -> None:
+        network, lane = self._network, self._lane
+        now = network.now
+        network.traffic.access_hops += len(sends)
+        for _, message in sends:
+            is_leave = type(message) is Leave
+            if is_leave:
+                # What it already sent arrives, but nothing reaches it any more.
+                connection.is_heard = False
+                del self._connections[connection.client.id]
+            if lane is None:
+                at = connection.up.arrival_s(now, CONTROL_BYTES)
+                network.push(at, self._arrive_leave if is_leave else self._arrive_up, connection, message)
+                continue
+            at = now + self._settings.access_delay.low_s
+            if is_leave:
+                network.push_lane(lane, at, self._arrive_leave, connection, message)
+            elif self._is_prompt and lane and lane[-1][0] == at and lane[-1][2] == self._arrive_together:
+                lane[-1][3].append((connection, message))  # What arrives at one time is one event.
+            else:
+                network.push_lane(lane, at, self._arrive_together, [(connection, message)], None)
+
+    def _arrive_together(self, sent: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
+        """What clients of one broker have sent at one time is one step of the broker."""
+        arrive = self._network.arrive
+        broker = ""
+        inputs: list[Input] = []
+        for connection, message in sent:
+            if not connection.is_open:
+                continue
+            if connection.broker != broker:
+                if inputs:
+                    arrive(broker, inputs)
+                broker, inputs = connection.broker, []
+            inputs.append(self._input(connection, message))
+        if inputs:
+            arrive(broker, inputs)
+
+    def _arrive_up(self, connection: AccessConnection, message: Message) -> None:
+        if connection.is_open:
+            self._network.arrive(connection.broker, (self._input(connection, message),))
+
+    def _input(self, connection: AccessConnection, message: Message) -> Input:
+        if type(message) is Hello:
+            return Attached(connection.client.id, connection.id, message)
+        return Submitted(connection.client.id, connection.id, message)  # type: ignore[arg-type]
+
+    def _arrive_leave(self, connection: AccessConnection, message: Message) -> None:
+        self._arrive_up(connection, message)
+        connection.close()
+
+    def take(self, broker: str, effects: MachineEffects) -> None:
+        if effects.to_clients:
+            self._send_down(effects.to_clients)
+        for client, number, reason in effects.client_closes:
+            # A client that is still on it has been wronged.
+            connection = self._connections.get(client)
+            if connection is not None and connection.id == number and connection.is_open:
+                connection.close()
+                when = f"{client} at {connection.broker} at {self._network.now:.6f}"
+                self.closed_by_broker.append(f"{when}: {reason}")
+
+    def _send_down(self, sends: Sequence[tuple[str, int, Message]]) -> None:
+        network, connections, lane = self._network, self._connections, self._lane
+        now, traffic = network.now, network.traffic
+        together = []
+        for client, number, message in sends:
+            connection = connections.get(client)
+            if connection is None or connection.id != number or not connection.is_open:
+                continue
+            traffic.access_hops += message.burst.count if type(message) is Deliver else message.weight
+            if lane is not None:
+                together.append((connection, message))
+            else:
+                content = message.burst.size if type(message) is Deliver else 0
+                at = connection.down.arrival_s(now, CONTROL_BYTES + content)
+                network.push(at, self._arrive_down, ((connection, message),))
+        if together and lane is not None:
+            at = now + self._settings.access_delay.low_s
+            network.push_lane(lane, at, self._arrive_down, together, None)
+
+    def _arrive_down(self, deliveries: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
+        network = self._network
+        now = network.now
+        for connection, message in deliveries:
+            if not connection.is_heard:
+                continue
+            effects = connection.client.step(now, (Received(connection.broker, message),))
+            if effects.sends:
+                self._send_up(connection, effects.sends)
+            if effects.records:
+                network.observe(effects.records)
+
+    # --- brokers crash ---
+
+    def broker_crashed(self, broker: str) -> None:
+        """The clients notice, and try again until the broker is back."""
+        for client, connection in list(self._connections.items()):
+            if connection.broker == broker and connection.is_open:
+                connection.close()
+                self._step(client, LeaveFor())
+                self._waiting[client] = broker
+
+    def broker_started(self, broker: str) -> None:
+        for client in [client for client, wanted in self._waiting.items() if wanted == broker]:
+            self._attach(client, broker)
+
+    # --- for those who look on ---
+
+    def is_attached(self, client: str) -> bool:
+        connection = self._connections.get(client)
+        return connection is not None and connection.is_open
+
+    def asked(self) -> Mapping[str, int]:
+        """Of those clients whose every request was taken."""
+        return {id: count for id, count in self._asked.items() if not self.clients[id].unaccepted}
+
+    def wrongs(self) -> Iterator[tuple[str, str]]:
+        for reason in self.closed_by_broker:
+            yield "closed", reason
+        for client, broker in self._waiting.items():
+            yield "in flight at the end", f"the attach of {client} to {broker}, which is down"
+        for node in self.clients.values():
+            if node.unaccepted and self.is_attached(node.id):
+                yield "in flight at the end", f"{node.unaccepted} requests of {node.id}"

@@ -1,0 +1,135 @@
+"""Fail-stop: end the process at once, and begin it anew under its process id.
+
+The new process is told what happened through a file in memory, so that a full disk changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from roamcast.storage.failures import Failure, describe, write_report
+from roamcast.storage.kept_out import UNEXPLAINED_WITHIN_S, KeptOut, Ledger, Who
+
+log = logging.getLogger("roamcast")
+
+VARIABLE = "_ROAMCAST_FAIL_STOP"
+"""Names the file in memory. It does not begin as settings do."""
+EXIT_FAILED = 70
+"""A fault of ours, as the command line has it."""
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What a process leaves to the one that takes its place."""
+
+    failure: Failure
+    report: str
+    """Where the report is, or why there is none."""
+    ledger: Ledger
+    culprit: Who | None = None
+    """Who brought the input, where that was known at once."""
+
+
+class FailStop:
+    """The fail-stops of one process: the one before it, if that is why it was started, and its own."""
+
+    def __init__(self, data: Path, clock: Callable[[], float] = time.time) -> None:
+        self._data = data
+        self.before = _take_handover()
+        """What ended the process before."""
+        self.kept_out = KeptOut(data, clock, self.before.ledger if self.before is not None else None)
+        self.closes: list[Callable[[], None]] = []
+        """What to close before the end, in this order; nothing of the turn that failed may be in there."""
+
+    def restart(self, failure: Failure, culprit: Who | None = None) -> NoReturn:
+        """Report the failure and begin anew from the journal, with the same command and process id."""
+        try:
+            self._restart(failure, culprit)
+        except BaseException as error:
+            # Whatever happens, the loop must not go on with a state that is half changed.
+            log.critical("cannot start again (%s): the process ends", describe(error))
+        os._exit(EXIT_FAILED)
+
+    def _restart(self, failure: Failure, culprit: Who | None) -> None:
+        kept_out = self.kept_out
+        kept_out.fail_stops += 1
+        report = reported(self._data, failure)
+        log.critical(
+            "fail-stop: %s at %s, in a turn with %d inputs; nothing of it was kept or sent; %s;"
+            " starting again from the journal",
+            failure.error, failure.place, failure.input_count, report,
+        )  # fmt: skip
+        _close_all(self.closes)
+        # Sockets, listeners and locks are closed by the system as the new program begins.
+        _exec(Handover(failure, report, kept_out.ledger, culprit))
+
+    def settle(self, culprits: Sequence[Who], suspects: Sequence[Who] = ()) -> None:
+        """Keep out who had a part in the fail-stop before.
+
+        The process ends if there were too many fail-stops without a culprit: whoever started it decides.
+        """
+        if self.before is None:
+            return
+        kept_out, why = self.kept_out, f"{self.before.failure.error}; {self.before.report}"
+        for who in culprits:
+            log.warning("%s is kept out for %.0f s: its input raised %s", who, kept_out.blame(who, why), why)
+        for who in suspects:
+            seconds = kept_out.suspect(who, why)
+            log.warning("%s is kept out for %.0f s: it had input in a turn that raised %s", who, seconds, why)
+        is_too_much = not culprits and not kept_out.count_unexplained()
+        kept_out.save()
+        if is_too_much:
+            minutes = UNEXPLAINED_WITHIN_S / 60
+            log.critical(
+                "too many fail-stops within %g minutes that nobody can be blamed for: the process ends;"
+                " the last one: %s", minutes, why,
+            )  # fmt: skip
+            raise SystemExit(EXIT_FAILED)
+        if not culprits and not suspects:
+            log.warning("nobody can be blamed for the fail-stop: %s", why)
+
+
+def reported(data: Path, failure: Failure) -> str:
+    """Where the report is, or why there is none."""
+    try:
+        return f"report: {write_report(data, failure)}"
+    except OSError as error:
+        return f"no report, it cannot be written ({error.strerror or error})"
+    except Exception as error:
+        return f"no report ({describe(error)})"
+
+
+def _close_all(closes: Iterable[Callable[[], None]]) -> None:
+    for close in closes:
+        try:
+            close()
+        except Exception as error:
+            log.warning("while stopping: %s", describe(error))
+
+
+def _exec(handover: Handover) -> NoReturn:
+    file = os.memfd_create("roamcast-fail-stop")
+    with open(file, "wb", closefd=False) as opened:
+        opened.write(msgspec.msgpack.encode(handover))
+    os.set_inheritable(file, True)
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, VARIABLE: str(file)})
+
+
+def _take_handover() -> Handover | None:
+    named = os.environ.pop(VARIABLE, "")
+    if not named:
+        return None
+    try:
+        with open(int(named), "rb") as file:
+            file.seek(0)
+            return msgspec.msgpack.decode(file.read(), type=Handover)
+    except (OSError, ValueError) as error:
+        log.warning("what the process before left cannot be read (%s)", error)
+        return None
