@@ -58,10 +58,10 @@ class BrokerNetwork:
         for peer, message in effects.sends:
             self.said.append((broker, peer, message))
             self.links[broker, peer].append(message)
-        for client, connection, message in effects.to_clients:
+        for client, connection, told in effects.to_clients:
             roamer = self.roamers[client]
-            if connection == roamer.connection and isinstance(message, Welcome):
-                roamer.welcome = message
+            if connection == roamer.connection and isinstance(told, Welcome):
+                roamer.welcome = told
         for client, connection, _ in effects.closes:
             roamer = self.roamers[client]
             roamer.closed = roamer.closed or (connection == roamer.connection and bool(roamer.broker))

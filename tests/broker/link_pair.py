@@ -8,7 +8,7 @@ from collections.abc import Callable
 from roamcast.broker.links.end import LinkEnd
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.messages import Accepted
+from roamcast.protocol.messages import Settled
 from roamcast.protocol.notification import Message
 from roamcast.protocol.snapshot import freeze, thaw
 
@@ -108,7 +108,7 @@ class Pair:
     def send(self, index: int, count: int) -> None:
         for _ in range(count):
             self.messages += 1
-            self.sides[index].send(Accepted(self.messages))
+            self.sides[index].send(Settled(self.messages))
 
     def write(self, index: int, bytes_max: int) -> None:
         """Effects go out, which they may only if their causes have been journalled."""

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from unittest import mock
 
 from roamcast.broker import machine
 from roamcast.broker.core import BrokerCore
 from roamcast.broker.plain_client import Client
 from roamcast.broker.settings import MachineSettings
-from roamcast.protocol.effects import Effects, Input
+from roamcast.protocol.effects import ClientEffects, Effects, Input
 from roamcast.simulator import access
 from roamcast.simulator.fuzz import draw_story
 
@@ -26,12 +27,12 @@ class Step:
     now: float
     inputs: tuple[Input, ...]
     inputs_then: str
-    effects: Effects
+    effects: Effects | ClientEffects
     effects_then: str
 
 
-def text_of(effects: Effects) -> str:
-    return repr((effects.sends, effects.to_clients, effects.closes, effects.records))
+def text_of(effects: Effects | ClientEffects) -> str:
+    return repr(effects)
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def recording() -> Iterator[list[Step]]:
     """Every step of every node that a simulation makes in here."""
     steps: list[Step] = []
 
-    def record(node: BrokerCore | Client, now: float, inputs: Iterable[Input]) -> Effects:
+    def record(node: BrokerCore | Client, now: float, inputs: Iterable[Input]) -> Any:
         items = tuple(inputs)
         said = repr(items)
         kind = BrokerCore if isinstance(node, BrokerCore) else Client
@@ -49,11 +50,13 @@ def recording() -> Iterator[list[Step]]:
 
     class RecordingBroker(BrokerCore):
         def step(self, now: float, inputs: Iterable[Input]) -> Effects:
-            return record(self, now, inputs)
+            effects: Effects = record(self, now, inputs)
+            return effects
 
     class RecordingClient(Client):
-        def step(self, now: float, inputs: Iterable[Input]) -> Effects:
-            return record(self, now, inputs)
+        def step(self, now: float, inputs: Iterable[Input]) -> ClientEffects:
+            effects: ClientEffects = record(self, now, inputs)
+            return effects
 
     with (
         mock.patch.object(machine, "BrokerCore", RecordingBroker),

@@ -7,7 +7,7 @@ from tests.broker.linked_network import LinkedNetwork
 
 from roamcast.filters.selector import parse
 from roamcast.protocol.effects import Input, SessionOver, Submitted
-from roamcast.protocol.messages import Publish, Subscribe
+from roamcast.protocol.messages import ClientPublish, ClientSubscribe
 from roamcast.protocol.notification import Burst, encode_attributes
 
 AHEAD_S = 1000.0
@@ -30,7 +30,7 @@ def network() -> Network:
     made.roamers["k"] = Roamer("k", counts=False)
     made.attach("k", "b")
     made.rest()
-    made.step("b", Submitted("k", made.roamers["k"].connection, Subscribe(1, parse("n = 1"))))
+    made.step("b", Submitted("k", made.roamers["k"].connection, ClientSubscribe(1, parse("n = 1"))))
     made.rest()
     return made
 
@@ -42,7 +42,7 @@ def live(made: Network, broker: str, ends: bool = True) -> tuple[int, int]:
     made.rest()
     made.said.clear()
     connection = made.roamers["p"].connection
-    made.step(broker, Submitted("p", connection, Publish(1, encode_attributes({"n": 1}), (b"",))))
+    made.step(broker, Submitted("p", connection, ClientPublish(1, encode_attributes({"n": 1}), (b"",))))
     made.rest()
     made.detach("p")
     if ends:

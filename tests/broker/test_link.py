@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from tests.broker.link_pair import CODEC, Pair
@@ -12,13 +13,13 @@ from roamcast.broker.links.end import ACKNOWLEDGE_EVERY, LinkEnd, LinkError, Res
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.errors import InputError
 from roamcast.protocol.codec import Codec
-from roamcast.protocol.messages import Accepted, Fleeting, Message, Publish, Relayed
+from roamcast.protocol.messages import Fleeting, Message, Relayed, Settled
 from roamcast.protocol.notification import Burst, encode_attributes
 
 TOPIC = encode_attributes({"topic": "a/b"})
 
 
-def connected(**limits: int) -> tuple[LinkEnd, LinkEnd]:
+def connected(**limits: Any) -> tuple[LinkEnd, LinkEnd]:
     a, b = LinkEnd("b", 11, CODEC, **limits), LinkEnd("a", 22, CODEC)
     a.up(b.resume())
     b.up(a.resume())
@@ -86,8 +87,8 @@ def test_the_story_above_has_crashes_that_lose_something_and_repeats_that_are_sk
 
 def test_messages_of_one_turn_share_a_frame() -> None:
     a, b = connected()
-    messages: list[Message] = [Accepted(number) for number in range(50)]
-    messages.append(Relayed("a", "c", Accepted(50)))
+    messages: list[Message] = [Settled(number) for number in range(50)]
+    messages.append(Relayed("a", "c", Settled(50)))
     for message in messages:
         a.send(message)
     data = a.take()
@@ -101,14 +102,14 @@ def test_messages_of_one_turn_share_a_frame() -> None:
 
 def test_only_new_numbered_frames_are_to_be_journalled() -> None:
     a, b = connected()
-    a.send(Accepted(1))
+    a.send(Settled(1))
     first = a.take()
     b.receive(first)
-    a.send(Accepted(2))
+    a.send(Settled(2))
     a.send_fleeting(Fleeting("p", 0, 0, TOPIC))
     second = a.take()
     arrivals = b.receive(a.heartbeat() + first + second)
-    assert arrivals.numbered == [Accepted(2)]
+    assert arrivals.numbered == [Settled(2)]
     assert arrivals.fleeting == [Fleeting("p", 0, 0, TOPIC)]
     assert arrivals.durable == second[: len(first)]
     assert b.receive(a.heartbeat()).durable == b""
@@ -116,12 +117,12 @@ def test_only_new_numbered_frames_are_to_be_journalled() -> None:
 
 def test_a_large_message_is_cut_into_parts_and_begins_anew_after_a_cut() -> None:
     a, b = connected()
-    a.send(Accepted(1))
+    a.send(Settled(1))
     a.send(large(1))
-    a.send(Accepted(2))
+    a.send(Settled(2))
     data = a.take(1000)
     assert len(data) < 600_000, "take gives about as much as was asked for"
-    assert b.receive(data).numbered == [Accepted(1)]
+    assert b.receive(data).numbered == [Settled(1)]
     a.up(b.resume())
     b.up(a.resume())
     journal = b""
@@ -132,7 +133,7 @@ def test_a_large_message_is_cut_into_parts_and_begins_anew_after_a_cut() -> None
         arrivals = b.receive(data)
         arrived += arrivals.numbered
         journal += arrivals.durable
-    assert arrived == [large(1), Accepted(2)]
+    assert arrived == [large(1), Settled(2)]
     replayed = LinkEnd("a", 22, CODEC)
     replayed.received = 1
     assert replayed.receive(journal).numbered == arrived
@@ -143,13 +144,13 @@ def test_a_large_message_is_cut_into_parts_and_begins_anew_after_a_cut() -> None
 
 def test_nothing_is_acknowledged_before_it_is_journalled() -> None:
     a, b = connected()
-    a.send(Accepted(1))
+    a.send(Settled(1))
     b.receive(a.take())
-    b.send(Accepted(9))
+    b.send(Settled(9))
     a.receive(b.take())
     assert a.kept_count == 1
     b.acknowledge()
-    b.send(Accepted(10))
+    b.send(Settled(10))
     a.receive(b.take())
     assert a.kept_count == 0
 
@@ -157,16 +158,16 @@ def test_nothing_is_acknowledged_before_it_is_journalled() -> None:
 def test_one_sided_traffic_is_acknowledged_every_so_often_and_by_heartbeats() -> None:
     a, b = connected()
     for number in range(ACKNOWLEDGE_EVERY - 1):
-        a.send(Accepted(number))
+        a.send(Settled(number))
         b.receive(a.take())
         b.acknowledge()
         assert b.take() == b""
-    a.send(Accepted(0))
+    a.send(Settled(0))
     b.receive(a.take())
     b.acknowledge()
     a.receive(b.take())
     assert a.kept_count == 0
-    a.send(Accepted(1))
+    a.send(Settled(1))
     b.receive(a.take())
     b.acknowledge()
     assert b.take() == b""
@@ -177,7 +178,7 @@ def test_one_sided_traffic_is_acknowledged_every_so_often_and_by_heartbeats() ->
 def test_a_turn_may_be_acknowledged_while_the_next_one_is_not_journalled_yet() -> None:
     a, b = connected()
     for number in (1, 2):
-        a.send(Accepted(number))
+        a.send(Settled(number))
         b.receive(a.take())
     b.acknowledge(1)
     a.receive(b.heartbeat())
@@ -190,7 +191,7 @@ def test_a_turn_may_be_acknowledged_while_the_next_one_is_not_journalled_yet() -
 def test_what_is_kept_has_a_limit_that_can_be_seen() -> None:
     a, b = connected(kept_bytes_max=1000)
     for number in range(10):
-        a.send(Publish(number, b"", (b"x" * 100,)))
+        a.send(Burst("p", 0, number, b"", 0.0, (b"x" * 100,)))
     was_over_limit = a.is_over_limit
     b.receive(a.take())
     b.acknowledge()
@@ -236,13 +237,13 @@ def test_a_large_message_fits_the_fleeting_lane_too() -> None:
 def test_giving_up_returns_what_was_not_acknowledged() -> None:
     a, b = connected()
     for number in (1, 2):
-        a.send(Accepted(number))
+        a.send(Settled(number))
         b.receive(a.take())
     b.acknowledge(1)
     a.receive(b.heartbeat())
     a.send(large(7))
-    a.send(Accepted(3))
-    assert a.give_up() == [Accepted(2), large(7), Accepted(3)]
+    a.send(Settled(3))
+    assert a.give_up() == [Settled(2), large(7), Settled(3)]
     assert (a.kept_count, a.kept_bytes, a.has_more) == (0, 0, False)
 
 
@@ -253,8 +254,8 @@ def journals() -> tuple[LinkEnd, LinkEnd]:
     """Two ends that have exchanged something, which is journalled and acknowledged."""
     a, b = connected()
     for number in (1, 2, 3):
-        a.send(Accepted(number))
-        b.send(Accepted(number))
+        a.send(Settled(number))
+        b.send(Settled(number))
     b.receive(a.take())
     a.receive(b.take())
     a.acknowledge()
@@ -268,7 +269,7 @@ def test_a_peer_that_lost_its_journal_is_noticed_on_both_sides() -> None:
     a, _ = journals()
     fresh = LinkEnd("a", 33, CODEC)
     for number in range(5):
-        fresh.send(Accepted(number))
+        fresh.send(Settled(number))
     with pytest.raises(LinkError, match="b has begun this link anew"):
         a.up(fresh.resume())
     with pytest.raises(LinkError, match="a goes on with an earlier link"):
@@ -281,7 +282,7 @@ def test_a_peer_that_lost_its_journal_is_noticed_on_both_sides() -> None:
 def test_a_journal_that_is_older_than_it_was_is_noticed() -> None:
     a, _ = journals()
     old = LinkEnd("a", 22, CODEC)
-    old.send(Accepted(1))
+    old.send(Settled(1))
     with pytest.raises(LinkError, match="b says that it has 0 messages: here 3 were sent"):
         a.up(old.resume())
     with pytest.raises(LinkError, match="a says that it has 3 messages: here 1 were sent"):
@@ -291,10 +292,10 @@ def test_a_journal_that_is_older_than_it_was_is_noticed() -> None:
 def test_frames_that_do_not_fit_are_refused_and_change_nothing() -> None:
     a, b = connected()
     for number in (1, 2):
-        a.send(Accepted(number))
+        a.send(Settled(number))
         b.receive(a.take()) if number == 1 else None
     good = a.take()
-    a.send(Accepted(3))
+    a.send(Settled(3))
     later = a.take()
     other = wire.batch(99, 0, 2, b"\xdd\0\0\0\0")
     for bad, why in (
@@ -310,7 +311,7 @@ def test_frames_that_do_not_fit_are_refused_and_change_nothing() -> None:
     ):
         with pytest.raises(LinkError, match=why):
             b.receive(bad)
-    assert b.receive(good).numbered == [Accepted(2)]
+    assert b.receive(good).numbered == [Settled(2)]
 
 
 def test_random_bytes_from_a_peer_are_refused_with_one_line() -> None:

@@ -15,7 +15,7 @@ from roamcast.broker.links.frames import FrameCutter
 from roamcast.broker.links.links import Links, LinkTurn, Offer
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import BrokersJoined, LinkChanged, OverlayChanged, Received, SendFailed
-from roamcast.protocol.messages import Accepted, Fleeting
+from roamcast.protocol.messages import Fleeting, Settled
 from roamcast.protocol.snapshot import freeze, thaw
 
 CODEC = Codec()
@@ -57,7 +57,7 @@ class Station:
         if name == "count":
             peer = arguments[0]
             self.counts[peer] = self.counts.get(peer, -1) + 1
-            self.links.send([(peer, Accepted(self.counts[peer]))])
+            self.links.send([(peer, Settled(self.counts[peer]))])
         else:
             self.take(getattr(self.links, name)(*arguments))
 
@@ -71,8 +71,8 @@ class Station:
         for item in turn.inputs:
             if isinstance(item, Received):
                 assert item.peer in self.peers, "the broker has heard of the peer before it hears from it"
-                assert isinstance(item.message, Accepted)
-                self.heard.setdefault(item.peer, []).append(item.message.request)
+                assert isinstance(item.message, Settled)
+                self.heard.setdefault(item.peer, []).append(item.message.number)
             elif isinstance(item, OverlayChanged):
                 self.peers = list(item.peers)
         self.closes += [peer for peer, _ in turn.closes]
@@ -251,9 +251,9 @@ def test_the_broker_is_told_in_order_and_what_is_fleeting_comes_apart() -> None:
     connected(a, b)
     exchange(a, b)
     burst = Fleeting("p", 0, 0, b"\x80")
-    a.send([("b", Accepted(1)), ("b", burst), ("nobody", Accepted(2))])
+    a.send([("b", Settled(1)), ("b", burst), ("nobody", Settled(2))])
     turn = b.receive("a", a.take("b"))
-    assert turn.inputs == [Received("a", Accepted(1))]
+    assert turn.inputs == [Received("a", Settled(1))]
     assert turn.fleeting == [Received("a", burst)]
 
 
@@ -275,9 +275,9 @@ def test_forgetting_a_broker_gives_back_what_it_did_not_take() -> None:
     connected(a, b)
     exchange(a, b)
     a.disconnected("b")
-    a.send([("b", Accepted(1))])
+    a.send([("b", Settled(1))])
     turn = a.forget("b")
-    assert turn.inputs == [SendFailed("b", [Accepted(1)]), OverlayChanged([], {})]
+    assert turn.inputs == [SendFailed("b", [Settled(1)]), OverlayChanged([], {})]
     assert turn.closes == [("b", "b was forgotten")]
     assert a.receive("b", b.heartbeat("a")) == LinkTurn()
     assert (a.heartbeat("b"), a.take("b")) == (b"", b"")

@@ -11,7 +11,7 @@ from tests.broker.linked_network import LinkedNetwork
 from roamcast.broker.links.links import LinkTurn
 from roamcast.filters.selector import parse
 from roamcast.protocol.effects import Effects, Submitted
-from roamcast.protocol.messages import Acknowledge, Deliver, Message, Publish, Subscribe
+from roamcast.protocol.messages import Acknowledge, ClientPublish, ClientSubscribe, Deliver, Request
 from roamcast.protocol.notification import encode_attributes
 
 LINE = (("a", "b"), ("b", "c"), ("c", "x"))
@@ -57,9 +57,9 @@ class Network(LinkedNetwork):
     def forget(self, at: str, broker: str) -> None:
         self.follow(at, self.ends[at].forget(broker))
 
-    def submit(self, client: str, message: Message) -> None:
+    def submit(self, client: str, message: Request | Acknowledge) -> None:
         roamer = self.roamers[client]
-        self.step(roamer.broker, Submitted(client, roamer.connection, message))  # type: ignore[arg-type]
+        self.step(roamer.broker, Submitted(client, roamer.connection, message))
 
     def settle(self, rng: random.Random) -> None:
         self.rest(rng)
@@ -85,7 +85,7 @@ def subscribe(network: Network, first: str, publisher: str, rng: random.Random) 
         network.roamers[client] = Roamer(client, counts=False)
         network.attach(client, broker)
         network.rest(rng)
-    network.submit("k", Subscribe(1, parse("n > 0")))
+    network.submit("k", ClientSubscribe(1, parse("n > 0")))
     network.settle(rng)
 
 
@@ -97,7 +97,7 @@ class Publisher:
     def publish(self, many: int) -> None:
         for _ in range(many):
             self.count += 1
-            self.network.submit("p", Publish(self.count, encode_attributes({"n": 1}), (b"",)))
+            self.network.submit("p", ClientPublish(self.count, encode_attributes({"n": 1}), (b"",)))
 
 
 def story(
@@ -209,7 +209,7 @@ def test_a_client_does_not_wait_for_what_was_stored_at_a_broker_that_is_gone(pro
         network.roamers[client] = Roamer(client, counts=False)
         network.attach(client, broker)
         network.rest()
-    network.submit("k", Subscribe(1, parse("n > 0")))
+    network.submit("k", ClientSubscribe(1, parse("n > 0")))
     network.settle(random.Random(0))
     network.detach("k")
     publisher = Publisher(network)

@@ -10,7 +10,7 @@ from tests.broker.linked_network import LinkedNetwork
 
 from roamcast.filters.selector import parse
 from roamcast.protocol.effects import Effects, Submitted
-from roamcast.protocol.messages import Message, Publish, Subscribe
+from roamcast.protocol.messages import ClientPublish, ClientSubscribe, Request
 from roamcast.protocol.notification import encode_attributes
 
 PROTOCOLS = (
@@ -41,10 +41,10 @@ def two_trees(protocol: str, rng: random.Random) -> Network:
     return network
 
 
-def submit(network: Network, client: str, message: Message) -> None:
+def submit(network: Network, client: str, message: Request) -> None:
     roamer = network.roamers[client]
     if roamer.broker:
-        network.step(roamer.broker, Submitted(client, roamer.connection, message))  # type: ignore[arg-type]
+        network.step(roamer.broker, Submitted(client, roamer.connection, message))
 
 
 def attach(network: Network, client: str, broker: str) -> None:
@@ -58,12 +58,12 @@ def test_the_session_that_was_begun_later_stays_and_the_other_client_is_told() -
     network = two_trees("multi_hop_handoff", rng)
     attach(network, "k", "z")
     network.rest(rng)
-    submit(network, "k", Subscribe(1, parse("n > 1")))
+    submit(network, "k", ClientSubscribe(1, parse("n > 1")))
     network.rest(rng)
     network.detach("k")
     attach(network, "k", "a")
     network.rest(rng)
-    submit(network, "k", Subscribe(1, parse("n > 2")))
+    submit(network, "k", ClientSubscribe(1, parse("n > 2")))
     network.rest(rng)
     assert network.holders("k") == ["a", "z"]
     network.connect("c", "x")
@@ -113,10 +113,8 @@ def test_whatever_clients_do_while_two_trees_join_each_has_one_session_in_the_en
         else:
             requests += 1
             attributes = encode_attributes({"n": rng.randrange(5)})
-            message = (
-                Publish(requests, attributes, (b"",)) if what < 0.8 else Subscribe(requests, parse("n > 1"))
-            )
-            submit(network, client, message)
+            publish = ClientPublish(requests, attributes, (b"",))
+            submit(network, client, publish if what < 0.8 else ClientSubscribe(requests, parse("n > 1")))
         for _ in range(rng.choice((0, 1, 5, 30))):
             network.arrive(rng)
 

@@ -12,8 +12,7 @@ import pytest
 from tests.broker.recording import Step, digest_of, fresh_twin, recorded_story, text_of
 
 from roamcast.mobility import PROTOCOLS
-from roamcast.protocol.effects import Effects, Input
-from roamcast.protocol.messages import Message
+from roamcast.protocol.effects import ClientEffects, Effects, Input, Said
 from roamcast.protocol.records import Row
 
 STORIES = [
@@ -28,18 +27,19 @@ class Heard:
     """What each destination heard of a node, and the node's log."""
 
     def __init__(self) -> None:
-        self.by_peer: dict[str, list[Message]] = {}
-        self.by_client: dict[tuple[str, int], list[Message]] = {}
+        self.by_peer: dict[str, list[Said]] = {}
+        self.by_client: dict[tuple[str, int], list[Said]] = {}
         self.closes: list[tuple[str, int, str]] = []
         self.rows: list[Row] = []
 
-    def hear(self, effects: Effects) -> None:
+    def hear(self, effects: Effects | ClientEffects) -> None:
         for peer, message in effects.sends:
             self.by_peer.setdefault(peer, []).append(message)
-        for client, connection, message in effects.to_clients:
-            self.by_client.setdefault((client, connection), []).append(message)
-        self.closes += effects.closes
         self.rows += effects.records
+        if isinstance(effects, Effects):
+            for client, connection, told in effects.to_clients:
+                self.by_client.setdefault((client, connection), []).append(told)
+            self.closes += effects.closes
 
 
 def by_node(steps: list[Step]) -> dict[str, list[Step]]:

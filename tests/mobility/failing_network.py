@@ -18,6 +18,7 @@ from roamcast.mobility.proactive import Proactive
 from roamcast.protocol.effects import (
     Attached,
     AttachTo,
+    ClientEffects,
     Deadline,
     Detached,
     Effects,
@@ -26,9 +27,11 @@ from roamcast.protocol.effects import (
     OverlayChanged,
     PublishThis,
     Received,
+    Said,
     SessionOver,
     Submitted,
     SubscribeTo,
+    Told,
     UnsubscribeFrom,
 )
 from roamcast.protocol.messages import Deliver, Hello, Message, Relayed
@@ -131,8 +134,8 @@ class FailingNetwork:
             elif message.source == broker:
                 self.said.append((self.now, broker, message.destination, message.message))
 
-    def _tell(self, client: str, broker: str, message: Message) -> None:
-        effects = self.clients[client].step(self.now, [Received(broker, message)])
+    def _tell(self, client: str, broker: str, message: Said) -> None:
+        effects = self.clients[client].step(self.now, [Told(broker, message)])
         if isinstance(message, Deliver) and effects.records:
             burst = message.burst
             self.got[client] += [f"{burst.publisher}/{burst.number + i}" for i in range(burst.count)]
@@ -170,7 +173,7 @@ class FailingNetwork:
         node = self.clients[client]
         self._submit(client, node.broker, node.step(self.now, [item]))
 
-    def _submit(self, client: str, broker: str, effects: Effects) -> None:
+    def _submit(self, client: str, broker: str, effects: ClientEffects) -> None:
         connection = self.connections[client]
         for _, message in effects.sends:
             if isinstance(message, Hello):

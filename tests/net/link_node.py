@@ -13,9 +13,9 @@ from roamcast.broker.links.links import Links, LinkTurn, Offer
 from roamcast.config.sections import Link, Peer
 from roamcast.net.peers import Peers
 from roamcast.net.tls import LinkContexts
-from roamcast.protocol.codec import Codec
+from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN, Codec
 from roamcast.protocol.effects import Input, Received
-from roamcast.protocol.messages import Accepted
+from roamcast.protocol.messages import Settled
 from roamcast.protocol.snapshot import freeze, thaw
 
 DEADLINE_S = 20.0
@@ -48,7 +48,8 @@ class Node:
     def new_peers(self, peers: Iterable[Peer]) -> Peers:
         terms: dict[str, str] = self._more.get("terms", TERMS)
         contexts: LinkContexts | None = self._more.get("contexts")
-        return Peers(self.id, terms, self.link, peers, self, contexts)
+        versions: tuple[int, int] = self._more.get("versions", (VERSION_MIN, VERSION_MAX))
+        return Peers(self.id, terms, self.link, peers, self, contexts, versions)
 
     # --- a life ---
 
@@ -64,14 +65,14 @@ class Node:
         await self.start(*peers)
 
     def send(self, peer: str, *numbers: int) -> None:
-        self.links.send((peer, Accepted(number)) for number in numbers)
+        self.links.send((peer, Settled(number)) for number in numbers)
         self.flush()
 
     def received(self, peer: str) -> list[int]:
         return [
-            one.message.request
+            one.message.number
             for one in self.inputs
-            if isinstance(one, Received) and one.peer == peer and isinstance(one.message, Accepted)
+            if isinstance(one, Received) and one.peer == peer and isinstance(one.message, Settled)
         ]
 
     def is_up(self, peer: str) -> bool:
@@ -95,10 +96,10 @@ class Node:
         self.refusals.append((peer, why))
         self.take(self.links.refused(peer, why))
 
-    def on_link_up(self, peer: str, offer: Offer) -> None:
+    def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
         self.ups.append(peer)
         incarnation = secrets.randbits(63) if self.links.begins_anew(peer, offer) else 0
-        self.take(self.links.connected(peer, offer, incarnation))
+        self.take(self.links.connected(peer, offer, incarnation, version))
 
     def on_frames(self, peer: str, frames: bytes) -> None:
         self.take(self.links.receive(peer, frames))

@@ -16,7 +16,7 @@ from tests.net.link_node import QUICK, SECRET, TERMS, Node, Relay, run, until
 from roamcast.broker.links.links import Links
 from roamcast.config.sections import Link, Peer
 from roamcast.errors import InputError
-from roamcast.net.handshake import MAGIC, PREFACE, WIRE_VERSION, HandshakeHello, frame, proof
+from roamcast.net.handshake import HANDSHAKE_FORMAT, MAGIC, PREFACE, HandshakeHello, encoded, frame, proof
 from roamcast.net.peers import STRANGERS_MAX, STRANGERS_PER_HOST_MAX
 from roamcast.net.tls import link_contexts
 from roamcast.protocol.messages import Fleeting
@@ -251,14 +251,16 @@ def test_a_proof_serves_only_once() -> None:
     run(story(), a, b)
 
 
-def test_a_proof_is_bound_to_ids_nonces_and_role() -> None:
-    x, y = HandshakeHello("x", b"1", b"n" * 32), HandshakeHello("y", b"2", b"m" * 32)
+def test_a_proof_is_bound_to_ids_nonces_versions_and_role() -> None:
+    hello = HandshakeHello("y", b"2", b"m" * 32)
+    x, y = encoded(HandshakeHello("x", b"1", b"n" * 32)), encoded(hello)
     proofs = [
         proof(SECRET, "dialer", x, y),
         proof(SECRET, "listener", x, y),
         proof(SECRET, "dialer", y, x),
-        proof(SECRET, "dialer", x, msgspec.structs.replace(y, nonce=b"o" * 32)),
-        proof(SECRET, "dialer", x, msgspec.structs.replace(y, id="z")),
+        proof(SECRET, "dialer", x, encoded(msgspec.structs.replace(hello, nonce=b"o" * 32))),
+        proof(SECRET, "dialer", x, encoded(msgspec.structs.replace(hello, id="z"))),
+        proof(SECRET, "dialer", x, encoded(msgspec.structs.replace(hello, version_max=9))),
         proof("another", "dialer", x, y),
     ]
     assert len(set(proofs)) == len(proofs)
@@ -387,6 +389,8 @@ def test_a_refused_dialer_tries_again_at_once_when_told_to() -> None:
         PREFACE + b"\xff\xff\xff\xff",
         PREFACE + b"\0\0\0\x05hello",
         PREFACE + b"\0\0\x04\x00" + b"\xc1" * 1024,
+        PREFACE + b"\0\0\x04\x00" + b"\x91" * 1024,
+        PREFACE + b"\0\0\0\x01\x90",
         PREFACE + frame(HandshakeHello("x\ny", b"", b"n" * 32)),
         PREFACE + frame(HandshakeHello("x", b"", b"short")),
     ],
@@ -416,18 +420,19 @@ def test_garbage_is_closed_and_logged_once_and_nobody_is_disturbed(
     assert "\n" not in lines[0]
 
 
-def test_another_version_is_named_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_format_of_the_handshake_is_named_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     a = Node("a")
 
     async def story() -> None:
         await a.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", a.peers.port)
-        writer.write(MAGIC + (WIRE_VERSION + 1).to_bytes(2, "big") + b"whatever that version says")
+        writer.write(MAGIC + (HANDSHAKE_FORMAT + 1).to_bytes(2, "big") + b"whatever that format says")
         assert await reader.read() == PREFACE
         writer.close()
 
     run(story(), a)
-    assert f"it speaks version {WIRE_VERSION + 1} of the link protocol, and here it is 1" in caplog.text
+    said = f"format {HANDSHAKE_FORMAT + 1}, and here it is {HANDSHAKE_FORMAT}; upgrade this broker"
+    assert said in caplog.text
 
 
 def test_what_is_no_broker_is_dialed_in_vain(caplog: pytest.LogCaptureFixture) -> None:

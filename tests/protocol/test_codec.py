@@ -1,4 +1,4 @@
-"""The codec: every message there is, cut anywhere, and whatever else may come over a wire."""
+"""The codec: every message there is, builds of different age, and whatever else may come over a link."""
 
 from __future__ import annotations
 
@@ -12,14 +12,28 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.compat.message_table import import_all_messages
 
-import roamcast.mobility  # noqa: F401  (its messages exist once it is imported)
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.protocol.codec import LENGTH_BYTES, Codec, FrameReader, message_types
-from roamcast.protocol.messages import Accepted, Burst, Deliver, Message, Relayed, Subscribe, Update, cause_of
+from roamcast.protocol.codec import Codec, Skipped, UnknownMessage, batch_head, message_types, tag_of
+from roamcast.protocol.messages import (
+    About,
+    Burst,
+    ClientMessage,
+    ClientPublish,
+    Command,
+    Deliver,
+    Message,
+    Relayed,
+    Settled,
+    Update,
+    cause_of,
+)
 from roamcast.protocol.session import Session
+
+import_all_messages()
 
 TEXTS = ("", "b0", "a client", "ü\U0001f600")
 FILTERS = ("TRUE", "x > 3 AND kind LIKE 'a%'", "topic = 'it''s'")
@@ -77,10 +91,27 @@ def examples(seed: int = 0, of_each: int = 12) -> Iterator[Message]:
             yield struct_of(wanted, rng)
 
 
-def test_the_types_are_found_and_named_once() -> None:
-    names = [one.__name__ for one in message_types()]
-    assert {"Update", "Burst", "Relayed", "Grant", "Hello", "Deliver", "Transfer"} <= set(names)
-    assert names == sorted(set(names))
+def subclasses(parent: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+def test_the_types_are_found() -> None:
+    names = {one.__name__ for one in message_types()}
+    assert {"Update", "Burst", "Relayed", "Grant", "Transfer", "GroupDeliver", "Beat"} <= names
+    assert Codec().tags == {tag_of(one) for one in message_types()}
+    assert {"phoenix.MIG", "Burst"} <= Codec().tags
+
+
+def test_a_link_decodes_no_command_and_nothing_that_clients_say() -> None:
+    local = [*subclasses(Command), *subclasses(ClientMessage)]
+    names = {one.__name__ for one in local}
+    assert {"HandAway", "Takes", "KeepThis", "Drain", "PublishThat", "Announce", "Hello", "Welcome"} <= names
+    assert not names & Codec().tags
+    for name in sorted(names):
+        with pytest.raises(UnknownMessage, match=f"^the message '{name}', which no broker of this version"):
+            Codec().decode(msgspec.msgpack.encode([name, "a", "b", "c", 1]))
 
 
 @pytest.mark.parametrize("wanted", message_types(), ids=lambda one: one.__name__)
@@ -116,78 +147,92 @@ def test_a_message_that_is_made_later_is_known_to_a_later_codec() -> None:
         known.decode(known.encode(message))
 
 
-def test_frames_cut_at_every_byte_come_out_the_same() -> None:
-    codec = Codec()
-    messages = list(examples(seed=1, of_each=1))
-    stream = b"".join(map(codec.frame, messages))
-    for cut in range(len(stream) + 1):
-        reader = FrameReader(codec)
-        assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == messages
-    reader = FrameReader(codec)
-    assert [one for byte in stream for one in reader.feed(bytes([byte]))] == messages
+# --- builds of different age ---
 
 
-def test_a_message_comes_out_with_its_last_byte() -> None:
-    codec = Codec()
-    frame = codec.frame(Accepted(7))
-    reader = FrameReader(codec)
-    assert reader.feed(frame[:-1]) == []
-    assert reader.feed(frame[-1:] + frame[:3]) == [Accepted(7)]
-    assert reader.feed(frame[3:]) == [Accepted(7)]
+class Hint(Message, frozen=True, tag="?Hint"):
+    """A message that builds of before need not know."""
+
+    text: str
+    first_version: ClassVar[int] = 2
+    is_optional: ClassVar[bool] = True
+    cause: ClassVar[str] = "publish"
 
 
-@given(st.lists(st.integers(0, 400), max_size=12), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
-def test_frames_cut_anywhere_come_out_the_same(cuts: list[int], seed: int) -> None:
-    codec = Codec()
-    messages = list(examples(seed, of_each=1))
-    stream = b"".join(map(codec.frame, messages))
-    reader, got, start = FrameReader(codec), [], 0
-    for size in [*cuts, len(stream)]:
-        got += reader.feed(stream[start : start + size])
-        start += size
-    assert got == messages
+def batch(*messages: object) -> bytes:
+    return batch_head(len(messages)) + b"".join(map(msgspec.msgpack.encode, messages))
 
 
-def test_frames_may_be_as_large_as_allowed_and_no_larger() -> None:
-    message = Burst("p", 0, 1, b"", 0.0, (bytes(1000),))
-    size = len(Codec().encode(message))
-    exact = Codec(frame_bytes_max=size)
-    assert FrameReader(exact).feed(exact.frame(message)) == [message]
-    small = Codec(frame_bytes_max=size - 1)
-    with pytest.raises(InputError, match=f"at most {size - 1} are allowed"):
-        small.frame(message)
-    # Refused by its length alone: whoever claims a gigabyte need not send it.
-    with pytest.raises(InputError, match=f"a frame of {size} bytes: at most {size - 1}"):
-        FrameReader(small).feed(exact.frame(message)[:LENGTH_BYTES])
+def test_an_unknown_message_is_skipped_if_it_may_be() -> None:
+    unknown = ["?News", {"deep": [1, 2]}]
+    relayed = ["Relayed", "a", "b", ["About", ["c", 1, {}], unknown]]
+    messages = Codec().decode_batch(batch(["Settled", 1], unknown, ["Settled", 2], relayed))
+    assert messages == [Settled(1), Skipped("?News"), Settled(2), Skipped("?News")]
 
 
-def feed_garbage(data: bytes) -> None:
-    """Anything may come of garbage, but no exception other than an InputError."""
-    try:
-        for message in FrameReader(Codec(frame_bytes_max=10_000)).feed(data):
-            assert isinstance(message, Message)
-    except InputError as error:
-        assert "\n" not in str(error)  # noqa: PT017
+@pytest.mark.parametrize("unknown", [["News"], ["Relayed", "a", "b", ["News"]], ["Skipped", "x"]])
+def test_an_unknown_message_that_must_be_understood_is_named(unknown: list[object]) -> None:
+    with pytest.raises(UnknownMessage, match=r"'(News|Skipped)', which no broker of this version knows"):
+        Codec().decode_batch(batch(["Settled", 1], unknown))
 
 
-def framed(data: bytes) -> bytes:
-    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+def test_fields_that_a_later_build_has_added_are_ignored() -> None:
+    settled = Codec().decode(msgspec.msgpack.encode(["Settled", 7, "handoff", "more", [1]]))
+    assert settled == Settled(7, "handoff")
+    whereabouts = ["c", 1, {"location": ["lobby", None, 0.0, "more"]}, 0.5, "more"]
+    about = Codec().decode(msgspec.msgpack.encode(["About", whereabouts, ["Settled", 7], "more"]))
+    assert isinstance(about, About)
+    assert about.message == Settled(7)
+    assert about.whereabouts.places["location"].value == "lobby"
+
+
+def test_fields_that_an_earlier_build_did_not_have_take_their_defaults() -> None:
+    assert Codec().decode(msgspec.msgpack.encode(["Settled", 7])) == Settled(7)
+    assert Codec().decode(msgspec.msgpack.encode(["Burst", "p", 0, 1, b""])) == Burst("p", 0, 1, b"")
+    with pytest.raises(InputError, match="malformed message"):
+        Codec().decode(msgspec.msgpack.encode(["Burst", "p", 0, 1]))
+
+
+def test_a_message_says_how_new_a_link_must_be_to_carry_it() -> None:
+    assert Hint("x").needs == Relayed("a", "b", Hint("x")).needs == 2
+    assert Settled(1).needs == 0
+
+
+def test_an_optional_message_is_known_by_its_tag() -> None:
+    class WithoutMark(Message, frozen=True):
+        is_optional: ClassVar[bool] = True
+
+    with pytest.raises(TypeError, match="WithoutMark: a tag begins with '\\?' if the message is optional"):
+        message_types()
+    WithoutMark.is_optional = False
+    assert WithoutMark in message_types()
+
+
+# --- what cannot be read ---
+
+
+def read_garbage(data: bytes) -> None:
+    """Anything may come of garbage, but no exception other than an InputError of one line."""
+    for decode in (Codec().decode, Codec().decode_batch):
+        try:
+            decode(data)
+        except InputError as error:
+            assert "\n" not in str(error)  # noqa: PT017
 
 
 @given(st.binary(max_size=60))
 @example(b"\xdd\xff\xff\xff\xff")
 @example(b"\x92\xa6Update\xdd\xff\xff\xff\xff")
-@example(b"\x93\xa9Subscribe\x01" + b"\x91" * 9_000)
+@example(b"\x93\xa3Sub" + b"\x91" * 9_000)
 @example(b"\x94\xa7Relayed\xa1a\xa1b" * 800)
-@example(b"\x93\xa9Subscribe\x01\xd9\xf0" + b"(" * 240)
-@example(b"\x93\xa9Subscribe\x01\x05")
-@example(b"\x93\xa9Subscribe\x01\x90")
-@example(b"\x93\xa9Subscribe\x01\xa1\xff")
+@example(b"\x93\xa3Sub\xd9\xf0" + b"(" * 240)
+@example(b"\x93\xa3Sub\x05")
+@example(b"\x93\xa3Sub\x90")
+@example(b"\x93\xa3Sub\xa1\xff")
 @settings(max_examples=300, deadline=None)
 def test_garbage_gives_an_input_error_and_nothing_else(data: bytes) -> None:
-    feed_garbage(data)
-    feed_garbage(framed(data))
+    read_garbage(data)
+    read_garbage(batch_head(1) + data)
 
 
 @given(st.integers(0, 10_000), st.data())
@@ -197,7 +242,7 @@ def test_damaged_messages_give_an_input_error_and_nothing_else(seed: int, data: 
     frame = bytearray(Codec().encode(struct_of(rng.choice(message_types()), rng)))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    feed_garbage(framed(bytes(frame)))
+    read_garbage(bytes(frame))
 
 
 @pytest.mark.parametrize(
@@ -205,9 +250,9 @@ def test_damaged_messages_give_an_input_error_and_nothing_else(seed: int, data: 
     [
         (b"", "truncated"),
         (b"\x92\xa7Unknown\x01", "Unknown"),
-        (Codec().encode(Accepted(1)) + b"\x00", "trailing"),
-        (msgspec.msgpack.encode(["Accepted", "one"]), "int"),
-        (msgspec.msgpack.encode(["Subscribe", 1, "x >"]), "selector, position 4"),
+        (Codec().encode(Settled(1)) + b"\x00", "trailing"),
+        (msgspec.msgpack.encode(["Settled", "one"]), "int"),
+        (msgspec.msgpack.encode(["Sub", "x >", "c"]), "selector, position 4"),
     ],
 )
 def test_errors_say_what_is_wrong(data: bytes, said: str) -> None:
@@ -217,11 +262,11 @@ def test_errors_say_what_is_wrong(data: bytes, said: str) -> None:
 
 def test_messages_relayed_within_messages_end_somewhere() -> None:
     """A frame of nothing but relayed messages is deeper than any stack."""
-    message: Message = Accepted(1)
+    message: Message = Settled(1)
     for _ in range(50):
         message = Relayed("a", "b", message)
     assert Codec().decode(Codec().encode(message)) == message
-    data = Codec().encode(Accepted(1))
+    data = Codec().encode(Settled(1))
     for _ in range(5_000):
         data = msgspec.msgpack.encode(["Relayed", "a", "b", msgspec.Raw(data)])
     with pytest.raises(InputError, match="malformed message"):
@@ -234,4 +279,4 @@ def test_weights_count_notifications_and_changes() -> None:
     assert Deliver("s", 1, burst).weight == Relayed("a", "b", burst).weight == 2
     assert Update().weight == 1
     assert Update(subscribe=(entry, entry), unsubscribe=(entry,), advertise=(entry[0],)).weight == 4
-    assert Subscribe(1, entry[0]).weight == 1
+    assert ClientPublish(1, b"", (b"", b"")).weight == 2

@@ -20,7 +20,7 @@ from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mobility.base import Host, Settings
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff
 from roamcast.mobility.sub_unsub import SubUnsub
-from roamcast.protocol.messages import Publish, Request
+from roamcast.protocol.messages import ClientPublish, Request
 from roamcast.protocol.session import Session
 from roamcast.protocol.snapshot import freeze
 from roamcast.simulator.access import PlainAccess
@@ -347,7 +347,7 @@ def test_a_broker_that_takes_a_publication_twice_is_found(monkeypatch: pytest.Mo
     """The client sends again what it did not hear to be accepted, because that was lost with a crash."""
 
     def accept(self: Requests, session: Session, request: Request) -> None:
-        if isinstance(request, Publish):
+        if isinstance(request, ClientPublish):
             session.accepted = request.request - 1
         taken(self, session, request)
 

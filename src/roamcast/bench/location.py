@@ -19,7 +19,7 @@ from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
 from roamcast.mobility import find_protocol
 from roamcast.protocol.effects import Attached, Input, OverlayChanged, Received, Submitted
-from roamcast.protocol.messages import Hello, Message, Move, Probe, Settled, Subscribe, Update
+from roamcast.protocol.messages import ClientSubscribe, Hello, Message, Move, Probe, Settled, Update
 from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location.movement_graph import MovementGraph, grid
@@ -134,7 +134,7 @@ class OwnBroker(Walkers):
     def begin(self, number: int, client: str, text: str) -> None:
         self.step(Attached(client, number + 1, Hello(client, 0, fresh=True)))
         self.step(Submitted(client, number + 1, Move(1, {"location": self.at[number]})))
-        self.settle(self.step(Submitted(client, number + 1, Subscribe(2, parse(text)))))
+        self.settle(self.step(Submitted(client, number + 1, ClientSubscribe(2, parse(text)))))
 
     def move(self, number: int) -> Iterable[Input]:
         request = Move(self.serials[number], {"location": self.at[number]})

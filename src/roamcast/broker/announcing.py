@@ -7,15 +7,15 @@ there are new ones.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from roamcast.broker.front import Front
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mqtt.server.marks import PLAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
-from roamcast.protocol.messages import Cause, Deliver, Fleeting
-from roamcast.protocol.notification import Message, encode_attributes
+from roamcast.protocol.messages import Deliver, Fleeting
+from roamcast.protocol.notification import ClientMessage, Command, encode_attributes
 
 
 class AnnouncingHost(Protocol):
@@ -25,19 +25,25 @@ class AnnouncingHost(Protocol):
     def now(self) -> float: ...
     @property
     def front(self) -> Front | None: ...
-    def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None: ...
+    def obey(self, kind: type[Command], handler: Callable[[Any], None]) -> None: ...
     def as_it_is(self, filter: Filter, client: str) -> Filter: ...
-    def tell(self, client: str, message: Message) -> None: ...
+    def tell(self, client: str, message: ClientMessage) -> None: ...
+    def announce(self, burst: Fleeting) -> None: ...
 
 
-class RecallAnnounced(Message, frozen=True):
+class Announce(Command, frozen=True):
+    """Something that this broker says about itself."""
+
+    burst: Fleeting
+
+
+class RecallAnnounced(Command, frozen=True):
     """A client of this broker has a new subscription: it gets what was announced last."""
 
     client: str
     filter: str
     identifier: int | None
     """Of the subscription."""
-    cause: ClassVar[Cause] = "publish"
 
 
 class Announcements:
@@ -45,26 +51,30 @@ class Announcements:
 
     def __init__(self, broker: AnnouncingHost) -> None:
         self._broker = broker
-        broker.serve(RecallAnnounced, self.on_recall)
+        broker.obey(Announce, self.on_announce)
+        broker.obey(RecallAnnounced, self.on_recall)
         self._restore()
 
     def _restore(self) -> None:
         self._last: dict[str, bytes] = {}
 
-    def announce(self, topic: str, payload: bytes, now: float) -> Fleeting:
-        """The burst that carries the new value."""
+    def announce(self, topic: str, payload: bytes, now: float) -> Announce:
+        """The command that tells those who are attached the new value."""
         self._last[topic] = payload
-        return _burst(topic, payload, now, PLAIN[0])
+        return Announce(_burst(topic, payload, now, PLAIN[0]))
 
-    def on_recall(self, sender: str, message: RecallAnnounced) -> None:
+    def on_announce(self, command: Announce) -> None:
+        self._broker.announce(command.burst)
+
+    def on_recall(self, command: RecallAnnounced) -> None:
         broker = self._broker
-        filter = broker.as_it_is(parse(message.filter), message.client)
-        named = identified(message.identifier) if message.identifier is not None else b""
+        filter = broker.as_it_is(parse(command.filter), command.client)
+        named = identified(command.identifier) if command.identifier is not None else b""
         for topic, payload in self._last.items():
             burst = _burst(topic, payload, broker.now, PLAIN[RETAINED] + named)
             wanted = broker.front.contents(burst)[0] if broker.front is not None else {TOPIC: topic}
             if filter.matches(wanted):
-                broker.tell(message.client, Deliver("", 0, burst))
+                broker.tell(command.client, Deliver("", 0, burst))
 
 
 def _burst(topic: str, payload: bytes, now: float, marks: bytes) -> Fleeting:

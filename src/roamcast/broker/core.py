@@ -48,18 +48,22 @@ from roamcast.protocol.messages import (
     About,
     Acknowledge,
     AttachRequest,
+    ClientMessage,
+    ClientPublish,
+    Command,
     Deliver,
     Drain,
     Fleeting,
     Leave,
     Message,
     Probe,
-    Publish,
     Relayed,
     Request,
     Settled,
+    TakenBack,
     Update,
     cause_of,
+    told,
 )
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
@@ -97,10 +101,14 @@ class CoreSettings(msgspec.Struct, frozen=True):
     location: LocationSettings = LocationSettings()
 
 
+class UnjournalledEffect(RuntimeError):
+    """Something that must survive a restart would follow from an input that no journal holds: a bug."""
+
+
 class BrokerCore(SubscribingHost, SessionsHost):
     """One broker. `step` is the only way in, its result the only way out."""
 
-    __unsaved__ = ("_out", "figures")
+    __unsaved__ = ("_out", "_unjournalled", "_unjournalled_source", "figures")
 
     def __init__(
         self,
@@ -143,8 +151,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
-        self.loopback: list[Message] = []
-        """What this broker sent to itself."""
+        self.loopback: list[Message | Command] = []
+        """What this broker sent to itself: messages that brokers send to whoever it is, and commands."""
         self._departing: dict[str, AttachRequest] = {}
         """Who asked for a session that cannot leave before it has settled."""
         self._in_handoff: dict[str, str] = {}
@@ -156,15 +164,19 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.places = Places(self)
         self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        self._orders: dict[type[Command], Callable[[Any], None]] = {}
         self._restore()
 
     def _restore(self) -> None:
         self._out = Effects()
+        self._unjournalled: Message | None = None
+        """What is being handled and is in no journal, and …"""
+        self._unjournalled_source = ""
+        """… who sent it; "" for a client."""
         self.figures = Figures()
         own: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
-            Drain: self.endings.on_drain,
             **self.reunion.handlers,
             Update: self._on_update,
             Settled: self.router.on_settled,
@@ -174,6 +186,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
             **self.locator.handlers,
         }
         self._handlers |= own
+        self._orders |= {Drain: self.endings.on_drain, TakenBack: self.locator.on_taken_back}
 
     def configure(self, settings: CoreSettings) -> None:
         """Other settings from now on; routing and the protocol's own stay as they were."""
@@ -193,15 +206,45 @@ class BrokerCore(SubscribingHost, SessionsHost):
                 message = item.message
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)
+                elif message.is_fleeting:
+                    self._take_fleeting(item.peer, message)
                 else:
                     self._on_message(item.peer, message)
             elif type(item) is Submitted:
                 self._on_submitted(item)
             else:
                 self._on_input(item)
-            while self.loopback:
-                self._on_message(self.id, self.loopback.pop(0))
+            if self.loopback:
+                self._run_loopback()
         return out
+
+    def _run_loopback(self) -> None:
+        while self.loopback:
+            item = self.loopback.pop(0)
+            if isinstance(item, Command):
+                self._orders[type(item)](item)
+            else:
+                self._on_message(self.id, item)
+
+    def _take_fleeting(self, source: str, message: Message) -> None:
+        """Handle what is in no journal. Nothing numbered may follow: a replay would number differently."""
+        self._unjournalled, self._unjournalled_source, rows = message, source, self._sequence
+        if type(message) is Fleeting:
+            self._on_fleeting(source, message)
+        else:
+            self._on_message(source, message)
+        if self.loopback:
+            self._run_loopback()
+        if self._sequence != rows:
+            self._refuse_number("a row of the log")
+        self._unjournalled = None
+
+    def _refuse_number(self, effect: str) -> None:
+        assert self._unjournalled is not None
+        cause = f"{told(self._unjournalled)} from {self._unjournalled_source or 'a client'}"
+        raise UnjournalledEffect(
+            f"broker {self.id}: {effect} would get a number because of {cause}, which no journal holds"
+        )
 
     def deadline(self) -> float | None:
         """When `step` wants to be called with a `Deadline`, or None."""
@@ -244,8 +287,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
                     self.endings.waiting[client] = None
                 elif attachment is not None and attachment.connection == connection:
                     self._detach(client, "silent")
-            case CommandGiven(message):
-                self._on_message(self.id, message)
+            case CommandGiven(command):
+                self._orders[type(command)](command)
             case TrimQueues(bytes_max):
                 self._on_pressed(bytes_max)
             case SessionsMerged(source, target):
@@ -344,6 +387,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
     ) -> None:
         sends = self._out.sends
+        if self._unjournalled is not None and peers:
+            self._refuse_number(f"{told(burst)} to {peers[0]}")
         for peer in peers:
             if peer != source:
                 sends.append((peer, burst))
@@ -436,7 +481,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
             if waiting is not None and waiting.connection == item.connection and isinstance(message, Request):
                 self.requests.hold(item.client, message)
             return
-        if type(message) is Publish:
+        if type(message) is ClientPublish:
             if message.request:
                 session = self.sessions.get(item.client)
                 if session is not None:
@@ -446,7 +491,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
                 return
             attributes, bodies, marks = message.attributes, message.bodies, message.marks
             count, varied = len(bodies), message.varied
-            self._on_fleeting(
+            self._take_fleeting(
                 "", Fleeting(item.client, 0, 0, attributes, self.now, bodies, count, marks, varied)
             )
         elif type(message) is Acknowledge:
@@ -492,9 +537,17 @@ class BrokerCore(SubscribingHost, SessionsHost):
         """Messages of this type are not the core's: they go to this handler."""
         self._handlers[kind] = handler
 
+    def obey(self, kind: type[Command], handler: Callable[[Any], None]) -> None:
+        """Commands of this type go to this handler."""
+        self._orders[kind] = handler
+
     def salvage(self, kind: type[Message], handler: Callable[[Any], None]) -> None:
         """Messages of this type that cannot reach their destination go to this handler."""
         self.salvagers[kind] = handler
+
+    def announce(self, burst: Fleeting) -> None:
+        """What this broker says of itself, to whoever is attached here."""
+        self._take_fleeting(self.id, burst)
 
     def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
         """Publish in the broker's own name."""
@@ -536,8 +589,16 @@ class BrokerCore(SubscribingHost, SessionsHost):
         else:
             self._relay(Relayed(self.id, broker, message))
 
+    def tell_self(self, command: Command) -> None:
+        """Carry the command out once the present input is dealt with."""
+        self.loopback.append(command)
+
     def _send_peer(self, peer: str, message: Message) -> None:
         self._out.sends.append((peer, message))
+        if message.is_fleeting:
+            return
+        if self._unjournalled is not None:
+            self._refuse_number(f"{told(message)} to {peer}")
         if self._records_all:
             inner = message.message if isinstance(message, Relayed) else message
             self.record(
@@ -598,7 +659,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     # --- to clients, and to the log ---
 
-    def tell(self, client: str, message: Message) -> None:
+    def tell(self, client: str, message: ClientMessage) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None:
             self._out.to_clients.append((client, attachment.connection, message))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import AttachRequest, Cause
-from roamcast.protocol.notification import Message
+from roamcast.protocol.notification import Command, Message
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 
-class HandAway(Message, frozen=True):
+class HandAway(Command, frozen=True):
     """Nobody is connected here any more: what is held goes to this broker."""
 
     destination: str
-    cause: ClassVar[Cause] = "handoff"
 
 
 class Emptied(Message, frozen=True):
@@ -27,16 +26,16 @@ class Emptied(Message, frozen=True):
 class Draining:
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        broker.serve(HandAway, self.on_hand_away)
+        broker.obey(HandAway, self.on_hand_away)
         broker.serve(Emptied, self.on_emptied)
 
-    def on_hand_away(self, sender: str, message: HandAway) -> None:
+    def on_hand_away(self, command: HandAway) -> None:
         broker = self._broker
-        if not broker.is_reachable(message.destination):
+        if not broker.is_reachable(command.destination):
             return
         for client, session in list(broker.sessions.items()):
             if client not in broker.endings.waiting and client not in broker.attachments:
-                request = AttachRequest(client, message.destination, 0, -1, {}, owner=session.owner)
+                request = AttachRequest(client, command.destination, 0, -1, {}, owner=session.owner)
                 broker.session_requested(request)
         self._tell(broker.id, Emptied())
 

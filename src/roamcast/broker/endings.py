@@ -57,10 +57,10 @@ class Endings:
         """Something is queued for it."""
         broker = self._broker
         if not any(isinstance(one, Drain) and one.client == client for one in broker.loopback):
-            broker.send(broker.id, Drain(client))
+            broker.tell_self(Drain(client))
 
-    def on_drain(self, sender: str, message: Drain) -> None:
-        broker, client = self._broker, message.client
+    def on_drain(self, command: Drain) -> None:
+        broker, client = self._broker, command.client
         attachment = broker.attachments.get(client)
         if client not in self.waiting or attachment is None or attachment.queue is None:
             return

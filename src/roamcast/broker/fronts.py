@@ -16,7 +16,7 @@ from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.access import AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
-from roamcast.protocol.messages import Publish
+from roamcast.protocol.messages import ClientPublish
 
 PACKETS_MIN = 20
 """What one client may always send in one turn."""
@@ -192,4 +192,4 @@ class PlainFront:
 
 
 def _promises_nothing(item: object) -> bool:
-    return type(item) is Submitted and type(item.message) is Publish and not item.message.request
+    return type(item) is Submitted and type(item.message) is ClientPublish and not item.message.request

@@ -15,7 +15,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
-from roamcast.protocol.effects import Attached, Detached, Input, SessionOver, Submitted
+from roamcast.protocol.effects import Attached, Detached, Input, Said, SessionOver, Submitted
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.routing.location.movement_graph import MovementGraph
@@ -75,6 +75,8 @@ class LinkUp(MachineInput, frozen=True):
     offer: Offer
     incarnation: int
     """A random number for this end if the link begins anew, else 0."""
+    version: int = 1
+    """Of the link protocol, on which both ends have agreed."""
 
 
 class OverlayGiven(MachineInput, frozen=True):
@@ -224,7 +226,7 @@ class MachineEffects(msgspec.Struct):
     writes: dict[int, list[bytes]] = {}
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
-    to_clients: Sequence[tuple[str, int, Message]] = ()
+    to_clients: Sequence[tuple[str, int, Said]] = ()
     """What the plain front says to its clients: (client, connection, message); and …"""
     client_closes: Sequence[tuple[str, int, str]] = ()
     """… the connections that it closes: (client, connection, reason)."""

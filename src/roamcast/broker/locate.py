@@ -23,6 +23,7 @@ import msgspec
 from roamcast.protocol.messages import (
     AttachRefused,
     AttachRequest,
+    Command,
     Grant,
     GrantReceived,
     GrantSought,
@@ -66,6 +67,7 @@ class LocatorHost(Protocol):
     def peers(self) -> list[str]: ...
     def is_reachable(self, broker: str) -> bool: ...
     def send(self, broker: str, message: Message) -> None: ...
+    def tell_self(self, command: Command) -> None: ...
     def session_requested(self, request: AttachRequest) -> None:
         """Another broker asks for a session held here."""
 
@@ -125,7 +127,6 @@ class Locator:
             Grant: self.on_grant,  # type: ignore[dict-item]
             GrantReceived: self.on_grant_received,  # type: ignore[dict-item]
             AttachRefused: self.on_refused,  # type: ignore[dict-item]
-            TakenBack: self.on_taken_back,  # type: ignore[dict-item]
         }
 
     # --- at the broker where the client is ---
@@ -203,15 +204,15 @@ class Locator:
         if queued:
             self.queued[session.client] = queued
         # Not before everything has come back that belongs to it.
-        self.host.send(self.host.id, TakenBack(session.client))
+        self.host.tell_self(TakenBack(session.client))
 
-    def on_taken_back(self, sender: str, message: TakenBack) -> None:
+    def on_taken_back(self, command: TakenBack) -> None:
         """Those who wait for it, and those whose questions have gone past here, need not look any longer."""
-        for waiting in self.queued.pop(message.client, []):
+        for waiting in self.queued.pop(command.client, []):
             self.on_request(waiting.broker, msgspec.structs.replace(waiting, detours=DETOURS_MAX))
-        is_known = message.client in self.host.sessions or message.client in self.moved_to
+        is_known = command.client in self.host.sessions or command.client in self.moved_to
         for key, gathering in list(self.gathering.items()):
-            if is_known and key[0] == message.client and gathering.asker is not None:
+            if is_known and key[0] == command.client and gathering.asker is not None:
                 self.gathering.pop(key, None)
                 self.host.send(gathering.asker, Located(*key, found=True))
                 self.on_request(gathering.request.broker, gathering.request)
@@ -375,7 +376,7 @@ class Locator:
             self.host.send(message.broker, GrantReceived(message.client, message.number))
         elif isinstance(message, AttachRequest):
             self.queued.setdefault(message.client, []).append(message)
-            self.host.send(self.host.id, TakenBack(message.client))
+            self.host.tell_self(TakenBack(message.client))
         else:
             return False
         return True

@@ -40,10 +40,10 @@ from roamcast.broker.inputs import (
     Tree,
 )
 from roamcast.broker.links.end import LinkError
-from roamcast.broker.links.links import Links, LinkTurn, Offer
+from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
-from roamcast.broker.seeking import Seeking, WhereIs
+from roamcast.broker.seeking import Seek, Seeking
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
 from roamcast.broker.shared_messages import GivesBack, MembersChanged, Takes
@@ -205,15 +205,15 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.set_slow(connection, is_slow)
                 return
             case StatusAnnounced(topic, payload):
-                burst = self.announcements.announce(topic, payload, self._now)
-                self.front.inputs.append(CommandGiven(burst))
+                told = self.announcements.announce(topic, payload, self._now)
+                self.front.inputs.append(CommandGiven(told))
                 return
         self._out.durable.append(item)
         match item:
             case OverlayGiven(links):
                 self._follow(self.links.establish(links))
-            case LinkUp(peer, offer, incarnation):
-                self._on_link_up(peer, offer, incarnation)
+            case LinkUp():
+                self._on_link_up(item)
             case LinkDown(peer):
                 self._follow(self.links.disconnected(peer))
             case LinkRefused(peer, why):
@@ -223,7 +223,7 @@ class BrokerMachine(MachineBase[ClientFront]):
             case QueuesOverLimit(bytes_max):
                 self.front.inputs.append(TrimQueues(bytes_max))
             case SessionSought(client, number):
-                self.front.inputs.append(CommandGiven(WhereIs(client, self.id, number)))
+                self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
@@ -256,11 +256,11 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     # --- links ---
 
-    def _on_link_up(self, peer: str, offer: Offer, incarnation: int) -> None:
+    def _on_link_up(self, item: LinkUp) -> None:
         try:
-            self._follow(self.links.connected(peer, offer, incarnation))
+            self._follow(self.links.connected(item.peer, item.offer, item.incarnation, item.version))
         except LinkError as error:
-            self._close_link(peer, str(error))
+            self._close_link(item.peer, str(error))
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:

@@ -14,13 +14,14 @@ from roamcast.filters.selector import parse
 from roamcast.protocol.effects import (
     AdvertiseThat,
     AttachTo,
-    Effects,
+    ClientEffects,
     Input,
     LeaveFor,
     MoveTo,
     PublishThis,
-    Received,
+    Said,
     SubscribeTo,
+    Told,
     UnadvertiseThat,
     UnsubscribeFrom,
 )
@@ -28,18 +29,18 @@ from roamcast.protocol.messages import (
     Accepted,
     Acknowledge,
     Advertise,
+    ClientMessage,
+    ClientPublish,
+    ClientSubscribe,
+    ClientUnsubscribe,
     Deliver,
     Hello,
     Leave,
-    Message,
     Move,
-    Publish,
     Request,
     RequestRefused,
-    Subscribe,
     SubscriptionSettled,
     Unadvertise,
-    Unsubscribe,
     Welcome,
 )
 from roamcast.protocol.records import Row
@@ -70,13 +71,13 @@ class Client:
         self._unaccepted: list[Request] = []
         self._sequence = 0
         self._now = 0.0
-        self._out = Effects()
+        self._out = ClientEffects()
 
-    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
+    def step(self, now: float, inputs: Iterable[Input]) -> ClientEffects:
         self._now = now
-        self._out = out = Effects()
+        self._out = out = ClientEffects()
         for item in inputs:
-            if type(item) is Received:
+            if type(item) is Told:
                 if type(item.message) is Deliver:
                     self._on_deliver(item.message)
                 else:
@@ -98,11 +99,11 @@ class Client:
             case LeaveFor(destination):
                 self._leave(destination)
             case PublishThis(attributes, bodies):
-                self._request(Publish(self._next_request(len(bodies)), attributes, bodies))
+                self._request(ClientPublish(self._next_request(len(bodies)), attributes, bodies))
             case SubscribeTo(text):
-                self._request(Subscribe(self._next_request(), parse(text)))
+                self._request(ClientSubscribe(self._next_request(), parse(text)))
             case UnsubscribeFrom(text):
-                self._request(Unsubscribe(self._next_request(), parse(text)))
+                self._request(ClientUnsubscribe(self._next_request(), parse(text)))
             case AdvertiseThat(text):
                 self._request(Advertise(self._next_request(), parse(text)))
             case UnadvertiseThat(text):
@@ -184,7 +185,7 @@ class Client:
         )  # fmt: skip
         out.sends.append((self.broker, Acknowledge(stream, end)))
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Said) -> None:
         match message:
             case Welcome(number, accepted):
                 self.welcomed = True
@@ -205,7 +206,7 @@ class Client:
         """Requests that no broker has taken yet."""
         return len(self._unaccepted)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: ClientMessage) -> None:
         self._out.sends.append((self.broker, message))
 
     def _record(self, kind: str, reason: str | None = None, number: int | None = None) -> None:

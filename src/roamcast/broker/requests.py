@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from roamcast.broker.places import decoded_values, encoded_values, merged_values
 from roamcast.filters.selector import parse
-from roamcast.protocol.messages import Accepted, Move, Publish, Request, SubscriptionSettled
+from roamcast.protocol.messages import Accepted, ClientPublish, Move, Request, SubscriptionSettled
 from roamcast.protocol.notification import decode_attributes
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
@@ -71,19 +71,19 @@ class Requests:
 
     def _accept(self, session: Session, request: Request) -> None:
         """Take a request once; what was taken before is only acknowledged again."""
-        if isinstance(request, Publish):
+        if isinstance(request, ClientPublish):
             self.publish(session, request)
             return
         if request.request == session.accepted + 1:
             session.accepted += 1
             if isinstance(request, Move):
-                self._change(session, request.request, "Move", encoded_values(request.values), request.late)
+                values = encoded_values(request.values)
+                self._change(session, request.request, request.kind, values, request.late)
             else:
-                kind, text = type(request).__name__, request.filter.text
-                self._change(session, request.request, kind, text, is_late=False)
+                self._change(session, request.request, request.kind, request.filter.text, is_late=False)
         self._tell_accepted(session)
 
-    def publish(self, session: Session, request: Publish) -> None:
+    def publish(self, session: Session, request: ClientPublish) -> None:
         broker, first, bodies, varied = self._broker, request.request, request.bodies, request.varied
         skip = session.accepted + 1 - first
         if 0 <= skip < len(bodies):

@@ -18,7 +18,7 @@ from roamcast.mqtt.server.delivering import is_expired
 from roamcast.mqtt.server.marks import QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Burst, Message, encode_attributes
+from roamcast.protocol.notification import Burst, Command, Message, encode_attributes
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -48,17 +48,16 @@ class Retain(Message, frozen=True):
         return self.time, self.count, self.broker
 
 
-class KeepThis(Message, frozen=True):
+class KeepThis(Command, frozen=True):
     """A client of this broker publishes something that is to be retained."""
 
     topic: str
     marks: bytes
     body: bytes
     publisher: str = ""
-    cause: ClassVar[Cause] = "publish"
 
 
-class Recall(Message, frozen=True):
+class Recall(Command, frozen=True):
     """A client of this broker has a new subscription: it gets what is retained."""
 
     client: str
@@ -68,14 +67,12 @@ class Recall(Message, frozen=True):
     """Of the subscription: whatever else the client subscribed to has nothing to do with it."""
     no_local: bool = False
     """Whether the client does not want what it published itself."""
-    cause: ClassVar[Cause] = "publish"
 
 
-class TellRetained(Message, frozen=True):
+class TellRetained(Command, frozen=True):
     """A link is new: everything that is retained here goes over it."""
 
     peer: str
-    cause: ClassVar[Cause] = "publish"
 
 
 class RetainedMessages:
@@ -92,12 +89,12 @@ class RetainedMessages:
         self._recalled = 0
         self._changes = 0
         for kind, handler in (
-            (Retain, self.on_retain),
             (KeepThis, self.on_keep_this),
             (Recall, self.on_recall),
             (TellRetained, self.on_tell),
         ):
-            broker.serve(kind, handler)
+            broker.obey(kind, handler)
+        broker.serve(Retain, self.on_retain)
         self._restore()
 
     def _restore(self) -> None:
@@ -115,12 +112,12 @@ class RetainedMessages:
     def __len__(self) -> int:
         return self._count
 
-    def on_keep_this(self, sender: str, message: KeepThis) -> None:
+    def on_keep_this(self, command: KeepThis) -> None:
         broker = self._broker
         time, count = self._clock
         self._clock = (broker.now, 0) if broker.now > time else (time, count + 1)
-        stamp, body = (*self._clock, broker.id), message.body or None
-        kept = Retain(message.topic, *stamp, broker.now, message.marks, body, message.publisher)
+        stamp, body = (*self._clock, broker.id), command.body or None
+        kept = Retain(command.topic, *stamp, broker.now, command.marks, body, command.publisher)
         self.on_retain(broker.id, kept)
 
     def on_retain(self, sender: str, message: Retain) -> None:
@@ -166,31 +163,31 @@ class RetainedMessages:
             if one.time < old or place >= self._messages_max or size > self._bytes_max:
                 del self._kept[one.topic]
 
-    def on_tell(self, sender: str, message: TellRetained) -> None:
+    def on_tell(self, command: TellRetained) -> None:
         for one in self._kept.values():
-            self._broker.send(message.peer, one)
+            self._broker.send(command.peer, one)
 
-    def on_recall(self, sender: str, message: Recall) -> None:
+    def on_recall(self, command: Recall) -> None:
         broker = self._broker
-        filter = broker.as_it_is(parse(message.filter), message.client)
-        named = identified(message.identifier) if message.identifier is not None else b""
+        filter = broker.as_it_is(parse(command.filter), command.client)
+        named = identified(command.identifier) if command.identifier is not None else b""
         sees_content = not names_of(filter.expression) <= ABOUT_TOPIC
         for topic in self._candidates(filter.expression):
             one = self._kept[topic]
             assert one.body is not None
-            if message.no_local and one.publisher == message.client:
+            if command.no_local and one.publisher == command.client:
                 continue
             attributes = encode_attributes({TOPIC: topic})
             self._recalled += 1
             burst = Burst(
                 f"$retained/{broker.id}", 0, self._recalled, attributes, one.published_at, (one.body,), 1,
-                _marks(one.marks[0], message.qos) + one.marks[1:] + named,
+                _marks(one.marks[0], command.qos) + one.marks[1:] + named,
             )  # fmt: skip
             wanted = {TOPIC: topic}
             if sees_content and broker.front is not None:
                 wanted = dict(broker.front.contents(burst)[0])  # type: ignore[arg-type]
             if filter.matches(wanted) and not is_expired(burst, broker.now):
-                broker.enqueue(message.client, burst)
+                broker.enqueue(command.client, burst)
 
     def _candidates(self, expression: Expression) -> list[str]:
         """Topics that may match, in an order that is the same after a restart."""

@@ -46,6 +46,8 @@ class Returns:
 
     def came_back(self, destination: str, message: Message) -> None:
         """A message that cannot reach its destination any more."""
+        if message.is_fleeting:
+            return
         broker = self._broker
         if isinstance(message, Relayed):
             destination = message.destination

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Message
+from roamcast.protocol.notification import Command, Message
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
     from roamcast.broker.fronts import ClientFront
+
+
+class Seek(Command, frozen=True):
+    """An operator of this broker asks where a client's session is."""
+
+    client: str
+    number: int
 
 
 class WhereIs(Message, frozen=True):
@@ -46,6 +53,7 @@ class Seeking:
     def __init__(self, broker: BrokerCore, front: ClientFront) -> None:
         self._broker = broker
         self._front = front
+        broker.obey(Seek, self.on_seek)
         broker.serve(WhereIs, self.on_where_is)
         broker.serve(IsHere, self.on_is_here)
         self._restore()
@@ -53,6 +61,9 @@ class Seeking:
     def _restore(self) -> None:
         self.answers: list[IsHere] = []
         """Not yet taken."""
+
+    def on_seek(self, command: Seek) -> None:
+        self.on_where_is(self._broker.id, WhereIs(command.client, self._broker.id, command.number))
 
     def on_where_is(self, sender: str, message: WhereIs) -> None:
         broker = self._broker

@@ -24,6 +24,7 @@ from roamcast.protocol.messages import (
     NOT_THE_OWNER,
     AttachRefused,
     AttachRequest,
+    ClientMessage,
     Hello,
     Message,
     Welcome,
@@ -75,7 +76,7 @@ class SessionsHost:
     if TYPE_CHECKING:
 
         def send(self, broker: str, message: Message) -> None: ...
-        def tell(self, client: str, message: Message) -> None: ...
+        def tell(self, client: str, message: ClientMessage) -> None: ...
         def record(self, kind: str, **fields: Any) -> None: ...
         def enqueue(self, client: str, burst: Burst) -> None: ...
 

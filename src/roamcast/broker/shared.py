@@ -41,7 +41,7 @@ from roamcast.broker.subscribing import Collecting
 from roamcast.filters.selector import parse
 from roamcast.mqtt.server.marks import SHARED
 from roamcast.protocol.messages import Deliver
-from roamcast.protocol.notification import Burst, Fleeting
+from roamcast.protocol.notification import Burst
 from roamcast.routing.router import Owner
 
 if TYPE_CHECKING:
@@ -97,19 +97,22 @@ class SharedSubscriptions:
         self._stranded: list[GroupReturn] = []
         """On its way to brokers that are gone, until it is known who is left."""
         for kind, handler in (
-            (Takes, self.on_takes),
             (GroupJoin, self.on_join),
             (GroupJoined, self.on_joined),
             (GroupLeave, self.on_leave),
             (GroupDeliver, self.on_deliver),
             (GroupReturn, self.on_return),
-            (GivesBack, self.on_gives_back),
             (GroupOffer, self.on_offer),
             (GroupReady, self.on_ready),
             (GroupOver, self.on_over),
-            (MembersChanged, self.on_members_changed),
         ):
             broker.serve(kind, handler)
+        for order, obeyed in (
+            (Takes, self.on_takes),
+            (GivesBack, self.on_gives_back),
+            (MembersChanged, self.on_members_changed),
+        ):
+            broker.obey(order, obeyed)
         broker.salvage(GroupDeliver, self.on_undeliverable)
         broker.salvage(GroupReturn, self.on_undeliverable)
         broker.collect, broker.collects = self.on_notification, self.on_settled
@@ -132,12 +135,12 @@ class SharedSubscriptions:
 
     # --- members ---
 
-    def on_takes(self, sender: str, message: Takes) -> None:
-        owner = self.owner_of(message.group, message.filter)
-        member = (message.group, message.filter, message.client, self._broker.id)
+    def on_takes(self, command: Takes) -> None:
+        owner = self.owner_of(command.group, command.filter)
+        member = (command.group, command.filter, command.client, self._broker.id)
         leave = GroupLeave(*member)
         self._broker.send(
-            owner, GroupJoin(*member, message.is_there, message.asks) if message.joins else leave
+            owner, GroupJoin(*member, command.is_there, command.asks) if command.joins else leave
         )
 
     def on_join(self, sender: str, message: GroupJoin) -> None:
@@ -219,10 +222,10 @@ class SharedSubscriptions:
         if group is None:
             return
         if group.former:
-            if group.is_settled and not isinstance(burst, Fleeting):
+            if group.is_settled and not burst.is_fleeting:
                 group.unseen.append(burst)
             return
-        if group.heir and not isinstance(burst, Fleeting):
+        if group.heir and not burst.is_fleeting:
             group.last[burst.publisher] = (burst.incarnation, burst.last)
         self._hand_out_each(key, group, burst)
 
@@ -238,7 +241,7 @@ class SharedSubscriptions:
 
     def _hand_out(self, key: Key, group: Group, burst: Burst) -> None:
         members = list(group.there)
-        if isinstance(burst, Fleeting):
+        if burst.is_fleeting:
             # What promises nothing may not change whose turn it is for the rest: that is in the journal.
             turn = group.fleeting_turn = group.fleeting_turn + 1
         else:
@@ -253,7 +256,7 @@ class SharedSubscriptions:
 
     def on_deliver(self, sender: str, message: GroupDeliver) -> None:
         broker, burst, client = self._broker, _marked(message.burst), message.client
-        if isinstance(burst, Fleeting):
+        if burst.is_fleeting:
             broker.tell(client, Deliver("", 0, burst))
         elif client in broker.sessions:
             broker.enqueue(client, burst)
@@ -276,8 +279,8 @@ class SharedSubscriptions:
         if key in self._groups:
             self._hand_out(key, group, message.burst)
 
-    def on_gives_back(self, sender: str, message: GivesBack) -> None:
-        group, filter, client, burst = message.group, message.filter, message.client, message.burst
+    def on_gives_back(self, command: GivesBack) -> None:
+        group, filter, client, burst = command.group, command.filter, command.client, command.burst
         returned = GroupReturn(group, filter, client, self._broker.id, burst, is_over=True)
         self._broker.send(self.owner_of(group, filter), returned)
 
@@ -336,7 +339,7 @@ class SharedSubscriptions:
 
     # --- brokers join, or are gone for good ---
 
-    def on_members_changed(self, sender: str, message: MembersChanged) -> None:
+    def on_members_changed(self, command: MembersChanged) -> None:
         brokers = dict.fromkeys(self._broker.members)
         lost = [one for one in self._brokers if one not in brokers]
         self._brokers = brokers
@@ -359,7 +362,7 @@ class SharedSubscriptions:
         """It was for a broker that is gone; what is on its way to a member is for another one."""
         if isinstance(message, GroupReturn):
             self._stranded.append(message)
-        elif not isinstance(message.burst, Fleeting):
+        else:
             back = GroupReturn(message.group, message.filter, message.client, "", message.burst)
             self._stranded.append(back)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Burst, Fleeting, Message
+from roamcast.protocol.notification import Burst, Command, Fleeting, Message
 
 
 class GroupJoin(Message, frozen=True):
@@ -52,6 +52,10 @@ class GroupDeliver(Message, frozen=True):
     @property
     def weight(self) -> int:
         return self.burst.count
+
+    @property
+    def is_fleeting(self) -> bool:
+        return self.burst.is_fleeting
 
 
 class GroupReturn(Message, frozen=True):
@@ -100,7 +104,10 @@ class GroupOver(Message, frozen=True):
     cause: ClassVar[Cause] = "subscribe"
 
 
-class Takes(Message, frozen=True):
+# --- of a broker to itself ---
+
+
+class Takes(Command, frozen=True):
     """A client of this broker takes part in a group, or takes part no more."""
 
     group: str
@@ -109,20 +116,16 @@ class Takes(Message, frozen=True):
     joins: bool
     is_there: bool = False
     asks: bool = False
-    cause: ClassVar[Cause] = "subscribe"
 
 
-class GivesBack(Message, frozen=True):
+class GivesBack(Command, frozen=True):
     """The session of a member ends here, and it did not get this."""
 
     group: str
     filter: str
     client: str
     burst: Burst
-    cause: ClassVar[Cause] = "publish"
 
 
-class MembersChanged(Message, frozen=True):
+class MembersChanged(Command, frozen=True):
     """Brokers have come within reach, or are gone for good."""
-
-    cause: ClassVar[Cause] = "subscribe"

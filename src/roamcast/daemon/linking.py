@@ -12,7 +12,6 @@ from roamcast.config.sections import Config
 from roamcast.net.discovery import LocalDiscovery
 from roamcast.net.peers import Peers
 from roamcast.net.tls import link_contexts
-from roamcast.protocol.codec import message_types
 from roamcast.storage.kept_out import KeptOut
 
 INCARNATION_BITS = 62
@@ -28,7 +27,6 @@ class Linking:
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
             "routing strategy": site.strategy,
-            "messages": " ".join(one.__name__ for one in message_types()),
         }
         if site.links_may_cycle:
             # A broker that waits for less than the others do would take each leader for gone.
@@ -80,9 +78,10 @@ class Linking:
     def on_refused(self, peer: str, why: str) -> None:
         self._push(LinkRefused(peer, why))
 
-    def on_link_up(self, peer: str, offer: Offer) -> None:
+    def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
         is_new = self._site.links.begins_anew(peer, offer)
-        self._push(LinkUp(peer, offer, secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0))
+        incarnation = secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0
+        self._push(LinkUp(peer, offer, incarnation, version))
 
     def on_frames(self, peer: str, frames: bytes) -> None:
         self._push(LinkFrames(peer, frames))

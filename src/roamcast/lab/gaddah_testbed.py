@@ -42,7 +42,7 @@ from roamcast.mobility.proactive import Proactive
 from roamcast.mobility.reactive import ForwardBuffered
 from roamcast.mobility.shared_buffer import SharedBuffer
 from roamcast.protocol import records
-from roamcast.protocol.effects import AttachTo, Input, LeaveFor, PublishThis, SubscribeTo
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor, PublishThis, Received, SubscribeTo
 from roamcast.protocol.messages import Message, Relayed
 from roamcast.protocol.notification import decode_attributes, encode_attributes
 from roamcast.simulator.links import Delay

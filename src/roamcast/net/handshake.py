@@ -14,7 +14,12 @@ has the shared secret: strangers who connect learn nothing but the broker's id.
 The secret itself is never sent; a proof is an HMAC over both ids, both nonces and
 the role, so that it serves for this one connection and this direction. With TLS
 the certificates prove the ids, and a secret, if there is one, is asked for too.
-The preface is the same in every version, so that a mismatch can be named.
+
+Each hello says which versions of the link protocol its sender speaks; the highest
+that both speak is used. Builds of different age can read each other's handshake: new
+fields come last and have defaults, and a proof covers the bytes of both hellos as they
+were sent, whoever knows what of them. A step or a term whose name begins with "?" is
+passed over by who does not know it.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -31,11 +36,12 @@ from roamcast.broker.links.frames import FRAME_BYTES_MAX
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import NAME_PATTERN
 from roamcast.errors import InputError
-from roamcast.protocol.codec import LENGTH_BYTES
+from roamcast.protocol.codec import LENGTH_BYTES, OPTIONAL, VERSION_MAX, VERSION_MIN
 
 MAGIC = b"roamlink"
-WIRE_VERSION = 1
-PREFACE = MAGIC + WIRE_VERSION.to_bytes(2, "big")
+HANDSHAKE_FORMAT = 2
+"""Of the handshake alone. Only a change that older builds could not read would need another number."""
+PREFACE = MAGIC + HANDSHAKE_FORMAT.to_bytes(2, "big")
 
 NONCE_BYTES = 32
 STRANGER_BYTES_MAX = 1024
@@ -44,8 +50,8 @@ TEXT_MAX = 500
 """Characters of what a peer says that may come into the log."""
 
 
-class _Frame(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """One step of the handshake."""
+class _Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One step of the handshake. New fields come last and have defaults."""
 
 
 class HandshakeHello(_Frame, frozen=True):
@@ -53,6 +59,9 @@ class HandshakeHello(_Frame, frozen=True):
     boot: bytes
     """Drawn when the process starts: the same for all connections of one life of a broker."""
     nonce: bytes
+    version_min: int = 1
+    version_max: int = 1
+    """The versions of the link protocol that the sender speaks."""
 
 
 class Proof(_Frame, frozen=True):
@@ -60,7 +69,7 @@ class Proof(_Frame, frozen=True):
 
 
 class Terms(_Frame, frozen=True):
-    """What all brokers of a network must agree on, by name."""
+    """What all brokers of a network must agree on, by name; "?…" only where both ends have it."""
 
     terms: dict[str, str]
 
@@ -73,29 +82,29 @@ class Accept(_Frame, frozen=True):
     pass
 
 
-Reason = Literal["secret", "certificate", "identity", "terms", "duplicate", "link"]
-
-REASONS: dict[Reason, str] = {
+REASONS = {
     "secret": "the shared secrets differ",
     "certificate": "the certificate is not for that broker id",
     "identity": "the broker ids do not fit",
+    "version": "there is no version of the link protocol that both ends speak",
     "terms": "the brokers' settings differ",
     "duplicate": "there is another connection already",
     "link": "the links do not fit together",
 }
+"""What to say for a reason that comes without a text. Newer builds may have more reasons."""
 
 
 class Refuse(_Frame, frozen=True):
     """`text` is believed only from a peer that has proved who it is."""
 
-    reason: Reason
+    reason: str
     text: str = ""
 
 
 class LinkRefusal(Exception):
     """The handshake ended without a link; the text is one line for the log."""
 
-    def __init__(self, text: str, reason: Reason | None = None, is_told: bool = False) -> None:
+    def __init__(self, text: str, reason: str | None = None, is_told: bool = False) -> None:
         super().__init__(text)
         self.reason = reason
         """What to tell the other side; None: nothing that it would understand."""
@@ -125,6 +134,18 @@ class Own(msgspec.Struct, frozen=True):
     boot: bytes
     secret: str
     terms: dict[str, str]
+    versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX)
+    """The lowest and the highest version of the link protocol that this broker speaks."""
+
+
+class Agreed(NamedTuple):
+    """What a handshake has come to."""
+
+    peer: str
+    offer: Offer
+    """The peer's."""
+    version: int
+    """Of the link protocol."""
 
 
 class Host(Protocol):
@@ -138,19 +159,45 @@ class Host(Protocol):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(list[Any]).decode
 _decode = msgspec.msgpack.Decoder(HandshakeHello | Proof | Terms | Offering | Accept | Refuse).decode
 _Step = TypeVar("_Step", bound=_Frame)
 
 
 def frame(step: _Frame) -> bytes:
-    data = _encode(step)
+    data = encoded(step)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-def proof(secret: str, role: str, dialer: HandshakeHello, listener: HandshakeHello) -> bytes:
-    """That the sender has the secret and takes part in this very handshake, in this role."""
-    said = _encode(("roamcast link", WIRE_VERSION, role, dialer, listener))
+def encoded(step: _Frame) -> bytes:
+    return _encode(step)
+
+
+def proof(secret: str, role: str, dialer: bytes, listener: bytes) -> bytes:
+    """That the sender has the secret and takes part in this very handshake, in this role.
+
+    `dialer` and `listener` are their hellos, as they were sent.
+    """
+    said = _encode(("roamcast link", HANDSHAKE_FORMAT, role, dialer, listener))
     return hmac.new(secret.encode(), said, hashlib.sha256).digest()
+
+
+def _is_optional(data: bytes) -> bool:
+    """Whether a step may be passed over."""
+    head = _decode_head(data)
+    return bool(head) and isinstance(head[0], str) and head[0].startswith(OPTIONAL)
+
+
+def common_version(own: Own, peer: HandshakeHello) -> int:
+    """The highest version that both speak."""
+    low, high = own.versions
+    version = min(high, peer.version_max)
+    if version < max(low, peer.version_min):
+        older = own.id if high < peer.version_min else peer.id
+        ends = sorted([(own.id, low, high), (peer.id, peer.version_min, peer.version_max)])
+        said = [f"{id} speaks {first} to {last}" for id, first, last in ends]
+        raise LinkRefusal(f"versions of the link protocol: {', '.join(said)}; upgrade {older}", "version")
+    return version
 
 
 def line(text: str) -> str:
@@ -172,7 +219,7 @@ class Handshake:
         """`expected` is the id that the configuration names; `is_certified` asks the peer's certificate."""
         self._pipe = pipe
         self._own = own
-        self._hello = HandshakeHello(own.id, own.boot, nonce)
+        self._hello = HandshakeHello(own.id, own.boot, nonce, *own.versions)
         self._expected = expected
         self._is_certified = is_certified
         self.peer: HandshakeHello | None = None
@@ -180,11 +227,12 @@ class Handshake:
         self.is_authenticated = False
         """Whether it has proved that."""
 
-    async def run(self, host: Host) -> tuple[str, Offer]:
+    async def run(self, host: Host) -> Agreed:
         """The peer and what it offers, once both sides have accepted."""
         try:
             peer = await self._authenticate()
-            return peer.id, await self._agree(peer, host)
+            version = common_version(self._own, peer)
+            return Agreed(peer.id, await self._agree(peer, host), version)
         except LinkRefusal as refused:
             if refused.reason is not None and not refused.is_told:
                 text = str(refused) if self.is_authenticated else ""
@@ -194,18 +242,18 @@ class Handshake:
     # --- who is there ---
 
     async def _authenticate(self) -> HandshakeHello:
-        pipe, own = self._pipe, self._hello
+        pipe, own = self._pipe, encoded(self._hello)
         if pipe.is_dialer:
-            pipe.write(PREFACE + frame(own))
+            pipe.write(PREFACE + frame(self._hello))
             await self._read_preface()
-            peer = await self._read(HandshakeHello)
+            peer, said = await self._read_with_bytes(HandshakeHello)
         else:
             await self._read_preface()
-            peer = await self._read(HandshakeHello)
-            self._write(own)
+            peer, said = await self._read_with_bytes(HandshakeHello)
+            self._write(self._hello)
         self.peer = peer
         self._check_identity(peer)
-        dialer, listener = (own, peer) if pipe.is_dialer else (peer, own)
+        dialer, listener = (own, said) if pipe.is_dialer else (said, own)
         if pipe.is_dialer:
             self._write(Proof(proof(self._own.secret, "dialer", dialer, listener)))
             self._check(await self._read(Proof), "listener", dialer, listener)
@@ -220,10 +268,11 @@ class Handshake:
             raise LinkRefusal("what is there does not speak as brokers do to each other")
         if not self._pipe.is_dialer:
             self._pipe.write(PREFACE)
-        version = int.from_bytes(preface[len(MAGIC) :], "big")
-        if version != WIRE_VERSION:
+        format = int.from_bytes(preface[len(MAGIC) :], "big")
+        if format != HANDSHAKE_FORMAT:
+            older = "the peer" if format < HANDSHAKE_FORMAT else "this broker"
             raise LinkRefusal(
-                f"it speaks version {version} of the link protocol, and here it is {WIRE_VERSION}"
+                f"its handshake has format {format}, and here it is {HANDSHAKE_FORMAT}; upgrade {older}"
             )
 
     def _check_identity(self, peer: HandshakeHello) -> None:
@@ -236,7 +285,7 @@ class Handshake:
         if self._is_certified is not None and not self._is_certified(peer.id):
             raise LinkRefusal(f"its certificate is not for {peer.id}", "certificate")
 
-    def _check(self, given: Proof, role: str, dialer: HandshakeHello, listener: HandshakeHello) -> None:
+    def _check(self, given: Proof, role: str, dialer: bytes, listener: bytes) -> None:
         if not hmac.compare_digest(given.proof, proof(self._own.secret, role, dialer, listener)):
             raise LinkRefusal(REASONS["secret"], "secret")
         self.is_authenticated = True
@@ -268,6 +317,8 @@ class Handshake:
     def _check_terms(self, peer: str, given: Terms) -> None:
         sides = sorted([(self._own.id, self._own.terms), (peer, given.terms)])
         for name in sorted({**self._own.terms, **given.terms}):
+            if name.startswith(OPTIONAL) and not (name in self._own.terms and name in given.terms):
+                continue
             if self._own.terms.get(name) != given.terms.get(name):
                 said = [f"{id} has {line(terms.get(name, 'nothing'))}" for id, terms in sides]
                 raise LinkRefusal(f"{line(name)}: {', '.join(said)}", "terms")
@@ -287,13 +338,20 @@ class Handshake:
         self._pipe.write(frame(step))
 
     async def _read(self, wanted: type[_Step]) -> _Step:
+        return (await self._read_with_bytes(wanted))[0]
+
+    async def _read_with_bytes(self, wanted: type[_Step]) -> tuple[_Step, bytes]:
         try:
-            step = _decode(await self._pipe.read_frame())
-        except (msgspec.MsgspecError, UnicodeDecodeError, InputError):
+            data = await self._pipe.read_frame()
+            while _is_optional(data):
+                data = await self._pipe.read_frame()
+            step = _decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InputError):
             raise LinkRefusal("what is there does not speak as brokers do to each other") from None
         if isinstance(step, Refuse):
-            text = line(step.text) if self.is_authenticated and step.text else REASONS[step.reason]
+            known = REASONS.get(step.reason, f"a reason that this version does not know, {line(step.reason)}")
+            text = line(step.text) if self.is_authenticated and step.text else known
             raise LinkRefusal(text, step.reason, is_told=True)
         if not isinstance(step, wanted):
             raise LinkRefusal("what is there does not speak as brokers do to each other")
-        return step
+        return step, data

@@ -28,9 +28,19 @@ from roamcast.config.sections import Link, Peer
 from roamcast.errors import InputError
 from roamcast.net.address_book import AddressBook
 from roamcast.net.complaints import Complaints
-from roamcast.net.handshake import NONCE_BYTES, Ended, Handshake, HandshakeHello, LinkRefusal, Own, line
+from roamcast.net.handshake import (
+    NONCE_BYTES,
+    Agreed,
+    Ended,
+    Handshake,
+    HandshakeHello,
+    LinkRefusal,
+    Own,
+    line,
+)
 from roamcast.net.peer_connection import PeerConnection
 from roamcast.net.tls import LinkContexts
+from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN
 
 log = logging.getLogger("roamcast.peers")
 
@@ -57,8 +67,11 @@ class LinkHandler(Protocol):
     def on_refused(self, peer: str, why: str) -> None:
         """One of the two ends refused the link because of what the offers say."""
 
-    def on_link_up(self, peer: str, offer: Offer) -> None:
-        """Both ends have accepted; from now on `write` works. LinkError closes the connection."""
+    def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
+        """Both ends have accepted, and speak this version of the link protocol; from now on `write` works.
+
+        LinkError closes the connection.
+        """
 
     def on_frames(self, peer: str, frames: bytes) -> None:
         """Whole frames. LinkError closes the connection."""
@@ -112,10 +125,14 @@ class Peers:
         peers: Iterable[Peer],
         handler: LinkHandler,
         contexts: LinkContexts | None = None,
+        versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
     ) -> None:
-        """`terms` is what the brokers of a network must agree on, in words for the log."""
+        """`terms` is what the brokers of a network must agree on, in words for the log.
+
+        `versions` are the lowest and the highest version of the link protocol that are spoken.
+        """
         self.id = id
-        self._own = Own(id, secrets.token_bytes(16), link.secret, dict(terms))
+        self._own = Own(id, secrets.token_bytes(16), link.secret, dict(terms), versions)
         self._link = link
         self._book = AddressBook(peers)
         self._handler = handler
@@ -419,7 +436,7 @@ class Peers:
         )
         try:
             async with asyncio.timeout(self._link.timeout_s):
-                peer, offer = await handshake.run(_HandshakeHost(self, connection, self._handler))
+                agreed = await handshake.run(_HandshakeHost(self, connection, self._handler))
         except LinkRefusal as refused:
             self._refused(connection, handshake, refused)
         except TimeoutError:
@@ -431,18 +448,19 @@ class Peers:
             connection.close("the handshake was broken off")
             raise
         else:
-            self._up(connection, peer, offer)
+            self._up(connection, agreed)
         finally:
             if connection.state == "closed":
                 self._release(connection)
 
-    def _up(self, connection: PeerConnection, peer: str, offer: Offer) -> None:
+    def _up(self, connection: PeerConnection, agreed: Agreed) -> None:
+        peer = agreed.peer
         connection.begin(self._link.heartbeat_s, self._link.timeout_s)
         self._whys.pop(peer, None)
         self._complaints.forget(peer)
         log.info("the link to %s is up (%s)", peer, connection.address)
         try:
-            self._handler.on_link_up(peer, offer)
+            self._handler.on_link_up(peer, agreed.offer, agreed.version)
         except LinkError as error:
             self.close(peer, str(error))
         connection.flush()

@@ -1,7 +1,8 @@
-"""Messages to bytes and back: length-prefixed frames, decoded as they come.
+"""Messages between brokers to bytes and back.
 
-A frame is a four-byte length (big-endian) and a msgpack array that begins with
-the name of the message's type. Filters travel as their text.
+An encoded message is a msgpack array: its tag, then its fields. Filters travel as their text. Builds of
+different age understand each other: fields that a build does not know come last and are ignored, missing
+ones take their defaults, and a message with an unknown tag that begins with "?" is skipped.
 """
 
 from __future__ import annotations
@@ -18,10 +19,25 @@ from roamcast.protocol.messages import About, Relayed
 from roamcast.protocol.notification import Message
 from roamcast.protocol.whereabouts import Whereabouts
 
+VERSION_MIN = 1
+VERSION_MAX = 1
+"""The versions of the link protocol that this build speaks."""
+
 LENGTH_BYTES = 4
-FRAME_BYTES_MAX = 64 * 1024 * 1024
+OPTIONAL = "?"
+"""How the tag of a message begins that may be skipped."""
 
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class UnknownMessage(InputError):
+    """A message that must not be skipped, and that this build does not know."""
+
+
+class Skipped(Message, frozen=True):
+    """Stands for an optional message that this build does not know. It is never sent."""
+
+    unknown_tag: str
 
 
 class _RelayedFrame(msgspec.Struct, frozen=True, tag="Relayed", array_like=True):
@@ -30,17 +46,6 @@ class _RelayedFrame(msgspec.Struct, frozen=True, tag="Relayed", array_like=True)
     source: str
     destination: str
     message: msgspec.Raw
-
-
-def message_types() -> list[type[Message]]:
-    """Every message type that has been imported, in a stable order."""
-
-    def below(parent: type[Message]) -> Iterator[type[Message]]:
-        for child in parent.__subclasses__():
-            yield child
-            yield from below(child)
-
-    return sorted(set(below(Message)), key=lambda one: one.__name__)
 
 
 class _AboutFrame(msgspec.Struct, frozen=True, tag="About", array_like=True):
@@ -52,21 +57,50 @@ _WRAPPERS = (Relayed, About)
 _FRAMES = (_RelayedFrame, _AboutFrame)
 
 
+def tag_of(kind: type[Message]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def message_types() -> list[type[Message]]:
+    """Every type of message that has been imported, by tag. Two of one tag are an error."""
+
+    def below(parent: type[Message]) -> Iterator[type[Message]]:
+        for child in parent.__subclasses__():
+            if child is not Skipped:
+                yield child
+            yield from below(child)
+
+    found: dict[str, type[Message]] = {}
+    for kind in below(Message):
+        tag = tag_of(kind)
+        if found.setdefault(tag, kind) is not kind:
+            raise TypeError(f"{kind.__qualname__} and {found[tag].__qualname__} both have the tag {tag!r}")
+        if kind.is_optional != tag.startswith(OPTIONAL):
+            raise TypeError(f"{kind.__qualname__}: a tag begins with {OPTIONAL!r} if the message is optional")
+    return [found[tag] for tag in sorted(found)]
+
+
 class Codec:
-    """Knows every message type that exists when it is made."""
+    """Knows every type of message that exists when it is made; no command, and nothing that clients say."""
 
-    __unsaved__ = ("_batch_decoder", "_decoder", "_encoder")
+    __unsaved__ = ("_batch_decoder", "_decoder", "_encoder", "_tags")
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self.frame_bytes_max = frame_bytes_max
+    def __init__(self) -> None:
         self._restore()
 
     def _restore(self) -> None:
-        plain = (one for one in message_types() if one not in _WRAPPERS)
-        known: Any = Union[(*plain, _RelayedFrame, _AboutFrame)]
+        kinds = message_types()
+        plain = (one for one in kinds if one not in _WRAPPERS)
+        known: Any = Union[(*plain, *_FRAMES)]
+        self._tags = frozenset(map(tag_of, kinds))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
         self._decoder = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
         self._batch_decoder = msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Of all that it can decode."""
+        return self._tags
 
     def encode(self, message: Message) -> bytes:
         if isinstance(message, Relayed):
@@ -81,7 +115,7 @@ class Codec:
         try:
             return self._unwrapped(self._decoder.decode(data))
         except _MALFORMED as error:
-            raise _malformed("message", data, error) from None
+            return self._skipped("message", data, error)
 
     def decode_batch(self, data: bytes | memoryview) -> list[Message]:
         """The messages of a batch: their encodings one behind the other, after `batch_head`."""
@@ -92,47 +126,38 @@ class Codec:
                     messages[position] = self._unwrapped(one)
             return messages
         except _MALFORMED as error:
-            raise _malformed("batch", data, error) from None
+            try:
+                parts = _raw_batch.decode(data)
+            except _MALFORMED:
+                raise _malformed("batch", data, error) from None
+            # One by one: perhaps only some of them are unknown.
+            return [self.decode(part) for part in parts]
 
     def _unwrapped(self, decoded: Any) -> Message:
         if isinstance(decoded, _RelayedFrame):
-            return Relayed(decoded.source, decoded.destination, self.decode(decoded.message))
+            inner = self.decode(decoded.message)
+            return inner if type(inner) is Skipped else Relayed(decoded.source, decoded.destination, inner)
         if isinstance(decoded, _AboutFrame):
-            return About(decoded.whereabouts, self.decode(decoded.message))
+            inner = self.decode(decoded.message)
+            return inner if type(inner) is Skipped else About(decoded.whereabouts, inner)
         message: Message = decoded
         return message
 
-    def frame(self, message: Message) -> bytes:
-        data = self.encode(message)
-        if len(data) > self.frame_bytes_max:
-            raise InputError(f"a message of {len(data)} bytes: at most {self.frame_bytes_max} are allowed")
-        return len(data).to_bytes(LENGTH_BYTES, "big") + data
+    def _skipped(self, what: str, data: bytes | memoryview | msgspec.Raw, error: Exception) -> Skipped:
+        """In the place of what cannot be decoded, if it may be skipped."""
+        try:
+            tag = _head.decode(data)[0]
+        except (*_MALFORMED, IndexError):
+            raise _malformed(what, data, error) from None
+        if not isinstance(tag, str) or tag in self._tags:
+            raise _malformed(what, data, error) from None
+        if not tag.startswith(OPTIONAL):
+            raise UnknownMessage(f"the message {_line(tag)!r}, which no broker of this version knows")
+        return Skipped(tag)
 
 
-class FrameReader:
-    """Takes bytes as they arrive and gives the messages that are complete."""
-
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        self._bytes += data
-        messages = []
-        start = 0
-        while len(self._bytes) - start >= LENGTH_BYTES:
-            length = int.from_bytes(self._bytes[start : start + LENGTH_BYTES], "big")
-            if length > self._codec.frame_bytes_max:
-                raise InputError(
-                    f"a frame of {length} bytes: at most {self._codec.frame_bytes_max} are allowed"
-                )
-            end = start + LENGTH_BYTES + length
-            if len(self._bytes) < end:
-                break
-            messages.append(self._codec.decode(bytes(self._bytes[start + LENGTH_BYTES : end])))
-            start = end
-        del self._bytes[:start]
-        return messages
+def without_skipped(messages: list[Message]) -> list[Message]:
+    return [message for message in messages if type(message) is not Skipped]
 
 
 def batch_head(count: int) -> bytes:
@@ -140,8 +165,16 @@ def batch_head(count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big")
 
 
+_raw_batch = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_head = msgspec.msgpack.Decoder(list[Any])
+
+
+def _line(text: str) -> str:
+    """Quoted parts of a message may contain anything, also line ends."""
+    return text[:200].encode("unicode_escape").decode()
+
+
 def _malformed(what: str, data: bytes | memoryview | msgspec.Raw, error: Exception) -> InputError:
-    # Quoted parts of the message may contain anything, also line ends.
     said = str(error).encode("unicode_escape").decode()
     return InputError(f"malformed {what} of {len(memoryview(data))} bytes: {said}")
 

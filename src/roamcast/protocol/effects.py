@@ -13,8 +13,11 @@ import msgspec
 
 from roamcast.filters.filter import Value
 from roamcast.protocol.messages import Acknowledge, Hello, Leave, Request
-from roamcast.protocol.notification import Burst, Message
+from roamcast.protocol.notification import Burst, ClientMessage, Command, Message
 from roamcast.protocol.records import Row
+
+Said = Message | ClientMessage
+"""What goes over an access link: where brokers move, clients take part in the brokers' own protocol."""
 
 # --- inputs of a broker ---------------------------------------------------------------------------
 
@@ -73,7 +76,7 @@ class Submitted(Input, frozen=True):
 
 
 class Received(Input, frozen=True):
-    """A peer's message arrived. Also what a client gets: there `peer` is its broker."""
+    """A peer's message arrived."""
 
     peer: str
     message: Message
@@ -88,9 +91,9 @@ class ReceivedInProcess(Received, frozen=True):
 
 
 class CommandGiven(Input, frozen=True):
-    """A message of this broker to itself, from whoever drives it."""
+    """Something for the broker to do that neither a client nor a peer can ask for."""
 
-    message: Message
+    command: Command
 
 
 class TrimQueues(Input, frozen=True):
@@ -122,7 +125,14 @@ class Deadline(Input, frozen=True):
     """The time that `deadline()` named has come."""
 
 
-# --- inputs of a client: what its application asks for --------------------------------------------
+# --- inputs of a client: what its broker says, and what its application asks for ------------------
+
+
+class Told(Input, frozen=True):
+    """The broker's message arrived."""
+
+    broker: str
+    message: Said
 
 
 class AttachTo(Input, frozen=True):
@@ -169,11 +179,11 @@ class MoveTo(Input, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """What a step wants done."""
+    """What a step of a broker wants done."""
 
     sends: list[tuple[str, Message]] = []
-    """To peers, in order: (peer, message). A client's one peer is its broker."""
-    to_clients: list[tuple[str, int, Message]] = []
+    """To peers, in order: (peer, message)."""
+    to_clients: list[tuple[str, int, Said]] = []
     """To attached clients, in order: (client, connection, message)."""
     closes: list[tuple[str, int, str]] = []
     """Connections to close: (client, connection, reason)."""
@@ -181,3 +191,14 @@ class Effects(msgspec.Struct):
 
     def __bool__(self) -> bool:
         return bool(self.sends or self.to_clients or self.closes or self.records)
+
+
+class ClientEffects(msgspec.Struct):
+    """What a step of a client wants done."""
+
+    sends: list[tuple[str, Said]] = []
+    """To its broker, in order: (broker, message)."""
+    records: list[Row] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.sends or self.records)

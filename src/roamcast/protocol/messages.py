@@ -6,12 +6,12 @@ subclasses of `Message`; the codec finds them by their tag.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
 from roamcast.filters.filter import Filter, Value
-from roamcast.protocol.notification import Burst, Cause, Fleeting, Message
+from roamcast.protocol.notification import Burst, Cause, ClientMessage, Command, Fleeting, Message
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Whereabouts
 
@@ -24,6 +24,11 @@ __all__ = [
     "AttachRequest",
     "Burst",
     "Cause",
+    "ClientMessage",
+    "ClientPublish",
+    "ClientSubscribe",
+    "ClientUnsubscribe",
+    "Command",
     "Deliver",
     "Drain",
     "Entry",
@@ -38,15 +43,12 @@ __all__ = [
     "Message",
     "Move",
     "Probe",
-    "Publish",
     "Relayed",
     "Request",
     "RequestRefused",
     "Settled",
-    "Subscribe",
     "SubscriptionSettled",
     "Unadvertise",
-    "Unsubscribe",
     "Update",
     "Welcome",
 ]
@@ -112,6 +114,14 @@ class Relayed(Message, frozen=True):
     def weight(self) -> int:
         return self.message.weight
 
+    @property
+    def is_fleeting(self) -> bool:
+        return self.message.is_fleeting
+
+    @property
+    def needs(self) -> int:
+        return self.message.needs
+
 
 class About(Message, frozen=True):
     """A message about a client, with what its sender knows of where the client is."""
@@ -126,6 +136,14 @@ class About(Message, frozen=True):
     @property
     def weight(self) -> int:
         return self.message.weight
+
+    @property
+    def is_fleeting(self) -> bool:
+        return self.message.is_fleeting
+
+    @property
+    def needs(self) -> int:
+        return self.message.needs
 
 
 class Probe(Message, frozen=True):
@@ -241,24 +259,25 @@ class GrantSought(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
-class TakenBack(Message, frozen=True):
-    """A broker's word to itself: a session has come back, and who waits for it can have it."""
+# --- of a broker to itself --------------------------------------------------------------------------
+
+
+class TakenBack(Command, frozen=True):
+    """A session has come back, and who waits for it can have it."""
 
     client: str
-    cause: ClassVar[Cause] = "handoff"
 
 
-class Drain(Message, frozen=True):
-    """A broker's word to itself: what is queued for a session that ends can go."""
+class Drain(Command, frozen=True):
+    """What is queued for a session that ends can go."""
 
     client: str
-    cause: ClassVar[Cause] = "handoff"
 
 
 # --- on the access link, client to broker ---------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Hello(ClientMessage, frozen=True):
     """First message of a client on a new connection.
 
     `received` says per stream the highest sequence that arrived. `last_broker`
@@ -277,10 +296,9 @@ class Hello(Message, frozen=True):
     clean: bool = False
     window: int = 0
     owner: str = ""
-    cause: ClassVar[Cause] = "handoff"
 
 
-class Publish(Message, frozen=True, gc=False):
+class ClientPublish(ClientMessage, frozen=True, gc=False):
     """Notifications, one for each body.
 
     Requests are numbered by the client, which sends those again that were not
@@ -294,38 +312,41 @@ class Publish(Message, frozen=True, gc=False):
     marks: bytes = b""
     varied: tuple[bytes, ...] = ()
     """See `Burst.varied`."""
-    cause: ClassVar[Cause] = "publish"
 
     @property
     def weight(self) -> int:
         return len(self.bodies)
 
 
-class Subscribe(Message, frozen=True):
+ChangeKind = Literal["Subscribe", "Unsubscribe", "Advertise", "Unadvertise", "Move"]
+"""What a request changes. Sessions carry the words between brokers (`deferred`), so they stay as they are."""
+
+
+class ClientSubscribe(ClientMessage, frozen=True):
     request: int
     filter: Filter
-    cause: ClassVar[Cause] = "subscribe"
+    kind: ClassVar[ChangeKind] = "Subscribe"
 
 
-class Unsubscribe(Message, frozen=True):
+class ClientUnsubscribe(ClientMessage, frozen=True):
     request: int
     filter: Filter
-    cause: ClassVar[Cause] = "subscribe"
+    kind: ClassVar[ChangeKind] = "Unsubscribe"
 
 
-class Advertise(Message, frozen=True):
+class Advertise(ClientMessage, frozen=True):
     request: int
     filter: Filter
-    cause: ClassVar[Cause] = "subscribe"
+    kind: ClassVar[ChangeKind] = "Advertise"
 
 
-class Unadvertise(Message, frozen=True):
+class Unadvertise(ClientMessage, frozen=True):
     request: int
     filter: Filter
-    cause: ClassVar[Cause] = "subscribe"
+    kind: ClassVar[ChangeKind] = "Unadvertise"
 
 
-class Move(Message, frozen=True):
+class Move(ClientMessage, frozen=True):
     """The client's own state has changed: these variables (`location` is one) have these values now.
 
     `late`: it changed while the client was away, perhaps long ago and more than once.
@@ -334,78 +355,80 @@ class Move(Message, frozen=True):
     request: int
     values: dict[str, Value]
     late: bool = False
-    cause: ClassVar[Cause] = "subscribe"
+    kind: ClassVar[ChangeKind] = "Move"
 
 
-Request = Publish | Subscribe | Unsubscribe | Advertise | Unadvertise | Move
+Request = ClientPublish | ClientSubscribe | ClientUnsubscribe | Advertise | Unadvertise | Move
 """What a client numbers, and sends again until it is accepted."""
 
 
-class Acknowledge(Message, frozen=True, gc=False):
+class Acknowledge(ClientMessage, frozen=True, gc=False):
     """Everything of `stream` up to `sequence` has arrived."""
 
     stream: str
     sequence: int
-    cause: ClassVar[Cause] = "publish"
 
 
-class Leave(Message, frozen=True):
+class Leave(ClientMessage, frozen=True):
     """The client goes away and says where to (a proclaimed move)."""
 
     destination: str
     received: dict[str, int] = msgspec.field(default_factory=dict)
-    cause: ClassVar[Cause] = "handoff"
 
 
 # --- on the access link, broker to client ---------------------------------------------------------
 
 
-class Welcome(Message, frozen=True):
+class Welcome(ClientMessage, frozen=True):
     """The session is here. Requests up to `accepted` need not be sent again."""
 
     number: int
     accepted: int
-    cause: ClassVar[Cause] = "handoff"
 
 
-class Deliver(Message, frozen=True, gc=False):
+class Deliver(ClientMessage, frozen=True, gc=False):
     """A burst for the client; its notifications have the sequences from `sequence` on."""
 
     stream: str
     sequence: int
     burst: Burst
-    cause: ClassVar[Cause] = "publish"
 
     @property
     def weight(self) -> int:
         return self.burst.count
 
 
-class Accepted(Message, frozen=True):
+class Accepted(ClientMessage, frozen=True):
     """The broker has taken every request up to this number."""
 
     request: int
-    cause: ClassVar[Cause] = "publish"
 
 
-class RequestRefused(Message, frozen=True):
+class RequestRefused(ClientMessage, frozen=True):
     """A request was taken, but cannot be carried out, and this is why."""
 
     request: int
     reason: str
-    cause: ClassVar[Cause] = "subscribe"
 
 
-class SubscriptionSettled(Message, frozen=True):
+class SubscriptionSettled(ClientMessage, frozen=True):
     """A subscription, unsubscription, advertisement or move is known wherever it must be."""
 
     request: int
-    cause: ClassVar[Cause] = "subscribe"
 
 
 def cause_of(message: Message) -> Cause:
     cause: Cause = message.cause  # type: ignore[attr-defined]
     return cause
+
+
+def told(message: Message) -> str:
+    """The message's type and what it carries, for errors."""
+    inner = message
+    while isinstance(inner, Relayed | About):
+        inner = inner.message
+    burst = getattr(inner, "burst", None)
+    return type(inner).__name__ + (f" with a {type(burst).__name__}" if burst is not None else "")
 
 
 def client_of(message: Message) -> str:

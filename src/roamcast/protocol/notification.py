@@ -14,7 +14,7 @@ broker decodes them only when it meets a key for the first time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -29,16 +29,50 @@ _decode = msgspec.msgpack.Decoder(dict[str, str | bool | int | float]).decode
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What brokers say to each other and to clients.
+    """What brokers say to each other: all that a link can carry.
+
+    Its tag on the wire is the name of its class, unless it declares another (`tag="..."`). A tag is for
+    ever: a class that gets another name declares its old one. New fields come last and have defaults
+    (`tests/compat/messages.json` holds what has been shipped).
 
     A class variable or a field `cause` says why it travels; `weight` is how many
     hops it counts for on one link: the number of notifications it carries (in its
     field `bursts`, if it has one), or 1.
     """
 
+    first_version: ClassVar[int] = 1
+    """The version of the link protocol that first had this message."""
+    is_optional: ClassVar[bool] = False
+    """Whether a peer may skip it. Then its tag begins with "?", so that older builds know that they may."""
+
     @property
     def weight(self) -> int:
         return count_of(getattr(self, "bursts", ())) or 1
+
+    @property
+    def is_fleeting(self) -> bool:
+        """Whether this message promises nothing: links carry it without a number, and no journal holds it."""
+        return False
+
+    @property
+    def needs(self) -> int:
+        """The version below which a link does not carry this message; 0 if every link does."""
+        return self.first_version if self.is_optional else 0
+
+
+class ClientMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What a broker and a client of the plain front say to each other; no link carries it.
+
+    `weight` is as that of a message between brokers.
+    """
+
+    @property
+    def weight(self) -> int:
+        return 1
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What a broker says to itself. It follows from an input, is never encoded, and no peer can say it."""
 
 
 class Burst(Message, frozen=True, gc=False):
@@ -126,6 +160,10 @@ class Burst(Message, frozen=True, gc=False):
 
 class Fleeting(Burst, frozen=True, gc=False):
     """A burst that promises nothing: without numbers, never queued, never handed off."""
+
+    @property
+    def is_fleeting(self) -> bool:
+        return True
 
 
 def count_of(bursts: Iterable[Burst]) -> int:

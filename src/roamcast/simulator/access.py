@@ -19,10 +19,11 @@ from roamcast.protocol.effects import (
     Input,
     LeaveFor,
     PublishThis,
-    Received,
+    Said,
     Submitted,
+    Told,
 )
-from roamcast.protocol.messages import Deliver, Hello, Leave, Message
+from roamcast.protocol.messages import Deliver, Hello, Leave
 from roamcast.simulator.engine import lane_for
 from roamcast.simulator.links import Link
 
@@ -157,7 +158,7 @@ class PlainAccess:
 
     # --- between clients and brokers ---
 
-    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Message]]) -> None:
+    def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Said]]) -> None:
         network, lane = self._network, self._lane
         now = network.now
         network.traffic.access_hops += len(sends)
@@ -179,7 +180,7 @@ class PlainAccess:
             else:
                 network.push_lane(lane, at, self._arrive_together, [(connection, message)], None)
 
-    def _arrive_together(self, sent: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
+    def _arrive_together(self, sent: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
         """What clients of one broker have sent at one time is one step of the broker."""
         arrive = self._network.arrive
         broker = ""
@@ -195,16 +196,16 @@ class PlainAccess:
         if inputs:
             arrive(broker, inputs)
 
-    def _arrive_up(self, connection: AccessConnection, message: Message) -> None:
+    def _arrive_up(self, connection: AccessConnection, message: Said) -> None:
         if connection.is_open:
             self._network.arrive(connection.broker, (self._input(connection, message),))
 
-    def _input(self, connection: AccessConnection, message: Message) -> Input:
+    def _input(self, connection: AccessConnection, message: Said) -> Input:
         if type(message) is Hello:
             return Attached(connection.client.id, connection.id, message)
         return Submitted(connection.client.id, connection.id, message)  # type: ignore[arg-type]
 
-    def _arrive_leave(self, connection: AccessConnection, message: Message) -> None:
+    def _arrive_leave(self, connection: AccessConnection, message: Said) -> None:
         self._arrive_up(connection, message)
         connection.close()
 
@@ -219,7 +220,7 @@ class PlainAccess:
                 when = f"{client} at {connection.broker} at {self._network.now:.6f}"
                 self.closed_by_broker.append(f"{when}: {reason}")
 
-    def _send_down(self, sends: Sequence[tuple[str, int, Message]]) -> None:
+    def _send_down(self, sends: Sequence[tuple[str, int, Said]]) -> None:
         network, connections, lane = self._network, self._connections, self._lane
         now, traffic = network.now, network.traffic
         together = []
@@ -238,13 +239,13 @@ class PlainAccess:
             at = now + self._settings.access_delay.low_s
             network.push_lane(lane, at, self._arrive_down, together, None)
 
-    def _arrive_down(self, deliveries: Sequence[tuple[AccessConnection, Message]], _: None) -> None:
+    def _arrive_down(self, deliveries: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
         network = self._network
         now = network.now
         for connection, message in deliveries:
             if not connection.is_heard:
                 continue
-            effects = connection.client.step(now, (Received(connection.broker, message),))
+            effects = connection.client.step(now, (Told(connection.broker, message),))
             if effects.sends:
                 self._send_up(connection, effects.sends)
             if effects.records:

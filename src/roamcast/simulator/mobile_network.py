@@ -40,8 +40,10 @@ from roamcast.protocol.effects import (
     Migrated,
     PublishThis,
     Received,
+    Said,
     SendFailed,
     Submitted,
+    Told,
 )
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.records import Row
@@ -217,11 +219,11 @@ class MobileNetwork:
             self._observe(effects.records)
         for peer, message in effects.sends:
             self._send(broker, peer, message)
-        for client, number, message in effects.to_clients:
+        for client, number, told in effects.to_clients:
             connection = self.connections.get(client)
             if connection is not None and connection.number == number and connection.is_open:
                 at = connection.down.arrival_s(self.now, CONTROL_BYTES)
-                self._push(at, self._arrive_at_client, connection, message)
+                self._push(at, self._arrive_at_client, connection, told)
         if self.on_step is not None:
             self.on_step(broker, inputs)
 
@@ -513,15 +515,15 @@ class MobileNetwork:
         item = Detached(client, connection.number)
         self._push(self.now + notice_s, self._step_broker, connection.broker, item)
 
-    def _arrive_at_broker(self, connection: MobileConnection, message: Message) -> None:
+    def _arrive_at_broker(self, connection: MobileConnection, message: Said) -> None:
         if connection.is_open:
             item = Submitted(connection.client, connection.number, message)  # type: ignore[arg-type]
             self._step_broker(connection.broker, item)
 
-    def _arrive_at_client(self, connection: MobileConnection, message: Message) -> None:
+    def _arrive_at_client(self, connection: MobileConnection, message: Said) -> None:
         if connection.is_open:
             self.traffic.access_hops += message.weight
-            self._step_client(connection.client, Received(connection.broker, message))
+            self._step_client(connection.client, Told(connection.broker, message))
 
     # --- for those who look on ---
 

@@ -30,9 +30,17 @@ import msgspec
 
 from roamcast.broker.links import frames as wire
 from roamcast.errors import InputError
-from roamcast.protocol.codec import LENGTH_BYTES, Codec, batch_head
+from roamcast.protocol.codec import (
+    LENGTH_BYTES,
+    VERSION_MAX,
+    VERSION_MIN,
+    Codec,
+    UnknownMessage,
+    batch_head,
+    without_skipped,
+)
 from roamcast.protocol.effects import ReceivedInProcess
-from roamcast.protocol.notification import Message
+from roamcast.protocol.notification import Fleeting, Message
 
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024
 KEPT_BYTES_MAX = 256 * 1024 * 1024
@@ -101,7 +109,10 @@ class LinkEnd:
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
+        *,
+        unnumbered: tuple[type[Message], ...] = (),
     ) -> None:
+        """`unnumbered` are the messages that may come without a number, beside those that are fleeting."""
         self.peer = peer
         self.incarnation = incarnation
         self.peer_incarnation = 0
@@ -116,10 +127,14 @@ class LinkEnd:
         self.dropped_fleeting = 0
         """Notifications of the fleeting lane that were given up at this end."""
         self.is_up = False
+        self.version = VERSION_MIN
+        """Of the link protocol, as agreed when the ends last connected. What is sent depends on it, so the
+        journal has it."""
         self._codec: Codec = codec  # type: ignore[assignment]
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
+        self._unnumbered = unnumbered
         self._written: deque[Kept] = deque()
         self._unwritten: deque[Kept] = deque()
         self._offset = 0
@@ -163,7 +178,8 @@ class LinkEnd:
     # --- sending ---
 
     def send(self, message: Message) -> None:
-        self.send_encoded(self._codec.encode(message))
+        if message.needs <= self.version:
+            self.send_encoded(self._codec.encode(message))
 
     def send_encoded(self, data: bytes) -> None:
         """As `send`, for a message that was encoded once for several links."""
@@ -202,7 +218,8 @@ class LinkEnd:
 
     def send_fleeting(self, message: Message) -> None:
         """Goes out with the next `take`, or never: when the link is down, or the peer too slow."""
-        self.send_fleeting_encoded(self._codec.encode(message), message.weight)
+        if message.needs <= self.version:
+            self.send_fleeting_encoded(self._codec.encode(message), message.weight)
 
     def send_fleeting_encoded(self, data: bytes, weight: int) -> None:
         size = self._fleeting_bytes + len(data)
@@ -298,8 +315,12 @@ class LinkEnd:
         """What to tell the peer when a connection is made."""
         return Resume(self.incarnation, self.peer_incarnation, self.received)
 
-    def up(self, peer: Resume) -> None:
-        """The peer is connected: what it has not received is written again."""
+    def up(self, peer: Resume, version: int = VERSION_MAX) -> None:
+        """The peer is connected, and speaks this version: what it has not received is written again.
+
+        What was sent under a later version stays as it is. A peer that does not know it skips it, or refuses
+        the connection until it is upgraded: then nothing is lost either.
+        """
         self.down()
         objection = self.objection(peer)
         if objection:
@@ -308,6 +329,7 @@ class LinkEnd:
         self._written = deque(one for one in kept if one.last <= peer.received)
         self._unwritten = deque(one for one in kept if one.last > peer.received)
         self.is_up = True
+        self.version = version
         # The peer may have been told before, but not heard it.
         self._told = 0
 
@@ -353,7 +375,7 @@ class LinkEnd:
         self._unwritten.clear()
         self.settled, self.kept_bytes = self.sent, 0
         self.down()
-        return messages
+        return without_skipped(messages)
 
     # --- acknowledging ---
 
@@ -449,6 +471,8 @@ class _Reading:
                     self._read_batch(body, at)
                 else:
                     self._read_frame(kind, body, at)
+        except UnknownMessage as error:
+            raise LinkError(f"{self.end.peer} sent {error}: if it is newer, upgrade this broker") from None
         except (struct.error, InputError) as error:
             raise LinkError(f"{self.end.peer} sent what cannot be read: {error}") from None
 
@@ -457,17 +481,27 @@ class _Reading:
         if kind == wire.ACKNOWLEDGED:
             self._note(*wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start))
         elif kind == wire.FLEETING:
-            self.fleeting += codec.decode_batch(memoryview(self.frames)[start:stop])
+            self._take_fleeting(codec.decode_batch(memoryview(self.frames)[start:stop]))
         elif kind == wire.PART:
             self._read_part(start, stop)
         elif kind == wire.FLEETING_PART:
             self.fleeting_parts = [*self.fleeting_parts, self.frames[start + 1 : stop]]
             self._limit(self.fleeting_parts)
             if self.frames[start]:
-                self.fleeting.append(codec.decode(b"".join(self.fleeting_parts)))
+                self._take_fleeting([codec.decode(b"".join(self.fleeting_parts))])
                 self.fleeting_parts = []
         else:
             raise LinkError(f"{self.end.peer} sent a frame of the unknown kind {kind}")
+
+    def _take_fleeting(self, messages: list[Message]) -> None:
+        """What comes without a number is in no journal, so it must not be able to change anything."""
+        known = without_skipped(messages)
+        for message in known:
+            if type(message) is Fleeting:
+                continue  # Nearly all of them.
+            if not (message.is_fleeting or type(message) in self.end._unnumbered):
+                raise LinkError(f"{self.end.peer} sent {type(message).__name__} without a number")
+        self.fleeting += known
 
     def _read_batch(self, start: int, stop: int) -> None:
         fields = wire.BATCH_FIELDS
@@ -478,7 +512,7 @@ class _Reading:
         messages = self.end._codec.decode_batch(memoryview(self.frames)[start + fields.size : stop])
         known = self.received + 1 - first
         if len(messages) > known:
-            self.numbered += messages[known:] if known else messages
+            self.numbered += without_skipped(messages[known:] if known else messages)
             self.received = first + len(messages) - 1
             self.parts = []
             start -= wire.HEAD.size
@@ -496,7 +530,8 @@ class _Reading:
         self._limit(self.parts)
         if is_last:
             skip = wire.HEAD.size + fields.size
-            self.numbered.append(self.end._codec.decode(b"".join(part[skip:] for part in self.parts)))
+            message = self.end._codec.decode(b"".join(part[skip:] for part in self.parts))
+            self.numbered += without_skipped([message])
             self.received = number
             self.durable += self.parts
             self.parts = []

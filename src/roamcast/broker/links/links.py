@@ -23,9 +23,9 @@ from roamcast.broker.links.end import (
     Resume,
 )
 from roamcast.broker.links.reach import Outcome, Reach
-from roamcast.protocol.codec import Codec
+from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
-from roamcast.protocol.notification import Fleeting, Message
+from roamcast.protocol.notification import Burst, Fleeting, Message
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -97,16 +97,21 @@ class Links:
 
     # --- connections ---
 
-    def connected(self, peer: str, offer: Offer, incarnation: int = 0) -> LinkTurn:
-        """Neither end refuses. An `incarnation` begins the link anew (see `begins_anew`, `LinkEnd`)."""
+    def connected(
+        self, peer: str, offer: Offer, incarnation: int = 0, version: int = VERSION_MAX
+    ) -> LinkTurn:
+        """Neither end refuses, and both speak this version of the link protocol.
+
+        An `incarnation` begins the link anew (see `begins_anew`, `LinkEnd`).
+        """
         turn = LinkTurn([LinkChanged(peer, True)])
         if incarnation:
             self._perform(turn, self.reach.abandon(peer, "begun anew"))
             turn.closes.clear()
             end = self.ends[peer] = LinkEnd(peer, incarnation, self._codec, *self._limits)
-            end.up(Resume())
+            end.up(Resume(), version)
         else:
-            self.ends[peer].up(offer.resume)
+            self.ends[peer].up(offer.resume, version)
         self._perform(turn, self.reach.join(peer, offer.brokers))
         return turn
 
@@ -168,14 +173,20 @@ class Links:
         """What the broker sends to its peers. A message for several of them is encoded once."""
         encoded: bytes = b""
         last: Message | None = None
+        is_fleeting, needs = False, 0
         for peer, message in sends:
             end = self.ends.get(peer)
             if end is None:
                 continue  # The link was given up in this very turn.
             if message is not last:
                 encoded, last = self._codec.encode(message), message  # type: ignore[union-attr]
-            if type(message) is Fleeting:
-                end.send_fleeting_encoded(encoded, message.count)
+                is_fleeting, needs = type(message) is Fleeting, 0
+                if not isinstance(message, Burst):  # Nearly all are bursts.
+                    is_fleeting, needs = message.is_fleeting, message.needs
+            if needs > end.version:
+                continue  # The peer is older, and does well without it.
+            if is_fleeting:
+                end.send_fleeting_encoded(encoded, message.weight)
             else:
                 end.send_encoded(encoded)
 

@@ -20,6 +20,7 @@ from roamcast.protocol.effects import (
     LinkChanged,
     Migrated,
     Received,
+    Said,
     SendFailed,
     Submitted,
 )
@@ -85,7 +86,7 @@ class MobileBroker:
 
     # --- clients ---
 
-    def _on_submitted(self, client: str, connection: int, message: Message) -> None:
+    def _on_submitted(self, client: str, connection: int, message: Said) -> None:
         connected = self.clients.get(client)
         if isinstance(message, Mig):
             if connected is not None and connected.connection >= connection:
@@ -105,6 +106,7 @@ class MobileBroker:
                 attributes=message.attributes, published_at=message.published_at,
             )  # fmt: skip
             self._out.to_clients.append((client, connection, Accepted(message.last)))
+        assert isinstance(message, Message), "clients of brokers that move say what the brokers understand"
         self._perform(self.machine.receive(client, message, is_subscriber=True))
 
     def _detach(self, client: str, connection: int) -> None:
@@ -120,11 +122,12 @@ class MobileBroker:
         self.duplicates += outcome.duplicates
         for client, message in outcome.to_subscribers:
             connected = self.clients[client]
+            told: Said = message
             if isinstance(message, Burst):
                 connected.sent += 1
                 connected.in_flight.append((connected.sent, message))
-                message = Deliver("", connected.sent, message)
-            self._out.to_clients.append((client, connected.connection, message))
+                told = Deliver("", connected.sent, message)
+            self._out.to_clients.append((client, connected.connection, told))
         for client, burst in outcome.dropped:
             self._record(
                 "dropped", client=client, broker=self.id, publisher=burst.publisher,

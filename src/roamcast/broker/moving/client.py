@@ -13,12 +13,13 @@ from roamcast.filters.selector import parse
 from roamcast.mobility.moving.mobile_subscriber import MobileSubscriber
 from roamcast.protocol.effects import (
     AttachTo,
-    Effects,
+    ClientEffects,
     Input,
     LeaveFor,
     PublishThis,
-    Received,
+    Said,
     SubscribeTo,
+    Told,
     UnsubscribeFrom,
 )
 from roamcast.protocol.messages import Accepted, Acknowledge, Deliver, Message
@@ -36,10 +37,10 @@ class MobileClient:
         self._unaccepted: list[Burst] = []
         self._sequence = 0
         self._now = 0.0
-        self._out = Effects()
+        self._out = ClientEffects()
 
-    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
-        self._now, self._out = now, Effects()
+    def step(self, now: float, inputs: Iterable[Input]) -> ClientEffects:
+        self._now, self._out = now, ClientEffects()
         for item in inputs:
             self._on_input(item)
         return self._out
@@ -69,7 +70,7 @@ class MobileClient:
                 self._send(one.subscribe(parse(text)))
             case UnsubscribeFrom(text):
                 self._send(one.unsubscribe(parse(text)))
-            case Received(_, message):
+            case Told(_, message):
                 self._on_message(message)
             case _:
                 raise InputError(f"a client of brokers that move does not know {type(item).__name__}")
@@ -80,7 +81,7 @@ class MobileClient:
             self.subscriber.disconnect(self._unaccepted)
             self._unaccepted = []
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Said) -> None:
         match message:
             case Accepted(request):
                 self._unaccepted = [burst for burst in self._unaccepted if burst.last > request]
@@ -88,7 +89,7 @@ class MobileClient:
                 self.subscriber.receive(burst)
                 self._record_delivered(burst)
                 self._out.sends.append((self.subscriber.broker, Acknowledge(stream, sequence)))
-            case _:
+            case Message():
                 self._send(self.subscriber.receive(message))
 
     def _send(self, messages: list[Message]) -> None:

@@ -22,7 +22,16 @@ from roamcast.mobility.moving.mobile import LOCAL, MobileProtocol, Outcome
 from roamcast.mobility.stored import Stored
 from roamcast.mqtt.server.sessions import Subscription
 from roamcast.protocol.effects import Effects
-from roamcast.protocol.messages import Acknowledge, Deliver, Fleeting, Message, Publish, cause_of
+from roamcast.protocol.messages import (
+    Acknowledge,
+    ClientMessage,
+    ClientPublish,
+    Command,
+    Deliver,
+    Fleeting,
+    Message,
+    cause_of,
+)
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.records import Level, Row
@@ -91,6 +100,7 @@ class MobileCore:
         self._tells_attributes = True
         self._rows = 0
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        self._orders: dict[type[Command], Callable[[Any], None]] = {}
         machine.contents = self.contents_of
         self._restore()
 
@@ -120,10 +130,17 @@ class MobileCore:
         """Messages of this type are not the machine's: they go to this handler."""
         self._handlers[kind] = handler
 
+    def obey(self, kind: type[Command], handler: Callable[[Any], None]) -> None:
+        """Commands of this type go to this handler."""
+        self._orders[kind] = handler
+
+    def carry_out(self, command: Command) -> None:
+        self._orders[type(command)](command)
+
     def as_it_is(self, filter: Filter, client: str) -> Filter:
         return filter
 
-    def tell(self, client: str, message: Message) -> None:
+    def tell(self, client: str, message: ClientMessage) -> None:
         visit = self.visits.get(client)
         if visit is not None:
             self._out.to_clients.append((client, visit.connection, message))
@@ -174,7 +191,7 @@ class MobileCore:
         """The client tells the machine this, or the site does so for it."""
         self.perform(self.machine.receive(client, message, is_subscriber=True))
 
-    def publish(self, client: str, visit: Visit, message: Publish) -> None:
+    def publish(self, client: str, visit: Visit, message: ClientPublish) -> None:
         varied = message.varied or (message.attributes,) * len(message.bodies)
         for attributes, body in zip(varied, message.bodies, strict=True):
             if not message.request:

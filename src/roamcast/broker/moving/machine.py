@@ -198,8 +198,8 @@ class MovingMachine(MachineBase[MqttFront]):
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
-                burst = self.announcements.announce(topic, payload, self.core.now)
-                self.front.inputs.append(CommandGiven(burst))
+                told = self.announcements.announce(topic, payload, self.core.now)
+                self.front.inputs.append(CommandGiven(told))
             case SessionSought(client, number):
                 self.seeking.on_where_is(self.id, WhereIs(client, self.id, number))
             case LinkUp(peer):
@@ -214,8 +214,8 @@ class MovingMachine(MachineBase[MqttFront]):
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
-            case LinkUp(peer, _, incarnation):
-                self.links.connect(peer, incarnation)
+            case LinkUp(peer, _, incarnation, version):
+                self.links.connect(peer, incarnation, version)
             case ParentTaken(old, new):
                 self._take_parent(old, new)
             case LinkLeft(peer):

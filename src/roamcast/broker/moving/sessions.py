@@ -42,19 +42,18 @@ from roamcast.mobility.moving.mobile import LOCAL, Known, Mig, Sub
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.in_flight import PackedInFlight
 from roamcast.mqtt.server.sessions import Capsule, MqttSession
-from roamcast.protocol.effects import Attached, CommandGiven, Detached, Input, SessionOver, Submitted
+from roamcast.protocol.effects import Attached, CommandGiven, Detached, Input, Said, SessionOver, Submitted
 from roamcast.protocol.messages import (
     ATTACHED_ELSEWHERE,
     NOT_THE_OWNER,
     Acknowledge,
     Cause,
-    Fleeting,
+    ClientPublish,
+    ClientSubscribe,
+    ClientUnsubscribe,
     Hello,
     Message,
-    Publish,
-    Subscribe,
     SubscriptionSettled,
-    Unsubscribe,
     Welcome,
 )
 
@@ -124,17 +123,15 @@ class MobileSessions:
                 if client not in self.core.visits and (known is None or known.way == LOCAL):
                     # Not by the clock: if the client is in another part of the network, it is newer there.
                     self._end(client, known.timestamp + 1 if known is not None else 0)
-            case CommandGiven(message) if isinstance(message, Fleeting):
-                self.core.announce(message)
-            case CommandGiven(message):
-                self.core.receive(self.core.id, message)
+            case CommandGiven(command):
+                self.core.carry_out(command)
 
-    def _on_submitted(self, client: str, visit: Visit, message: Message) -> None:
-        if isinstance(message, Publish):
+    def _on_submitted(self, client: str, visit: Visit, message: Said) -> None:
+        if isinstance(message, ClientPublish):
             self.core.publish(client, visit, message)
         elif isinstance(message, Acknowledge):
             self.core.acknowledge(client, visit, message)
-        elif isinstance(message, Subscribe | Unsubscribe):
+        elif isinstance(message, ClientSubscribe | ClientUnsubscribe):
             self.synchronise(client)
             purpose = ("settled", client, visit.connection, message.request)
             self.core.waves.begin(purpose, list(self.core.machine.peers))

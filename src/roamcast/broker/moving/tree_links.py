@@ -21,8 +21,9 @@ from roamcast.broker.inputs import Confirmed
 from roamcast.broker.links.end import FLEETING_BYTES_MAX as FLEETING_MAX
 from roamcast.broker.links.end import KEPT_BYTES_MAX, LinkEnd, Resume
 from roamcast.broker.links.links import Offer
+from roamcast.broker.seeking import IsHere, WhereIs
 from roamcast.mobility.moving.election import Heartbeat, Round
-from roamcast.protocol.codec import Codec
+from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.messages import Cause, Message
 
 LinkId = tuple[int, str]
@@ -62,6 +63,10 @@ class Beat(Message, frozen=True):
 
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(self.leader, self.round, self.hops, self.parent, self.children)
+
+    @property
+    def is_fleeting(self) -> bool:
+        return True
 
 
 class Neighbour:
@@ -108,10 +113,12 @@ class TreeLinks:
 
     # --- connections ---
 
-    def connect(self, peer: str, incarnation: int) -> None:
+    def connect(self, peer: str, incarnation: int, version: int = VERSION_MAX) -> None:
         # Each is told at once what has been journalled, so that little comes back when a link is lost.
-        end = LinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, acknowledge_every=1)
-        end.up(Resume())
+        end = LinkEnd(
+            peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1, unnumbered=(WhereIs, IsHere)
+        )
+        end.up(Resume(), version)
         self.ends[peer] = end
         self.neighbours[peer] = Neighbour(peer, end)
 
@@ -178,8 +185,10 @@ class TreeLinks:
         if one.outgoing != one.link:
             one.end.send(OnLink(*one.link))
             one.outgoing = one.link
+        before = one.end.sent
         one.end.send(message)
-        one.sent.append((one.end.sent, message))
+        if one.end.sent > before:
+            one.sent.append((one.end.sent, message))
 
     def send_fleeting(self, peer: str, message: Message) -> None:
         """What promises nothing, over a link of the tree."""

@@ -26,7 +26,7 @@ from roamcast.mqtt.server.publishing import Described, resolve
 from roamcast.mqtt.server.sessions import MqttSession
 from roamcast.mqtt.server.traffic import Traffic
 from roamcast.protocol.effects import Input, Submitted
-from roamcast.protocol.messages import Acknowledge, Publish
+from roamcast.protocol.messages import Acknowledge, ClientPublish
 
 PUBACK, PUBREC = 0x40, 0x50
 ONE_PUBACK = b"\x40\x02"
@@ -307,7 +307,7 @@ class MqttConnection:
             self.request += len(bodies)
         endpoint.traffic.received[qos] += len(bodies)
         self.published += len(bodies)
-        publish = Publish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
+        publish = ClientPublish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
         if qos:
             self._answer_bursts(bursts)
@@ -337,7 +337,7 @@ class MqttConnection:
             self.out.append(ONE_PUBACK + ENCODED[packet_id - 1])
         endpoint.traffic.received[qos] += 1
         self.published += 1
-        publish = Publish(request, attributes, tuple(payloads), PLAIN[qos])
+        publish = ClientPublish(request, attributes, tuple(payloads), PLAIN[qos])
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
 
     def _publish(
@@ -464,7 +464,7 @@ class MqttConnection:
             request = self.request + 1
             self.request += len(payloads)
         self.published += len(payloads)
-        publish = Publish(request, attributes, tuple(payloads), marks)
+        publish = ClientPublish(request, attributes, tuple(payloads), marks)
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
         if marks[0] & RETAIN:
             self.is_durable = True

@@ -22,7 +22,7 @@ from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.connection import MqttConnection
 from roamcast.mqtt.server.sessions import MqttSession, Subscription
 from roamcast.protocol.effects import Submitted
-from roamcast.protocol.messages import Request, Subscribe, Unsubscribe
+from roamcast.protocol.messages import ClientSubscribe, ClientUnsubscribe, Request
 
 if TYPE_CHECKING:
     from roamcast.mqtt.server.endpoint import Endpoint
@@ -127,7 +127,7 @@ class Subscribing:
         former = session.subscriptions.get(subscription.name)
         requests: list[Asked] = []
         if session.subscribe(subscription):
-            requests.append(self._ask(connection, Subscribe, subscription.filter))
+            requests.append(self._ask(connection, ClientSubscribe, subscription.filter))
         if subscription.group:
             self._endpoint.keeper.join(connection.client, subscription, asks=True)
         if former is not None and former.filter != subscription.filter:
@@ -155,10 +155,12 @@ class Subscribing:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
         elif not session.holds(former.filter):
-            return [self._ask(connection, Unsubscribe, former.filter)]
+            return [self._ask(connection, ClientUnsubscribe, former.filter)]
         return []
 
-    def _ask(self, connection: MqttConnection, kind: type[Subscribe | Unsubscribe], filter: str) -> int:
+    def _ask(
+        self, connection: MqttConnection, kind: type[ClientSubscribe | ClientUnsubscribe], filter: str
+    ) -> int:
         connection.request += 1
         request: Request = kind(connection.request, parse(filter))
         self._endpoint.inputs.append(Submitted(connection.client, connection.id, request))
