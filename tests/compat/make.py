@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 from tests.compat.archives import contents, pack
 from tests.compat.conversations import RecordingWorld
+from tests.compat.handshakes import record
 from tests.compat.worlds import PROTOCOLS, make_killed, make_stopped, tell_first_part, tell_second_part
 
 from roamcast import __version__
@@ -22,6 +23,7 @@ from roamcast import __version__
 HERE = Path(__file__).resolve().parent
 WORLDS = {"stopped": make_stopped, "killed": make_killed}
 CONVERSATION_FILE = "conversation.json"
+HANDSHAKE_FILE = "handshake.json"
 LISTENER = "b1"
 
 
@@ -39,8 +41,8 @@ def write(folder: Path) -> None:
     world = RecordingWorld(PROTOCOLS[0], LISTENER)
     tell_first_part(world)
     tell_second_part(world)
-    turns = msgspec.json.format(msgspec.json.encode(world.turns), indent=1)
-    (folder / CONVERSATION_FILE).write_bytes(turns + b"\n")
+    for name, told in ((CONVERSATION_FILE, world.turns), (HANDSHAKE_FILE, record())):
+        (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:

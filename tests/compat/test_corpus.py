@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from tests.compat.archives import unpack
 from tests.compat.conversations import Turn, answer, check_says_as_before, said_by
-from tests.compat.make import CONVERSATION_FILE, HERE, WORLDS, folder_of
+from tests.compat.handshakes import IDS, Role, Step, play
+from tests.compat.make import CONVERSATION_FILE, HANDSHAKE_FILE, HERE, WORLDS, folder_of
 from tests.compat.worlds import PROTOCOLS, check_opened, new_world
 
 from roamcast import __version__
@@ -51,6 +52,24 @@ def test_a_recorded_conversation_is_answered_as_before(version: str) -> None:
         check_says_as_before(before[peer].fleeting, now[peer].fleeting)
         assert before[peer].acknowledged == now[peer].acknowledged
         assert {"Burst", "Relayed", "Retain"} <= {message[0] for message in before[peer].numbered}
+
+
+@pytest.mark.parametrize(("role", "other"), [("dialer", "listener"), ("listener", "dialer")])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_recorded_handshake_comes_to_a_link(version: str, role: Role, other: Role) -> None:
+    recorded = msgspec.json.decode((HERE / version / HANDSHAKE_FILE).read_bytes(), type=list[Step])
+    agreed, said = play(recorded, role)
+    assert agreed.peer == IDS[other]
+    assert agreed.version >= 1
+    before = [step for step in recorded if step.role == role]
+    assert [step.is_preface for step in said] == [step.is_preface for step in before]
+    for was, is_now in zip(before, said, strict=True):
+        if was.is_preface:
+            assert is_now.data == was.data
+        elif was.fields[0] == "HandshakeHello":
+            assert is_now.fields[:4] == was.fields[:4], "the versions that follow may have risen"
+        elif was.fields[0] != "Proof":
+            assert is_now.fields[: len(was.fields)] == was.fields
 
 
 def test_the_files_of_a_version_are_small() -> None:
