@@ -205,12 +205,12 @@ def run(command: Sequence[str], folder: Path | None = None) -> str:
 def next_steps(version: str, wheel: Path, sdist: Path) -> str:
     return "\n".join([
         f"{wheel} and {sdist} are good. Next:",
-        f"  1. Put today's date into the heading of {version} in CHANGELOG.md, commit, and tag: "
+        f"  1. Put today's date into the heading of {version} in CHANGELOG.md, commit, and tag the commit: "
         f"git tag v{version}",
-        f"  2. Record the commit under [{version}] in tests/compat/releases.toml, and commit that.",
+        f"  2. python -m tests.compat.released $(git rev-parse v{version}), and commit what it changed.",
         "  3. Publish the two files, for example with twine.",
-        "  4. Set the next version in pyproject.toml and "
-        f"src/{PACKAGE}/__init__.py, and open its heading in CHANGELOG.md.",
+        f"  4. Set the next version in pyproject.toml and src/{PACKAGE}/__init__.py, open its heading in "
+        "CHANGELOG.md, and write its files: python -m tests.compat.make",
     ])  # fmt: skip
 
 
