@@ -19,7 +19,8 @@ def test_a_release_is_noted_in_all_tables(tmp_path: Path) -> None:
     for name, flag in FLAGS.items():
         before, after = ((folder / name).read_text() for folder in (HERE, tmp_path))
         assert json.loads(after) == json.loads(before) | {"released": flag}
-        changed = [one for one, other in zip(before.splitlines(), after.splitlines(), strict=True) if one != other]
+        lines = zip(before.splitlines(), after.splitlines(), strict=True)
+        changed = [one for one, other in lines if one != other]
         assert all('"released"' in line for line in changed), "the form of the table is kept"
     with pytest.raises(SystemExit, match="a version is released once"):
         note(tmp_path, "9.8.7", COMMIT)
