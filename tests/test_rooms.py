@@ -20,9 +20,10 @@ PROCESSES = PRODUCT | {"records", "config", "storage", "net"}
 TOOLS = PROCESSES | {"client", "simulator", "daemon", "proxy", "models", "slow_link"}
 
 # Room to what it may import of roamcast: a room, or one module of a room. Every room may also import
-# itself and roamcast.errors. Rooms of one line do not see each other.
+# itself, roamcast.errors and roamcast.state. Rooms of one line do not see each other.
 SEES: dict[str, set[str]] = {
     "errors": set(),
+    "state": set(),
     "filters": set(),
     "models": set(),
     "protocol": {"filters"},
@@ -117,7 +118,7 @@ def may_import(room: str, name: str) -> bool:
         return True
     if room == "":
         return target == "client"  # roamcast.connect
-    if target in {room, "errors"}:
+    if target in {room, "errors", "state"}:
         return True
     return any(f"{name}.".startswith(f"{allowed}.") for allowed in SEES[room])
 

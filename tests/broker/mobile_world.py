@@ -18,6 +18,7 @@ from roamcast.broker.moving.noted_filters import subscriptions_in
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec.packets import Packet
+from roamcast.protocol.snapshot import state_hash
 
 REST_S = 10.0
 """So long a network is left alone until it is at rest: a few rounds, and the time a leader is missed."""
@@ -90,6 +91,7 @@ class MobileWorld(World):
         if amnesia:
             self.journals[id].clear()
             self.told[id].clear()
+            self.is_ahead[id] = None
         self.start(id)
         for peer in peers:
             self.connect_link(id, peer)
@@ -191,6 +193,7 @@ class MobileWorld(World):
             entry = decode_entry(data)
             assert seen_of(site.step(entry.now, entry.inputs)) == told, (id, entry)
         assert isinstance(site, MovingMachine)
+        assert state_hash(site) == state_hash(self.sites[id])
         assert state_of(site) == state_of(self.sites[id])
 
 

@@ -48,7 +48,7 @@ def run(site: BrokerMachine, *inputs: MachineInput) -> list[MachineEffects]:
     turns = [site.step(2.0, inputs)]
     while turns[-1].unread:
         goes_on: list[MachineInput] = [ClientFrames(one, b"") for one in turns[-1].unread]
-        turns.append(site.step(2.0, goes_on + turns[-1].deferred))
+        turns.append(site.step(2.0, [*goes_on, *turns[-1].deferred]))
     return turns
 
 

@@ -101,6 +101,7 @@ def test_a_broker_that_was_forgotten_and_comes_back_with_an_empty_disk_is_told_e
     world.step("b1", [])
     world.settle()
     world.journals["b2"].clear()
+    del world.sites["b2"]
     world.start("b2")
     assert kept(world, "b2") == {}
     world.links.append(("b1", "b2"))

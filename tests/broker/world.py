@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import (
     BrokerForgotten,
     ClientConnected,
@@ -33,6 +34,7 @@ from roamcast.mqtt.codec.packets import Packet
 from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
+from roamcast.protocol.snapshot import state_hash
 
 PACKET_MAX = 1 << 20
 
@@ -96,6 +98,8 @@ class World:
         self.crashes = False
         """Whether brokers crash now and then."""
         self.crashed = 0
+        self.is_ahead: dict[str, None] = {}
+        """Brokers that crashed before their last turn was journalled."""
         for id in self.ids:
             self.start(id)
         for one, other in self.links:
@@ -108,13 +112,24 @@ class World:
         return MachineSettings(id)
 
     def start(self, id: str) -> None:
-        settings = self.settings(id)
-        site = make_machine(settings)
+        site, live = self.recover(id), self.sites.get(id)
+        if live is not None and id not in self.is_ahead:
+            assert state_hash(site) == state_hash(live), f"{id} was replayed to another state"
+        self.is_ahead.pop(id, None)
+        self.sites[id] = site
+        self.step(id, [Started(self.settings(id))])
+
+    def recover(self, id: str) -> AnyMachine:
+        """The machine as its journal has it."""
+        site = self.begin(id)
         for data in self.journals[id]:
             entry = decode_entry(data)
             site.step(entry.now, entry.inputs)
-        self.sites[id] = site
-        self.step(id, [Started(settings)])
+        return site
+
+    def begin(self, id: str) -> AnyMachine:
+        """The machine as it was before the first entry of its journal."""
+        return make_machine(self.settings(id))
 
     def crash(self, id: str) -> None:
         """Kill it; sometimes with a turn journalled whose effects nobody saw."""
@@ -135,6 +150,8 @@ class World:
             end = self.fate(inputs)
             if end != "before":
                 self.journals[id].append(encode_entry(self.now, effects.durable))
+            if end == "before":
+                self.is_ahead[id] = None
             if end:
                 self.crash(id)
                 return

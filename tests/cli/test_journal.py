@@ -49,9 +49,8 @@ def outcome_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tupl
 def test_verify_tells_of_every_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, errors = outcome(capsys, "verify", folder)
     assert (code, errors) == (0, [])
-    assert (
-        lines[0] == "snapshot-000000000000000008.snapshot: whole, state after entry 8, 9 bytes, version 1.2"
-    )
+    held = "state after entry 8, 9 bytes, version 1.2, replay 1"
+    assert lines[0] == f"snapshot-000000000000000008.snapshot: whole, {held}"
     assert lines[1].startswith("segment-000000000003.journal: whole, entries 9 to 11 in 2 commits, ")
     assert lines[2:] == ["recovery starts from the snapshot after entry 8, replays 3 entries"]
 
@@ -87,7 +86,7 @@ def test_verify_finds_damage(folder: Path, capsys: pytest.CaptureFixture[str]) -
     code, lines, _ = outcome(capsys, "verify", folder)
     assert code == 1
     assert lines[1].startswith(
-        "segment-000000000003.journal: DAMAGED after no entries, 0 bytes, version 1.2: "
+        "segment-000000000003.journal: DAMAGED after no entries, 0 bytes, version 1.2, replay 1: "
     )
     assert "damaged at offset 4096: entry 9 is broken or missing" in lines[1]
     assert lines[2].startswith(

@@ -27,7 +27,9 @@ from roamcast.mqtt.codec.packets import Connect, Publish
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.protocol.effects import Input
-from roamcast.protocol.snapshot import freeze, known_class
+from roamcast.protocol.snapshot import freeze
+from roamcast.protocol.snapshot_form import STATEFUL, Catalogue
+from roamcast.state import State
 from roamcast.storage.kept_out import Who
 
 
@@ -35,6 +37,8 @@ class Touchy(BrokerMachine):
     """Raises on packets with `poison`, on timers if told so, and when `half` has come from two clients."""
 
     fears_time = False
+
+    __state__ = State("touchy", derived=("fears_time",))
 
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         inputs = list(inputs)
@@ -76,15 +80,14 @@ def turn(*inputs: MachineInput | Input) -> Entry:
 X, Y, Z = (Who("client", name) for name in "xyz")
 
 
-def known(module: str, name: str) -> type:
-    return Touchy if name == "Touchy" else known_class(module, name)
+KNOWN = Catalogue((f"{__name__}.", *(f"roamcast.{place}." for place in STATEFUL)))
 
 
 def test_one_culprit_among_honest_clients(machine: Touchy) -> None:
-    before = freeze(machine, known)
+    before = freeze(machine, KNOWN)
     verdict = judge(machine, turn(said(1, b"good"), said(2, b"poison"), said(3, b"good"), ConnectionLost(3)))
     assert (verdict.culprits, verdict.suspects) == ([Y], [])
-    assert freeze(machine, known) == before
+    assert freeze(machine, KNOWN) == before
 
 
 def test_a_client_that_came_in_the_same_turn(machine: Touchy) -> None:

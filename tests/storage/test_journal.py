@@ -19,6 +19,7 @@ from tests.storage.journals import (
 
 from roamcast.errors import InputError
 from roamcast.storage.journal import Journal, JournalFailed, Sync
+from roamcast.storage.segments import SEGMENT_SUFFIX, numbered, read_segment_head
 
 BOTH: list[Sync] = ["process", "group"]
 
@@ -197,21 +198,37 @@ def test_a_journal_that_gets_no_snapshot_stops_at_its_limit(tmp_path: Path) -> N
     journal.close()
 
 
-def test_another_version_starts_only_after_a_clean_stop(tmp_path: Path) -> None:
-    journal, _ = open_journal(tmp_path, version="1.0")
+def test_another_replay_number_starts_only_after_a_clean_stop(tmp_path: Path) -> None:
+    journal, _ = open_journal(tmp_path, version="1.0", replay=1)
     commit_entries(journal, [[10]])
     journal.close()
-    with pytest.raises(InputError, match=r"entries of version 1\.0, which 1\.1 cannot replay: start version"):
-        open_journal(tmp_path, version="1.1")
-    journal, _ = open_journal(tmp_path, version="1.0")
+    refusal = (
+        r"entries of version 1\.0 \(replay 1\), which 1\.1 \(replay 2\) cannot replay: start version 1\.0 "
+        r"once with .* and stop it cleanly, it leaves a snapshot; then start 1\.1"
+    )
+    with pytest.raises(InputError, match=refusal):
+        open_journal(tmp_path, version="1.1", replay=2)
+    journal, _ = open_journal(tmp_path, version="1.0", replay=1)
     journal.write_snapshot(b"state")
     journal.close()
-    journal, recovered = open_journal(tmp_path, version="1.1")
-    assert (recovered.snapshot, recovered.snapshot_version) == (b"state", "1.0")
+    journal, recovered = open_journal(tmp_path, version="1.1", replay=2)
+    assert (recovered.snapshot, recovered.snapshot_version, recovered.sequence) == (b"state", "1.0", 1)
     commit_entries(journal, [[10]])
     journal.close()
-    with pytest.raises(InputError, match=r"entries of version 1\.1, which 1\.0 cannot replay"):
-        open_journal(tmp_path, version="1.0")
+    with pytest.raises(InputError, match=r"entries of version 1\.1 \(replay 2\), which 1\.0"):
+        open_journal(tmp_path, version="1.0", replay=1)
+
+
+def test_another_version_with_the_same_replay_number_goes_on(tmp_path: Path) -> None:
+    journal, _ = open_journal(tmp_path, version="1.0")
+    commit_entries(journal, [[10]])
+    journal.close()
+    journal, recovered = open_journal(tmp_path, version="1.1")
+    assert recovered.entry_count == 1
+    commit_entries(journal, [[10]])
+    journal.close()
+    heads = [read_segment_head(path) for path in numbered(tmp_path, SEGMENT_SUFFIX).values()]
+    assert [(head.version, head.replay) for head in heads] == [("1.0", 1), ("1.1", 1)]
 
 
 def test_one_folder_has_one_owner(tmp_path: Path) -> None:

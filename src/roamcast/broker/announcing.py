@@ -16,6 +16,7 @@ from roamcast.mqtt.server.marks import PLAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
 from roamcast.protocol.messages import Deliver, Fleeting
 from roamcast.protocol.notification import ClientMessage, Command, encode_attributes
+from roamcast.state import State
 
 
 class AnnouncingHost(Protocol):
@@ -47,13 +48,15 @@ class RecallAnnounced(Command, frozen=True):
 
 
 class Announcements:
-    __unsaved__ = ("_last",)
+    __state__ = State("announcements", saved=("_broker",), derived=("_last",))
 
     def __init__(self, broker: AnnouncingHost) -> None:
         self._broker = broker
-        broker.obey(Announce, self.on_announce)
-        broker.obey(RecallAnnounced, self.on_recall)
         self._restore()
+
+    def register_handlers(self) -> None:
+        self._broker.obey(Announce, self.on_announce)
+        self._broker.obey(RecallAnnounced, self.on_recall)
 
     def _restore(self) -> None:
         self._last: dict[str, bytes] = {}

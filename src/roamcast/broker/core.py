@@ -72,6 +72,7 @@ from roamcast.protocol.session import Session
 from roamcast.routing.location.ploc import Ploc
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.router import Owner, Router, Token
+from roamcast.state import State
 
 new_row = tuple.__new__
 """Makes a Row of all its fields, in a third of the time that the class takes itself."""
@@ -108,7 +109,21 @@ class UnjournalledEffect(RuntimeError):
 class BrokerCore(SubscribingHost, SessionsHost):
     """One broker. `step` is the only way in, its result the only way out."""
 
-    __unsaved__ = ("_out", "_unjournalled", "_unjournalled_source", "figures")
+    __state__ = State(
+        "broker-core",
+        saved=(
+            "settings", "id", "buffer", "front", "router", "_ways", "sessions", "next_incarnation",
+            "sessions_begun", "_own", "attachments", "locator", "protocol", "_next_hops", "_records_all",
+            "_records_any", "timers", "_timers_set", "loopback", "_departing", "_in_handoff", "requests",
+            "endings", "reunion", "returns", "places", "_issues",
+        ),
+        # Fleeting bursts move the time and are recorded, and are not journalled.
+        unhashed=("now", "_sequence"),
+        derived=(
+            "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
+            "figures", "salvagers",
+        ),
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -124,11 +139,6 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.now = 0.0
         self.buffer = Buffer(self.settings.buffer_bytes, self.settings.queue)
         self.front = front
-        self.collect: Callable[[Owner, str, Burst], None] | None = None
-        """Takes what is routed to owners that are no client: their first element is empty."""
-        self.collects: Callable[[tuple[str, str]], None] | None = None
-        """Hears when a subscription of theirs has settled."""
-        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
         self.router = Router(
             routing,
             self._send_peer,
@@ -162,9 +172,7 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.reunion = Reunion(self)
         self.returns = Returns(self)
         self.places = Places(self)
-        self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents.local)
-        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
-        self._orders: dict[type[Command], Callable[[Any], None]] = {}
+        self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents)
         self._restore()
 
     def _restore(self) -> None:
@@ -174,7 +182,13 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self._unjournalled_source = ""
         """… who sent it; "" for a client."""
         self.figures = Figures()
-        own: dict[type[Message], Callable[[str, Any], None]] = {
+        self.router.connect(self._send_peer, self.settled)
+        self.collect: Callable[[Owner, str, Burst], None] | None = None
+        """Takes what is routed to owners that are no client: their first element is empty."""
+        self.collects: Callable[[tuple[str, str]], None] | None = None
+        """Hears when a subscription of theirs has settled."""
+        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
             **self.reunion.handlers,
@@ -185,8 +199,10 @@ class BrokerCore(SubscribingHost, SessionsHost):
             Relayed: self._on_relayed,
             **self.locator.handlers,
         }
-        self._handlers |= own
-        self._orders |= {Drain: self.endings.on_drain, TakenBack: self.locator.on_taken_back}
+        self._orders: dict[type[Command], Callable[[Any], None]] = {
+            Drain: self.endings.on_drain,
+            TakenBack: self.locator.on_taken_back,
+        }
 
     def configure(self, settings: CoreSettings) -> None:
         """Other settings from now on; routing and the protocol's own stay as they were."""
@@ -254,6 +270,10 @@ class BrokerCore(SubscribingHost, SessionsHost):
         """Clients and the connections they have here. After a restart a driver says that they are gone."""
         held = [*self.attachments.items(), *self.endings.waiting.items()]
         return [(client, one.connection) for client, one in held if one is not None and one.connection]
+
+    def counters(self) -> tuple[int, ...]:
+        """Figures that tell two states apart soon after anything differs; not affected by fleeting bursts."""
+        return self.next_incarnation, self.sessions_begun, len(self.sessions), self._timers_set
 
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import AttachRequest, Cause
 from roamcast.protocol.notification import Command, Message
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -24,10 +25,14 @@ class Emptied(Message, frozen=True):
 
 
 class Draining:
+    __state__ = State("draining", saved=("_broker",))
+
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        broker.obey(HandAway, self.on_hand_away)
-        broker.serve(Emptied, self.on_emptied)
+
+    def register_handlers(self) -> None:
+        self._broker.obey(HandAway, self.on_hand_away)
+        self._broker.serve(Emptied, self.on_emptied)
 
     def on_hand_away(self, command: HandAway) -> None:
         broker = self._broker

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from roamcast.protocol.messages import AttachRequest, Drain, Hello, HolderUnknown
 from roamcast.protocol.session import Session
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Endings:
+    __state__ = State("endings", saved=("_broker", "waiting", "_asked", "_replaced"))
+
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self.waiting: dict[str, Attachment | None] = {}

@@ -17,6 +17,7 @@ from roamcast.mqtt.server.access import AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
 from roamcast.protocol.messages import ClientPublish
+from roamcast.state import State
 
 PACKETS_MIN = 20
 """What one client may always send in one turn."""
@@ -45,6 +46,9 @@ class ClientFront(Protocol):
     def perform(self, effects: Effects, out: MachineEffects) -> None:
         """What the core wants done for clients."""
 
+    def position(self, client: str) -> tuple[Any, ...]:
+        """Figures that change with what it keeps for a client, for comparing a replay."""
+
     def next_time(self) -> float | None: ...
     def on_deadline(self) -> None: ...
     def apply(self, settings: MachineSettings) -> None: ...
@@ -64,6 +68,8 @@ FromClient = ClientFrames | ConnectionLost | ClientConnected
 
 class MqttFront(Endpoint):
     kinds: frozenset[Any] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
+
+    __state__ = State("mqtt-front")
 
     @property
     def of_core(self) -> Front:
@@ -106,6 +112,12 @@ class MqttFront(Endpoint):
             out.closes = list(self.closes)
             self.closes.clear()
 
+    def position(self, client: str) -> tuple[Any, ...]:
+        session = self.sessions.get(client)
+        if session is None:
+            return ()
+        return session.connection, list(session.subscriptions), *session.in_flight.position()
+
     def next_time(self) -> float | None:
         return self.timers.next()
 
@@ -123,6 +135,10 @@ class PlainFront:
     """Passes on what clients say and hear. It keeps nothing but which connections are open."""
 
     kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted, SessionOver})
+
+    __state__ = State(
+        "plain-front", saved=("inputs", "sessions", "connections", "_is_journalled"), unhashed=("now",)
+    )
 
     def __init__(self, is_journalled: bool = True) -> None:
         self.inputs: list[Input] = []
@@ -158,6 +174,9 @@ class PlainFront:
             out.client_closes = [*out.client_closes, *closes]
             for _, connection, _ in closes:
                 self.connections.pop(connection, None)
+
+    def position(self, client: str) -> tuple[Any, ...]:
+        return ()
 
     def next_time(self) -> float | None:
         return None

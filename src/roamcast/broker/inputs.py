@@ -21,6 +21,10 @@ from roamcast.protocol.records import Row
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.variables import NumberSteps, Variable
 
+REPLAY = 1
+"""Rises whenever replaying the same entries may give another state than before: when the machine's behaviour
+or the meaning of an input changes. Only code with the same number replays a journal's entries."""
+
 
 class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """One thing that happened."""
@@ -147,6 +151,14 @@ class Tick(MachineInput, frozen=True):
     """The time that `deadline()` named has come."""
 
 
+class StateChecked(MachineInput, frozen=True):
+    """What the state amounts to at the end of this turn. The machine adds it now and then by itself, and a
+    replay that comes to something else is refused."""
+
+    sums: dict[str, int]
+    """A checksum of each part of the state that was looked at."""
+
+
 # --- of brokers that move; all but the inputs above follow from these, so that no election is replayed ---
 
 
@@ -193,6 +205,7 @@ AnyInput = (
     | SessionSought
     | DrainOrdered
     | Tick
+    | StateChecked
     | Elapsed
     | ParentTaken
     | LinkLeft

@@ -6,20 +6,22 @@ may arrive afterwards, on its way to others. Only the times can tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from roamcast.filters.filter import Filter
 from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.routing.dependents import Dependents
 from roamcast.routing.router import Owner
+from roamcast.state import State
 
 
 class IssueTimes:
-    def __init__(self, clock_error_s: float | None, local: Callable[[Filter], Filter]) -> None:
-        """`local` gives what a filter on a client's own state matches at present."""
+    __state__ = State("issue-times", saved=("latest", "_clock_error_s", "_dependents", "_issued_at"))
+
+    def __init__(self, clock_error_s: float | None, dependents: Dependents) -> None:
+        """`dependents` knows what a filter on a client's own state matches at present."""
         self.latest = float("-inf")
         """Nothing here was ever issued later: what was published after that needs no closer look."""
         self._clock_error_s = clock_error_s
-        self._local = local
+        self._dependents = dependents
         self._issued_at: dict[Owner, dict[Filter, float]] = {}
 
     def note(self, owner: Owner, filter: Filter, issued_at: float) -> None:
@@ -42,6 +44,6 @@ class IssueTimes:
         attributes = decode_attributes(burst.attributes)
         return not any(
             issued_at <= burst.published_at
-            and (self._local(filter) if filter.own else filter).matches(attributes)
+            and (self._dependents.local(filter) if filter.own else filter).matches(attributes)
             for filter, issued_at in issued.items()
         )

@@ -35,6 +35,7 @@ from roamcast.protocol.messages import (
     TakenBack,
 )
 from roamcast.protocol.session import Session
+from roamcast.state import State
 
 Key = tuple[str, str, int, int]
 """A question on its way: client, asking broker, which attach there, and which round of asking."""
@@ -80,6 +81,8 @@ class Gathering:
 
     __slots__ = ("asker", "claim", "incarnation", "request", "waiting")
 
+    __state__ = State("gathering")
+
     def __init__(
         self,
         asker: str | None,
@@ -99,7 +102,11 @@ class Gathering:
 
 
 class Locator:
-    __unsaved__ = ("handlers",)
+    __state__ = State(
+        "locator",
+        saved=("host", "pending", "asked", "queued", "moved_to", "gathering", "rounds", "rivals"),
+        derived=("handlers",),
+    )  # fmt: skip
 
     def __init__(self, host: LocatorHost) -> None:
         self.host = host

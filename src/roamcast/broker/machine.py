@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ from roamcast.broker.inputs import (
     SessionSought,
     SettingsChanged,
     Started,
+    StateChecked,
     StatusAnnounced,
     Tick,
     Tree,
@@ -62,6 +63,7 @@ from roamcast.protocol.effects import (
     TrimQueues,
 )
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 
 class BrokerMachine(MachineBase[ClientFront]):
@@ -69,13 +71,16 @@ class BrokerMachine(MachineBase[ClientFront]):
     seeking: Seeking
     links_may_cycle = False
 
-    __unsaved__ = ("_out",)
+    __state__ = State(
+        "broker-machine",
+        saved=(
+            "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
+        ),
+        unhashed=("_now",),
+    )  # fmt: skip
 
     def __init__(self, settings: MachineSettings) -> None:
-        self.settings = settings
-        self.id = settings.id
-        self.starts = 0
-        """How often a process has begun to drive this site."""
+        super().__init__(settings)
         self.front: ClientFront = (
             MqttFront(self) if settings.front == "mqtt" else PlainFront(settings.encodes)
         )
@@ -88,7 +93,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.links = Links(settings.id, Codec() if settings.encodes else None)
         self.retained = RetainedMessages(self.broker)
         self.wills = Wills(self.broker)
-        self.shared = SharedSubscriptions(self.broker, self.front.group_settled, self.front.join_all_groups)
+        self.shared = SharedSubscriptions(self.broker, self.front)
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.front)
         self.draining = Draining(self.broker)
@@ -98,7 +103,10 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._restore()
 
     def _restore(self) -> None:
-        self._out = MachineEffects()
+        super()._restore()
+        parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
+        for part in parts:
+            part.register_handlers()
 
     # --- the contract ---
 
@@ -113,6 +121,8 @@ class BrokerMachine(MachineBase[ClientFront]):
             elif type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
                 front.inputs.append(item)
+            elif type(item) is StateChecked:
+                self._expected = item
             else:
                 self._on_input(item)
         if front.inputs:
@@ -125,6 +135,8 @@ class BrokerMachine(MachineBase[ClientFront]):
             front.collect(out)
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
+        if out.durable or self._expected is not None:
+            self._check_state()
         return out
 
     def deadline(self) -> float | None:
@@ -306,6 +318,24 @@ class BrokerMachine(MachineBase[ClientFront]):
                 out.records = [*out.records, *records] if out.records else records
             if effects.to_clients or effects.closes:
                 front.perform(effects, out)
+
+    # --- what is checked in a replay ---
+
+    def _clients(self) -> Collection[str]:
+        return self.broker.sessions
+
+    def _queue_position(self, client: str) -> tuple[int, ...]:
+        session, attachment = self.broker.sessions.get(client), self.broker.attachments.get(client)
+        position: tuple[int, ...] = ()
+        if session is not None:
+            position += (session.number, session.incarnation, session.published, session.accepted)
+        if attachment is not None and attachment.queue is not None:
+            queue = attachment.queue
+            position += (queue.base, queue.sent, queue.appended, queue.popped)
+        return position
+
+    def _counters(self) -> tuple[int, ...]:
+        return (*self.broker.counters(), *self.retained.counters())
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
+from zlib import crc32
+
+import msgspec
 
 from roamcast.broker.contract import AnyLinks
 from roamcast.broker.fronts import ClientFront
-from roamcast.broker.inputs import MachineEffects
+from roamcast.broker.inputs import MachineEffects, StateChecked
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import PublishThat
 from roamcast.errors import InputError
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.effects import CommandGiven
+from roamcast.state import State
+
+CHECK_EVERY = 4096
+"""After this many turns that were journalled the state is checked once more."""
+SESSIONS_CHECKED = 256
+"""Sessions that one check looks at; the next check goes on behind them, so that no turn takes long."""
+
+
+class StateDiverged(InputError):
+    """A replay came to another state than the broker that wrote the journal."""
+
 
 
 class Answering(Protocol):
@@ -31,6 +46,27 @@ class MachineBase(Generic[AFront]):
     seeking: Answering
     _out: MachineEffects
 
+    __state__ = State(
+        "machine-base",
+        saved=("settings", "id", "starts", "front", "_sessions_checked"),
+        unhashed=("_turns_unchecked",),
+        derived=("_expected", "_out"),
+    )
+
+    def __init__(self, settings: MachineSettings) -> None:
+        self.settings = settings
+        self.id = settings.id
+        self.starts = 0
+        """How often a process has begun to drive this site."""
+        self._turns_unchecked = 0
+        self._sessions_checked = 0
+        """How many sessions were looked at since all of them were."""
+
+    def _restore(self) -> None:
+        self._out = MachineEffects()
+        self._expected: StateChecked | None = None
+        """What the journal says of the state at the end of the turn that is replayed."""
+
     def journalled(self, over: Collection[str] = ()) -> None:
         """Everything that this site has received is in the journal: its peers may be told.
 
@@ -39,6 +75,51 @@ class MachineBase(Generic[AFront]):
         for peer, end in self.links.ends.items():
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
+
+    def _check_state(self) -> None:
+        """A turn is over: compare the state with what the journal says of it, or say it now and then."""
+        expected, self._expected = self._expected, None
+        durable = self._out.durable
+        if expected is None:
+            self._turns_unchecked += 1
+            if self._turns_unchecked < CHECK_EVERY:
+                return
+        sums = self._sums()
+        known = expected.sums if expected is not None else {}
+        differ = [name for name in sums if known.get(name, sums[name]) != sums[name]]
+        if differ:
+            raise StateDiverged(
+                f"the replayed state differs from the one that was journalled in: {', '.join(differ)}"
+            )
+        durable.append(StateChecked(sums))
+        self._turns_unchecked = 0
+        self._sessions_checked += SESSIONS_CHECKED
+        if self._sessions_checked >= len(self._clients()):
+            self._sessions_checked = 0
+
+    def _sums(self) -> dict[str, int]:
+        """Checksums of counters and positions: cheap, and wrong soon after anything else is."""
+        clients, first = self._clients(), self._sessions_checked
+        looked_at = list(islice(clients, first, first + SESSIONS_CHECKED))
+        ends = self.links.ends.values()
+        return {
+            "links": _sum((end.peer, end.incarnation, end.sent, end.received) for end in ends),
+            "sessions": _sum((client, self.front.position(client)) for client in looked_at),
+            "queues": _sum(self._queue_position(client) for client in looked_at),
+            "counters": _sum((self.starts, len(clients), *self._counters())),
+        }
+
+    def _clients(self) -> Collection[str]:
+        """Those whose sessions are here."""
+        raise NotImplementedError
+
+    def _queue_position(self, client: str) -> tuple[int, ...]:
+        """How far the queue of a client is."""
+        raise NotImplementedError
+
+    def _counters(self) -> tuple[int, ...]:
+        """What counts the changes of this site's other parts."""
+        raise NotImplementedError
 
     def _check_start(self, settings: MachineSettings) -> None:
         """A state goes on only as what it was."""
@@ -58,3 +139,7 @@ class MachineBase(Generic[AFront]):
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
         """A will (see mqtt.endpoint.Keeper)."""
         self.front.inputs.append(CommandGiven(PublishThat(topic, marks, body)))
+
+
+def _sum(values: Iterable[object]) -> int:
+    return crc32(msgspec.msgpack.encode(list(values)))

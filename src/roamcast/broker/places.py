@@ -26,6 +26,7 @@ from roamcast.protocol.notification import encode_attributes
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location import pace
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -55,6 +56,8 @@ class Waiting(NamedTuple):
 class RoundTrip:
     """What is known of the link to a peer."""
 
+    __state__ = State("round-trip", saved=("asked_at", "measured_s", "used_s"))
+
     def __init__(self) -> None:
         self.asked_at = float("-inf")
         self.measured_s: list[float] = []
@@ -62,6 +65,8 @@ class RoundTrip:
 
 
 class Places:
+    __state__ = State("places", saved=("_broker", "_settings", "waiting", "_round_trips"))
+
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._settings = broker.settings.location

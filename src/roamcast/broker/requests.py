@@ -15,6 +15,7 @@ from roamcast.protocol.messages import Accepted, ClientPublish, Move, Request, S
 from roamcast.protocol.notification import decode_attributes
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -29,6 +30,8 @@ KIND_OF_CHANGE = {
 
 
 class Requests:
+    __state__ = State("requests", saved=("_broker", "_held", "_settling", "_gated", "_carrying_on"))
+
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._held: dict[str, list[Request]] = {}

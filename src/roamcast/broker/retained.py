@@ -19,6 +19,7 @@ from roamcast.mqtt.server.marks import QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Burst, Command, Message, encode_attributes
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -76,7 +77,13 @@ class TellRetained(Command, frozen=True):
 
 
 class RetainedMessages:
-    __unsaved__ = ("_bytes", "_count", "_topics")
+    __state__ = State(
+        "retained-messages",
+        saved=(
+            "refused", "_broker", "_messages_max", "_bytes_max", "_kept", "_clock", "_recalled", "_changes",
+        ),
+        derived=("_bytes", "_count", "_topics"),
+    )  # fmt: skip
 
     def __init__(self, broker: BrokerCore) -> None:
         self.refused = 0
@@ -88,14 +95,16 @@ class RetainedMessages:
         self._clock = (0.0, 0)
         self._recalled = 0
         self._changes = 0
+        self._restore()
+
+    def register_handlers(self) -> None:
         for kind, handler in (
             (KeepThis, self.on_keep_this),
             (Recall, self.on_recall),
             (TellRetained, self.on_tell),
         ):
-            broker.obey(kind, handler)
-        broker.serve(Retain, self.on_retain)
-        self._restore()
+            self._broker.obey(kind, handler)
+        self._broker.serve(Retain, self.on_retain)
 
     def _restore(self) -> None:
         self._count = self._bytes = 0
@@ -111,6 +120,9 @@ class RetainedMessages:
 
     def __len__(self) -> int:
         return self._count
+
+    def counters(self) -> tuple[int, ...]:
+        return self._count, self._bytes, self._changes
 
     def on_keep_this(self, command: KeepThis) -> None:
         broker = self._broker

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 from roamcast.protocol.messages import About, Grant, Message, Relayed
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 
 class Returns:
+    __state__ = State("returns", saved=("_broker", "_former_hops"))
+
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._former_hops: dict[str, str] = {}

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from roamcast.protocol.messages import AttachRequest, Cause, HolderUnknown, Message
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -89,6 +90,8 @@ class ClaimsHeard(Message, frozen=True):
 class Joining(msgspec.Struct):
     """Brokers that have come within reach, and those of them whose claims are not known yet."""
 
+    __state__ = State("reunion-joining")
+
     brokers: dict[str, None]
     unheard: dict[str, None]
     own: dict[str, dict[str, None]]
@@ -101,6 +104,8 @@ class Joining(msgspec.Struct):
 
 
 class Reunion:
+    __state__ = State("reunion", saved=("_broker", "_joining", "_held_back", "_older", "_newer"))
+
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._joining: list[Joining] = []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Command, Message
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -48,15 +49,17 @@ class IsHere(Message, frozen=True):
 
 
 class Seeking:
-    __unsaved__ = ("answers",)
+    __state__ = State("seeking", saved=("_broker", "_front"), derived=("answers",))
 
     def __init__(self, broker: BrokerCore, front: ClientFront) -> None:
         self._broker = broker
         self._front = front
-        broker.obey(Seek, self.on_seek)
-        broker.serve(WhereIs, self.on_where_is)
-        broker.serve(IsHere, self.on_is_here)
         self._restore()
+
+    def register_handlers(self) -> None:
+        self._broker.obey(Seek, self.on_seek)
+        self._broker.serve(WhereIs, self.on_where_is)
+        self._broker.serve(IsHere, self.on_is_here)
 
     def _restore(self) -> None:
         self.answers: list[IsHere] = []

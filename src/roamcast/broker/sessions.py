@@ -33,6 +33,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Router
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import CoreSettings
@@ -41,6 +42,8 @@ class Attachment:
     """A client's connection to this broker."""
 
     __slots__ = ("at", "connection", "hello", "queue", "window")
+
+    __state__ = State("attachment")
 
     def __init__(self, connection: int, hello: Hello, window: int, at: float) -> None:
         self.connection = connection

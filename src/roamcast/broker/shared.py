@@ -18,9 +18,8 @@ too. When an owner is gone for good, all brokers tell the next one of their memb
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -43,6 +42,7 @@ from roamcast.mqtt.server.marks import SHARED
 from roamcast.protocol.messages import Deliver
 from roamcast.protocol.notification import Burst
 from roamcast.routing.router import Owner
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
@@ -54,7 +54,14 @@ Key = tuple[str, str]
 class Group:
     """A group that is owned here, or is about to be."""
 
-    __unsaved__ = ("fleeting_turn",)
+    __state__ = State(
+        "group",
+        saved=(
+            "members", "there", "turn", "is_settled", "asking", "waiting", "heir", "last", "former", "unseen",
+            "left",
+        ),
+        derived=("fleeting_turn",),
+    )  # fmt: skip
 
     def __init__(self, former: str = "") -> None:
         self.members: dict[str, str] = {}
@@ -84,18 +91,32 @@ class Group:
         """Whose turn it is for what promises nothing: no journal knows of it."""
 
 
+class GroupFront(Protocol):
+    """What clients here are members by."""
+
+    def group_settled(self, client: str, key: Key) -> None:
+        """Tell a client here that a group has settled."""
+
+    def join_all_groups(self) -> None:
+        """Tell of all members here again."""
+
+
 class SharedSubscriptions:
-    def __init__(
-        self, broker: BrokerCore, tell: Callable[[str, Key], None], join: Callable[[], None]
-    ) -> None:
-        """`tell` says to a client here that a group has settled, `join` tells of all members here again."""
+    __state__ = State(
+        "shared-subscriptions",
+        saved=("_broker", "_front", "_groups", "_brokers", "_stranded"),
+    )
+
+    def __init__(self, broker: BrokerCore, front: GroupFront) -> None:
         self._broker = broker
-        self._tell = tell
-        self._join = join
+        self._front = front
         self._groups: dict[Key, Group] = {}
         self._brokers: dict[str, None] = {}
         self._stranded: list[GroupReturn] = []
         """On its way to brokers that are gone, until it is known who is left."""
+
+    def register_handlers(self) -> None:
+        broker = self._broker
         for kind, handler in (
             (GroupJoin, self.on_join),
             (GroupJoined, self.on_joined),
@@ -211,7 +232,7 @@ class SharedSubscriptions:
             group.asking = {}
 
     def on_joined(self, sender: str, message: GroupJoined) -> None:
-        self._tell(message.client, (message.group, message.filter))
+        self._front.group_settled(message.client, (message.group, message.filter))
 
     # --- notifications ---
 
@@ -353,7 +374,7 @@ class SharedSubscriptions:
             self._offer(key, group)
             self._end_if_empty(key, group)
         if lost:
-            self._join()
+            self._front.join_all_groups()
         stranded, self._stranded = self._stranded, []
         for back in stranded:
             self._broker.send(self.owner_of(back.group, back.filter), back)

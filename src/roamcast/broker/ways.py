@@ -12,6 +12,7 @@ from roamcast.broker.front import Front
 from roamcast.filters.filter import Attributes
 from roamcast.protocol.notification import Burst
 from roamcast.routing.router import Owner, Route, Router
+from roamcast.state import State
 
 Way = tuple[Burst, tuple[str, ...], tuple[Owner, ...]]
 """A burst, and the peers and local owners it goes to."""
@@ -22,6 +23,8 @@ Divide = Callable[[Burst, Route, Sequence[Attributes]], list[Way]]
 
 
 class Ways:
+    __state__ = State("ways", saved=("_router", "_front"))
+
     def __init__(self, router: Router, front: Front | None) -> None:
         self._router = router
         self._front = front

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from roamcast.mqtt.server.marks import TOPIC
 from roamcast.protocol.notification import Command, encode_attributes
+from roamcast.state import State
 
 
 class PublishThat(Command, frozen=True):
@@ -25,9 +26,13 @@ class PublishingHost(Protocol):
 
 
 class Wills:
+    __state__ = State("wills", saved=("_broker",))
+
     def __init__(self, broker: PublishingHost) -> None:
         self._broker = broker
-        broker.obey(PublishThat, self.on_publish_that)
+
+    def register_handlers(self) -> None:
+        self._broker.obey(PublishThat, self.on_publish_that)
 
     def on_publish_that(self, command: PublishThat) -> None:
         self._broker.publish_here(encode_attributes({TOPIC: command.topic}), command.body, command.marks)

@@ -41,7 +41,7 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     from roamcast.storage import inspection
 
     with reading(folder):
-        report = inspection.verify(folder)
+        report = inspection.verify(folder, hash_if_state)
     if as_json:
         emit_json(
             {
@@ -54,6 +54,16 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         print_report(report)
     if not report.is_sound:
         raise typer.Exit(EXIT_DAMAGED)
+
+
+def hash_if_state(data: bytes) -> str:
+    """The hash of a broker's state; "" for the snapshot of a proxy, which has none."""
+    from roamcast.protocol.snapshot import hash_of
+
+    try:
+        return hash_of(data)
+    except InputError:
+        return ""
 
 
 def print_report(report: JournalReport) -> None:
@@ -76,7 +86,8 @@ def line_of(one: FileReport) -> str:
         held = f"entries {one.first} to {one.last} in {count(one.commits, 'commit', 'commits')}"
     else:
         held = "no entries"
-    size = f"{held}, {one.size_bytes:,} bytes, version {one.version}"
+    size = f"{held}, {one.size_bytes:,} bytes, version {one.version}, replay {one.replay}"
+    size += f", state hash {one.state_hash}" if one.state_hash else ""
     if one.damage is not None:
         # What was read up to the damage, if its head could be read.
         return f"{one.file}: DAMAGED{f' after {size}' if one.version else ''}: {one.damage}"

@@ -11,7 +11,8 @@ import uvloop
 
 from roamcast import __version__
 from roamcast.broker.contract import AnyMachine
-from roamcast.broker.inputs import Started, decode_entry
+from roamcast.broker.inputs import REPLAY, Started, decode_entry
+from roamcast.broker.machine_base import StateDiverged
 from roamcast.broker.making import make_machine
 from roamcast.config.sections import Config
 from roamcast.daemon.event_log import EventLog
@@ -22,6 +23,7 @@ from roamcast.errors import InputError
 from roamcast.net import logs
 from roamcast.protocol.snapshot import thaw
 from roamcast.storage.journal import Journal
+from roamcast.storage.recovery import Recovered
 from roamcast.storage.restarting import FailStop
 
 log = logging.getLogger("roamcast")
@@ -51,6 +53,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         config.journal_folder,
         sync=config.journal.sync,
         version=__version__,
+        replay=REPLAY,
         segment_bytes=config.journal.segment_bytes,
         snapshot_after_bytes=config.journal.snapshot_after_bytes,
         journal_bytes_max=config.journal.bytes_max,
@@ -60,22 +63,9 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
     try:
         if config.events.level != "none":
             events = EventLog(config)
-        site: AnyMachine | None = thaw(recovered.snapshot) if recovered.snapshot is not None else None
         for note in recovered.notes:
             log.warning("%s", note)
-        for data in recovered.entries:
-            entry = decode_entry(data)
-            if site is None:
-                first = entry.inputs[0]
-                if not isinstance(first, Started):
-                    raise InputError(f"journal {config.journal_folder}: it does not begin with a start")
-                site = make_machine(first.settings)
-            try:
-                effects = site.step(entry.now, entry.inputs)
-            except Exception as error:
-                raise cannot_replay(config, error, data) from None
-            if events is not None and effects.records:
-                events.take(effects.records)
+        site = recover(config, recovered, events)
         if events is not None:
             events.replayed()
         site = site or make_machine(site_settings(config))
@@ -87,6 +77,36 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         journal.close()
         if events is not None:
             events.close()
+
+
+def recover(config: Config, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:
+    """The machine as it was, from the snapshot and the entries after it; None at the very first start."""
+    machine: AnyMachine | None = None
+    where = f"journal {config.journal_folder}"
+    if recovered.snapshot is not None:
+        try:
+            machine = thaw(recovered.snapshot, verify=True)
+        except InputError as error:
+            raise InputError(f"{where}: {error}; version {recovered.snapshot_version} wrote it") from None
+    for number, data in enumerate(recovered.entries, recovered.sequence + 1):
+        entry = decode_entry(data)
+        if machine is None:
+            first = entry.inputs[0]
+            if not isinstance(first, Started):
+                raise InputError(f"{where}: it does not begin with a start")
+            machine = make_machine(first.settings)
+        try:
+            effects = machine.step(entry.now, entry.inputs)
+        except StateDiverged as error:
+            raise InputError(
+                f"{where}: entry {number}: {error}; keep a copy of the folder for a report, and start the"
+                " version that wrote it, or restore a backup"
+            ) from None
+        except Exception as error:
+            raise cannot_replay(config, error, data) from None
+        if events is not None and effects.records:
+            events.take(effects.records)
+    return machine
 
 
 def _collect_seldom() -> None:

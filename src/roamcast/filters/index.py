@@ -22,6 +22,7 @@ from roamcast.filters.compiling import Predicate
 from roamcast.filters.covering import Box
 from roamcast.filters.expression import Attributes
 from roamcast.filters.filter import Filter
+from roamcast.state import State
 
 K = TypeVar("K", bound=Hashable)
 
@@ -33,8 +34,12 @@ MAX_WAITING = 4
 class FilterIndex(Generic[K]):
     """Keys with their filters; `match` lists the keys whose filter matches, in the order they were added."""
 
-    __unsaved__ = (
-        "_asked", "_columns", "_entries", "_key_of", "_label_of", "_next_number", "_repeating", "_table",
+    __state__ = State(
+        "filter-index",
+        saved=("_filters",),
+        derived=(
+            "_asked", "_columns", "_entries", "_key_of", "_label_of", "_next_number", "_repeating", "_table",
+        ),
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -28,6 +28,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import STRATEGIES, Owner, Token
+from roamcast.state import State
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
@@ -229,6 +230,8 @@ class MobilityProtocol:
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""
+
+    __state__ = State("mobility-protocol", saved=("host", "settings", "queues", "taken_back"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         self.host = host

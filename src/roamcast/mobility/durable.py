@@ -17,6 +17,7 @@ from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, re
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
+from roamcast.state import State
 
 ELSEWHERE = frozenset({"another_broker"})
 
@@ -33,6 +34,8 @@ class DurableSubscriptions(MobilityProtocol):
         stale=ELSEWHERE,
         remainder=True,
     )
+
+    __state__ = State("durable-subscriptions", saved=("durable",))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)

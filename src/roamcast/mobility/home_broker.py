@@ -42,6 +42,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
+from roamcast.state import State
 
 IN_TRANSIT = "in transit"
 """Why a foreign broker drops: the client is not there, and the notification is no longer at home."""
@@ -101,6 +102,8 @@ class ChangeSettled(Message, frozen=True):
 class Home:
     """What the home broker has of a client of its own."""
 
+    __state__ = State("home", saved=("queue", "location", "number"))
+
     def __init__(self, queue: DeliveryQueue) -> None:
         self.queue = queue
         self.location = ""
@@ -111,6 +114,8 @@ class Home:
 
 class Visit:
     """What a foreign broker has of a client that is attached to it."""
+
+    __state__ = State("home-broker-visit", saved=("number", "queue"))
 
     def __init__(self, number: int, queue: DeliveryQueue) -> None:
         self.number = number
@@ -123,6 +128,8 @@ class HomeBroker(MobilityProtocol):
     summary = "loses only what is in transit from the home broker when the client leaves; triangle routing"
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))
     own_state = False
+
+    __state__ = State("home-broker", saved=("homes", "visits", "changing"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -260,6 +267,8 @@ class HomeBroker(MobilityProtocol):
 class HomeBrokerPublished(HomeBroker):
     name = "home_broker:published"
     summary = "as published, without deregistration: also loses what is published while the client is away"
+
+    __state__ = State("home-broker-published")
 
     def deregister(self, session: Session, visit: Visit) -> None:
         """The home broker learns of it when the client is registered elsewhere, or comes home."""

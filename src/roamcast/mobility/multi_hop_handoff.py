@@ -34,6 +34,7 @@ from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
+from roamcast.state import State
 
 STREAM = "session"
 """One numbering for all brokers."""
@@ -131,6 +132,14 @@ class SegmentGone(Message, frozen=True):
 class Hold:
     """The token is here."""
 
+    __state__ = State(
+        "handoff-hold",
+        saved=(
+            "previous_hop", "stay", "queue", "segments", "granted", "asked_by", "own", "swept", "credit",
+            "hurries",
+        ),
+    )  # fmt: skip
+
     def __init__(self, stay: int, queue: DeliveryQueue, previous_hop: str = "") -> None:
         self.previous_hop = previous_hop
         """The peer from which it came."""
@@ -155,6 +164,14 @@ class Hold:
 class Pass:
     """The token went through here, or began its way here, under this attach number."""
 
+    __state__ = State(
+        "handoff-pass",
+        saved=(
+            "previous_hop", "next_hop", "subscriptions", "temporary_queue", "acknowledged", "swept",
+            "delivered",
+        ),
+    )  # fmt: skip
+
     def __init__(
         self, next_hop: str, subscriptions: dict[str, float], swept: tuple[Burst, ...] | None
     ) -> None:
@@ -172,6 +189,14 @@ class Pass:
 
 class Segment:
     """IN or OWN of a stay that the token has left."""
+
+    __state__ = State(
+        "handoff-segment",
+        saved=(
+            "bursts", "segments", "granted", "asked_by", "complete", "previous_hop", "want", "destination",
+            "number",
+        ),
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -199,6 +224,8 @@ class MultiHopHandoff(MobilityProtocol):
     takes_back = True
     summary = "exactly once and in order; subscriptions migrate hop by hop, stored notifications are pulled"
     promise = Promise(lost=frozenset({"overflow"}))
+
+    __state__ = State("multi-hop-handoff", saved=("holds", "passes", "segments"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -620,6 +647,8 @@ class MultiHopHandoffPublished(MultiHopHandoff):
 
     name = "multi_hop_handoff:published"
     summary = "as published: loses what is on the air at a leave, and what a temporary queue gets too late"
+
+    __state__ = State("multi-hop-handoff-published")
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         super().on_depart(session, destination, {STREAM: self.holds[session.client].queue.sent})

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from roamcast.errors import InputError
+from roamcast.state import State
 
 EVENTS_KEPT_MAX = 10_000
 """Moves, and removed edges, that are remembered for the figures; older ones are forgotten."""
@@ -72,6 +73,8 @@ class Edge:
 
     __slots__ = ("added_at", "used_at")
 
+    __state__ = State("neighbour-edge")
+
     def __init__(self, at: float) -> None:
         self.added_at = at
         self.used_at = at
@@ -87,6 +90,14 @@ class Removed(NamedTuple):
 
 class NeighbourGraph:
     """One broker's part of the graph: its neighbours."""
+
+    __state__ = State(
+        "neighbour-graph",
+        saved=(
+            "neighbours_max", "timeout_s", "directed", "online", "_loaded", "_is_changed", "insertions",
+            "moves", "removals", "_edges", "_moves", "_removed",
+        ),
+    )  # fmt: skip
 
     def __init__(
         self,

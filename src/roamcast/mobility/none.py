@@ -8,12 +8,15 @@ its way to the old broker, or missed the subscription on its way from the new.
 from __future__ import annotations
 
 from roamcast.mobility.base import MobilityProtocol, register
+from roamcast.state import State
 
 
 class NoMobility(MobilityProtocol):
     name = "none"
     takes_back = True
     summary = "what is published while the client is away is lost"
+
+    __state__ = State("mobility-none")
 
 
 register(NoMobility)

@@ -60,6 +60,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
+from roamcast.state import State
 
 STREAM = "session"
 """One numbering for all brokers."""
@@ -115,6 +116,8 @@ class NXT(Message, frozen=True, tag="phoenix.NXT"):
 class Luggage(msgspec.Struct, array_like=True):
     """What travels with the session."""
 
+    __state__ = State("phoenix-luggage")
+
     broker: str
     """Where s is in the local set."""
     base: int
@@ -127,6 +130,14 @@ class Luggage(msgspec.Struct, array_like=True):
 
 class Local:
     """A subscriber in the local set: its stay here, from its MIG until the next one arrives."""
+
+    __state__ = State(
+        "phoenix-local",
+        saved=(
+            "stay", "count", "queue", "log", "logged", "ts_last", "ts_reached", "early", "newest",
+            "acknowledged", "nexts", "stays", "is_stored",
+        ),
+    )  # fmt: skip
 
     def __init__(
         self, stay: int, queue: DeliveryQueue, ts_last: Timestamp, acknowledged: dict[str, Number]
@@ -191,6 +202,8 @@ class Phoenix(MobilityProtocol):
     promise = Promise(lost=frozenset({"overflow"}))
     strategies = ("simple",)
     advertisements = False
+
+    __state__ = State("phoenix", saved=("local", "towards"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -405,6 +418,8 @@ class PhoenixPublished(Phoenix):
         duplicate=frozenset({"move_in"}),
         reordered=frozenset({"replayed"}),
     )
+
+    __state__ = State("phoenix-published")
 
     def first_ts(self, session: Session) -> Timestamp:
         return (0.0, -1)

@@ -82,6 +82,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
+from roamcast.state import State
 
 __all__ = ["Proactive", "ProactivePublished", "Stay", "Store"]
 
@@ -91,6 +92,8 @@ STREAM = "session"
 
 class Luggage(msgspec.Struct, frozen=True, array_like=True):
     """What the old broker says to the new one with the session."""
+
+    __state__ = State("proactive-luggage")
 
     left_in_place: list[str]
     """Where passive copies were left."""
@@ -103,6 +106,14 @@ class Proactive(MobilityProtocol):
     summary = "exactly once and in order; neighbours store for clients that are away and may come to them"
     promise = Promise(lost=frozenset({"overflow"}))
     has_heartbeats = True
+
+    __state__ = State(
+        "proactive",
+        saved=(
+            "graph", "buffer", "figures", "current", "copies", "stores", "fed", "activations",
+            "neighbour_lists", "failures", "_serial",
+        ),
+    )  # fmt: skip
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -619,6 +630,8 @@ def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
 class ProactivePublished(Proactive):
     name = "proactive:published"
     summary = "as published: one last number for all publishers, so what came from others may be lost"
+
+    __state__ = State("proactive-published")
 
     def counter_of(self, burst: Burst) -> str:
         return ""

@@ -68,12 +68,13 @@ from roamcast.mobility.proactive_state import Remote, Stay, Store, uncovered
 from roamcast.protocol.messages import Message
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.mobility.proactive import Proactive
 
 
-class Tick(NamedTuple):
+class HeartbeatDue(NamedTuple):
     """A timer: the next heartbeat is due."""
 
     at: float
@@ -88,6 +89,8 @@ class Orphans(NamedTuple):
 
 class Suspicion:
     """A neighbour that seems to have failed."""
+
+    __state__ = State("proactive-suspicion", saved=("since", "asked_at"))
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -106,6 +109,15 @@ class Entrusted(NamedTuple):
 class Failures:
     """What one broker knows of the failures of others, and does about them."""
 
+    __state__ = State(
+        "proactive-failures",
+        saved=(
+            "protocol", "host", "period_s", "missed_max", "orphans_after_s", "silent", "suspects",
+            "out_of_sight", "entrusted", "awaited", "is_ticking",
+        ),
+        derived=("handlers",),
+    )  # fmt: skip
+
     def __init__(self, protocol: Proactive) -> None:
         self.protocol = protocol
         self.host = protocol.host
@@ -123,6 +135,9 @@ class Failures:
         self.awaited: dict[tuple[str, int], Store] = {}
         """Stores of clients whose session came and whose context did not: by client and attach number."""
         self.is_ticking = False
+        self._restore()
+
+    def _restore(self) -> None:
         self.handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Ping: self.on_ping,
             PingReply: self.on_ping_reply,
@@ -159,7 +174,7 @@ class Failures:
 
     def on_deadline(self, token: Token) -> bool:
         """Whether the timer was one of these."""
-        if isinstance(token, Tick):
+        if isinstance(token, HeartbeatDue):
             self.on_tick(token)
         elif isinstance(token, Orphans):
             self.on_orphans(token)
@@ -174,9 +189,9 @@ class Failures:
         if self.period_s is not None and not self.is_ticking:
             self.is_ticking = True
             at = self.host.now + self.period_s
-            self.host.set_timer(at, Tick(at))
+            self.host.set_timer(at, HeartbeatDue(at))
 
-    def on_tick(self, tick: Tick) -> None:
+    def on_tick(self, tick: HeartbeatDue) -> None:
         assert self.period_s is not None
         if self.host.now - tick.at > self.missed_max * self.period_s:
             # It was this broker that was not there.

@@ -10,10 +10,13 @@ from roamcast.mobility.proactive_messages import Subscriptions
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
+from roamcast.state import State
 
 
 class Reader:
     """A store elsewhere that this one forwards to."""
+
+    __state__ = State("proactive-reader", saved=("broker", "number", "acknowledged"))
 
     def __init__(self, broker: str, number: int) -> None:
         self.broker = broker
@@ -24,6 +27,14 @@ class Reader:
 
 class Store:
     """What a broker stores for a client, and for whom it forwards: a stay's, or an active copy's."""
+
+    __state__ = State(
+        "proactive-store",
+        saved=(
+            "owner", "queue", "subscriptions", "source", "activation", "complete", "early", "forwarded",
+            "readers", "departed", "is_entrusted",
+        ),
+    )  # fmt: skip
 
     def __init__(self, client: str, serial: int, queue: DeliveryQueue, source: str, activation: int) -> None:
         self.owner = (client, serial)
@@ -52,6 +63,11 @@ class Store:
 class Remote:
     """A copy at a neighbour, as its holder knows it."""
 
+    __state__ = State(
+        "proactive-remote",
+        saved=("is_known", "activation", "complete", "active_from", "active_base"),
+    )  # fmt: skip
+
     def __init__(self, is_known: bool) -> None:
         self.is_known = is_known
         """Whether it has the context as it is now."""
@@ -65,6 +81,13 @@ class Remote:
 
 class Stay:
     """The session is here."""
+
+    __state__ = State(
+        "proactive-stay",
+        saved=(
+            "session", "store", "copies", "changing", "is_away", "is_active", "is_timed_out", "counted_on",
+        ),
+    )  # fmt: skip
 
     def __init__(self, session: Session, store: Store) -> None:
         self.session = session
@@ -82,6 +105,11 @@ class Stay:
 
 class Copy:
     """A context kept for another broker's client."""
+
+    __state__ = State(
+        "proactive-copy",
+        saved=("holder", "number", "subscriptions", "store", "late", "is_expected"),
+    )  # fmt: skip
 
     def __init__(
         self, holder: str, number: int, subscriptions: Subscriptions, store: Store | None, late: bool

@@ -42,6 +42,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
+from roamcast.state import State
 
 STREAM = "session"
 """One numbering for all brokers: it goes on where the forwarded queue ended."""
@@ -69,6 +70,11 @@ class ForwardBuffered(Message, frozen=True):
 class ProxyObject:
     """What a broker keeps for a client: from its move-in there until the next broker has fetched it."""
 
+    __state__ = State(
+        "proxy-object",
+        saved=("queue", "merged", "filters", "source", "received", "requested_by", "next_number"),
+    )  # fmt: skip
+
     def __init__(self, queue: DeliveryQueue, merged: bool) -> None:
         self.queue = queue
         self.merged = merged
@@ -87,6 +93,8 @@ class Reactive(MobilityProtocol):
     name = "reactive"
     summary = "fetched after attach; loses and repeats what is published within one delay of a move-in"
     promise = Promise(lost=frozenset({"move_in", "overflow"}), duplicate=frozenset({"move_in"}))
+
+    __state__ = State("reactive", saved=("proxies", "current"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -228,6 +236,8 @@ class ReactiveMerged(Reactive):
     name = "reactive:merged"
     summary = "exactly once and in order: subscribes before it requests, and merges without duplicates"
     promise = Promise(lost=frozenset({"overflow"}))
+
+    __state__ = State("reactive-merged")
 
     def move_in(self, session: Session, broker: str, number: int) -> None:
         self.subscribe(session)

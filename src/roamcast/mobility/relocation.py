@@ -50,6 +50,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
+from roamcast.state import State
 
 STREAM = "session"
 """One numbering for all brokers: the sequence numbers of the paper."""
@@ -95,6 +96,11 @@ class Replay(Message, frozen=True):
 class Cache:
     """What a border broker holds for a client, from its arrival until it has been fetched."""
 
+    __state__ = State(
+        "relocation-cache",
+        saved=("subscriber", "number", "queue", "blocked", "received", "fetch"),
+    )  # fmt: skip
+
     def __init__(self, subscriber: str, number: int, queue: DeliveryQueue, blocked: bool) -> None:
         self.subscriber = subscriber
         self.number = number
@@ -125,6 +131,8 @@ class Relocation(MobilityProtocol):
     promise = Promise(lost=frozenset({"overflow", "expired"}))
     strategies = ("simple",)
     """Others forget whose entry it is."""
+
+    __state__ = State("relocation", saved=("caches", "current", "left", "replays_due"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -373,6 +381,8 @@ class Relocation(MobilityProtocol):
 class RelocationPublished(Relocation):
     name = "relocation:published"
     summary = "as published: delivers twice what came to the new broker on behalf of others there"
+
+    __state__ = State("relocation-published")
 
     def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
         yield from held_back

@@ -12,9 +12,12 @@ from collections.abc import Iterable
 
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue
+from roamcast.state import State
 
 
 class SharedBuffer(Buffer):
+    __state__ = State("shared-buffer", saved=("_holders",))
+
     def __init__(self, limit_bytes: int | None = None) -> None:
         super().__init__(limit_bytes)
         self._holders: Counter[tuple[str, int, int]] = Counter()

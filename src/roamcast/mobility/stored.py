@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import QueueLimits
+from roamcast.state import State
 
 Place = tuple[str, int, int, int]
 """The identity of a burst's first notification, and how many they are."""
@@ -17,6 +18,8 @@ def place_of(burst: Burst) -> Place:
 
 class Stored:
     __slots__ = ("_bursts", "count", "size_bytes")
+
+    __state__ = State("stored")
 
     def __init__(self) -> None:
         self.count = 0

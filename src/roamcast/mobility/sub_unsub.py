@@ -28,6 +28,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
+from roamcast.state import State
 
 STREAM = "session"
 """One numbering for all brokers: it goes on where the transferred queue ended."""
@@ -63,6 +64,8 @@ class Stay:
         "recent", "waited",
     )  # fmt: skip
 
+    __state__ = State("sub-unsub-stay")
+
     def __init__(self, number: int, queue: DeliveryQueue, merged: bool) -> None:
         self.number = number
         self.queue = queue
@@ -85,6 +88,8 @@ class SubUnsub(MobilityProtocol):
     promise = Promise(lost=frozenset({"overflow"}))
     assumes = frozenset({"bounded_delay"})
     waits_bounds: ClassVar[int] = 2
+
+    __state__ = State("sub-unsub", saved=("bound_s", "marks_kept_s", "stays", "current"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -225,6 +230,8 @@ class SubUnsubPublished(SubUnsub):
     name = "sub_unsub:published"
     summary = "as published: the old broker waits one longest delay, and may miss what is still on its way"
     waits_bounds = 1
+
+    __state__ = State("sub-unsub-published")
 
 
 register(SubUnsub)

@@ -18,6 +18,7 @@ from roamcast.filters.selector import parse
 from roamcast.protocol.messages import About, Relayed
 from roamcast.protocol.notification import Message
 from roamcast.protocol.whereabouts import Whereabouts
+from roamcast.state import State
 
 VERSION_MIN = 1
 VERSION_MAX = 1
@@ -43,12 +44,16 @@ class Skipped(Message, frozen=True):
 class _RelayedFrame(msgspec.Struct, frozen=True, tag="Relayed", array_like=True):
     """A relayed message on the wire: the inner one stays encoded, it can be of any type."""
 
+    __state__ = State("relayed-frame")
+
     source: str
     destination: str
     message: msgspec.Raw
 
 
 class _AboutFrame(msgspec.Struct, frozen=True, tag="About", array_like=True):
+    __state__ = State("about-frame")
+
     whereabouts: Whereabouts
     message: msgspec.Raw
 
@@ -83,7 +88,7 @@ def message_types() -> list[type[Message]]:
 class Codec:
     """Knows every type of message that exists when it is made; no command, and nothing that clients say."""
 
-    __unsaved__ = ("_batch_decoder", "_decoder", "_encoder", "_tags")
+    __state__ = State("link-codec", derived=("_batch_decoder", "_decoder", "_encoder", "_tags"))
 
     def __init__(self) -> None:
         self._restore()

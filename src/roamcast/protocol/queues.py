@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 ARRIVALS_KEPT_MIN = 256
 """A buffer looks for arrivals that are gone when it remembers more than these."""
@@ -27,6 +28,8 @@ class Buffer:
     Without a limit it costs nothing. With one it remembers in which order bursts
     came, over all queues, and takes from the oldest end, wherever that is.
     """
+
+    __state__ = State("buffer", saved=("limit_bytes", "limits", "used_bytes", "_arrivals", "_tidy_at"))
 
     def __init__(self, limit_bytes: int | None = None, limits: QueueLimits | None = None) -> None:
         self.limit_bytes = limit_bytes
@@ -79,6 +82,8 @@ class DeliveryQueue:
         "_buffer", "_limited", "_limits", "appended", "base", "in_flight", "popped", "sent", "size_bytes",
         "stream", "waiting",
     )  # fmt: skip
+
+    __state__ = State("delivery-queue")
 
     def __init__(self, stream: str, base: int = 0, buffer: Buffer | None = None) -> None:
         self.stream = stream

@@ -1,25 +1,34 @@
-"""How a snapshot is laid out, and what is told of an instance (see snapshot.py)."""
+"""How a snapshot is laid out, and which classes it may hold (see snapshot.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import IntEnum
-from types import FunctionType
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from enum import Enum, IntEnum
+from inspect import get_annotations
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
-FORMAT = 1
+from roamcast.errors import InputError
+from roamcast.state import State
 
-KnownClass = Callable[[str, str], type]
-"""From a module and a qualified name to the class; InputError for anything that is not allowed."""
+FORMAT = 2
 
 FIRST_NUMBER = 4
 """Behind None, True and False; nothing has number 0."""
 
+FACTORIES = {one.__name__: one for one in (int, float, str, list, dict, set)}
+"""What a defaultdict may make."""
 
-PLAIN_TYPES = {one.__name__: one for one in (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)}
-"""Classes of Python's own that a state may refer to, as a defaultdict does."""
+STATEFUL = ("filters.index", "protocol", "routing", "mobility", "mqtt.codec", "mqtt.server", "broker")
+"""Where the classes are that make up a machine: rooms, or parts of rooms."""
+
+_HEAP_TYPE = 1 << 9
+"""The flag of classes that were defined by code, not built into the interpreter."""
 
 
 class Kind(IntEnum):
@@ -31,39 +40,37 @@ class Kind(IntEnum):
     FLOAT = 3
     LARGE_INT = 4
     FILTER = 5
-    CLASS = 6
-    ENUM = 7
-    METHOD = 8
-    TUPLE = 9
-    NAMED_TUPLE = 10
-    FROZENSET = 11
-    FROZEN_STRUCT = 12
+    ENUM = 6
+    TUPLE = 7
+    NAMED_TUPLE = 8
+    FROZENSET = 9
+    FROZEN_STRUCT = 10
     # From here on: made empty, filled later.
-    STRUCT = 13
-    OBJECT = 14
-    LIST = 15
-    DEQUE = 16
-    BYTEARRAY = 17
-    SET = 18
-    DICT = 19
-    COUNTER = 20
-    DEFAULTDICT = 21
-    ORDERED_DICT = 22
+    STRUCT = 11
+    OBJECT = 12
+    LIST = 13
+    DEQUE = 14
+    BYTEARRAY = 15
+    SET = 16
+    DICT = 17
+    COUNTER = 18
+    DEFAULTDICT = 19
+    ORDERED_DICT = 20
 
 
 class Shape(msgspec.Struct, array_like=True):
     """A class, and which fields of its instances are told, in which order."""
 
-    module: str
     name: str
-    fields: list[str]
+    versions: dict[str, int]
+    """Of the class's own state and of those that it inherits, by their names."""
+    fields: tuple[str, ...]
+    unhashed: tuple[str, ...] = ()
 
 
 class SnapshotForm(msgspec.Struct, array_like=True):
-    """What is encoded. A reference is the number of a value."""
+    """One part of a snapshot: first everything that is hashed, then the rest. A reference is a number."""
 
-    format: int
-    root: int
     order: bytes
     """The kind of each value, in the order of their numbers."""
     texts: list[str]
@@ -75,6 +82,8 @@ class SnapshotForm(msgspec.Struct, array_like=True):
     """What the values are made with, in their order: lengths, shapes, references to earlier ones."""
     instances: list[int]
     """An instance and the references of its fields, again and again."""
+    unhashed: list[int]
+    """An instance and the references of its unhashed fields."""
     sequences: list[int]
     """A list or deque, its length, references."""
     mappings: list[int]
@@ -84,40 +93,176 @@ class SnapshotForm(msgspec.Struct, array_like=True):
 
 
 class Fields(NamedTuple):
-    """Which attributes of the instances of a class are told."""
+    """What is told of the instances of one class."""
 
-    slots: tuple[str, ...]
-    has_dict: bool
-    unsaved: frozenset[str]
+    cls: type
+    kind: Kind
+    name: str
+    states: tuple[State, ...]
+    """The declarations of the class and its bases, the class's own last."""
+    saved: tuple[str, ...]
+    unhashed: tuple[str, ...] = ()
+    declared: frozenset[str] = frozenset()
+    """All attributes that an object may have."""
+
+    @property
+    def shape(self) -> Shape:
+        versions = {state.name: state.version for state in self.states}
+        return Shape(self.name, versions, self.saved, self.unhashed)
 
     def of(self, value: object) -> dict[str, Any]:
-        """Those that this instance has, by name."""
-        missing = object()
-        told = {name: got for name in self.slots if (got := getattr(value, name, missing)) is not missing}
-        if self.has_dict:
-            told.update((name, one) for name, one in value.__dict__.items() if name not in self.unsaved)
-        return told
+        """The saved attributes that this instance has, by name."""
+        names = (*self.saved, *self.unhashed)
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
-def find_fields(cls: type) -> Fields:
-    slots: list[str] = []
-    unsaved: set[str] = set()
+class Catalogue:
+    """The classes that a snapshot may hold: those of the modules under some prefixes, by their stable names.
+
+    No module is imported because of what a snapshot says. Whoever thaws has imported what it can thaw.
+    """
+
+    def __init__(self, prefixes: tuple[str, ...]) -> None:
+        self._prefixes = prefixes
+        self._fields: dict[type, Fields] = {}
+        self._classes: dict[str, list[type]] = {}
+
+    def of(self, cls: type) -> Fields:
+        """What is told of a class; InputError if its instances cannot be saved."""
+        found = self._fields.get(cls)
+        if found is None:
+            name = name_of(cls)
+            known = self._named(name)
+            if cls not in known:
+                full_name = f"{cls.__module__}.{cls.__qualname__}"
+                raise InputError(f"{full_name} declares no state where machines have theirs")
+            if len(known) > 1:
+                others = " and ".join(f"{one.__module__}.{one.__qualname__}" for one in known)
+                raise InputError(f"the name {name} stands for {others}: give one another name (State)")
+            found = self._fields[cls] = _describe(cls, name)
+        return found
+
+    def named(self, name: str) -> Fields:
+        known = self._named(name)
+        if not known:
+            raise InputError(f"nothing is known of {name!r}: a newer version may have written it")
+        return self.of(known[0])
+
+    def ambiguous(self) -> list[str]:
+        """Names that stand for several classes."""
+        self._look()
+        return [name for name, classes in self._classes.items() if len(classes) > 1]
+
+    def __iter__(self) -> Iterator[type]:
+        """Every class with a declared state."""
+        self._look()
+        return (one for classes in self._classes.values() for one in classes if _own_state(one) is not None)
+
+    def _named(self, name: str) -> list[type]:
+        if name not in self._classes:
+            self._look()
+        return self._classes.get(name, [])
+
+    def _look(self) -> None:
+        self._classes = {}
+        for name, module in sorted(sys.modules.items()):
+            if f"{name}.".startswith(self._prefixes):
+                for cls in list(vars(module).values()):
+                    if isinstance(cls, type) and cls.__module__ == name and _is_stateful(cls):
+                        known = self._classes.setdefault(name_of(cls), [])
+                        if cls not in known:
+                            known.append(cls)
+
+
+STATE_CLASSES = Catalogue(tuple(f"roamcast.{place}." for place in STATEFUL))
+
+
+def _own_state(cls: type) -> State | None:
+    state: State | None = cls.__dict__.get("__state__")
+    return state
+
+
+def _is_stateful(cls: type) -> bool:
+    return (
+        _own_state(cls) is not None
+        or issubclass(cls, msgspec.Struct | Enum)
+        or dataclasses.is_dataclass(cls)
+        or _is_named_tuple(cls)
+    )
+
+
+def _is_named_tuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+
+
+def name_of(cls: type) -> str:
+    """The declared name; of values without one the tag, as in messages, or the name of the class."""
+    state = _own_state(cls)
+    if state is not None:
+        return state.name
+    if issubclass(cls, msgspec.Struct) and isinstance(cls.__struct_config__.tag, str):
+        return cls.__struct_config__.tag
+    return cls.__name__
+
+
+def _describe(cls: type, name: str) -> Fields:
+    own = _own_state(cls)
+    states = () if own is None else (own,)
+    if issubclass(cls, Enum):
+        return Fields(cls, Kind.ENUM, name, states, ())
+    if issubclass(cls, msgspec.Struct):
+        if hasattr(cls, "__post_init__"):
+            raise InputError(f"a {cls.__name__} does something when it is made")
+        kind = Kind.FROZEN_STRUCT if cls.__struct_config__.frozen else Kind.STRUCT
+        return Fields(cls, kind, name, states, cls.__struct_fields__)
+    if _is_named_tuple(cls):
+        return Fields(cls, Kind.NAMED_TUPLE, name, states, tuple(getattr(cls, "_fields", ())))
+    if not all(base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1]):
+        raise InputError(f"a {cls.__name__} is derived from one of Python's own classes")
+    return _describe_object(cls, name)
+
+
+def _describe_object(cls: type, name: str) -> Fields:
+    saved: dict[str, None] = {}
+    unhashed: dict[str, None] = {}
+    derived: dict[str, None] = {}
+    slots: dict[str, None] = {}
+    states: list[State] = []
     for base in reversed(cls.__mro__[:-1]):
-        own = base.__dict__.get("__slots__", ())
-        names = (own,) if isinstance(own, str) else tuple(own)
-        slots += [_mangled(base, one) for one in names if one not in ("__dict__", "__weakref__")]
-        unsaved.update(base.__dict__.get("__unsaved__", ()))
-    told = tuple(name for name in slots if name not in unsaved)
-    return Fields(told, cls.__dictoffset__ != 0, frozenset(unsaved))
+        own_slots = [one for one in _slots_of(base) if one not in ("__dict__", "__weakref__")]
+        slots.update(dict.fromkeys(own_slots))
+        state = _own_state(base)
+        if state is not None:
+            states.append(state)
+            unhashed.update(dict.fromkeys(state.unhashed))
+            derived.update(dict.fromkeys(state.derived))
+            fields = state.saved
+            if not fields and not dataclasses.is_dataclass(base):
+                fields = tuple(one for one in own_slots if one not in unhashed and one not in derived)
+            saved.update(dict.fromkeys(fields))
+    if dataclasses.is_dataclass(cls):
+        names = [one.name for one in dataclasses.fields(cls)]
+        saved.update((one, None) for one in names if one not in unhashed and one not in derived)
+    declared = frozenset((*saved, *unhashed, *derived))
+    for one in slots:
+        if one not in declared:
+            raise InputError(f"{cls.__name__}.{one} is not declared in {cls.__name__}.__state__")
+    return Fields(cls, Kind.OBJECT, name, tuple(states), tuple(saved), tuple(unhashed), declared)
 
 
-def _mangled(cls: type, name: str) -> str:
-    """The name under which Python keeps an attribute that begins with two underscores."""
-    is_private = name.startswith("__") and not name.endswith("__")
-    return f"_{cls.__name__.lstrip('_')}{name}" if is_private else name
+def _slots_of(cls: type) -> tuple[str, ...]:
+    slots = cls.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def method_of(cls: type, name: str) -> FunctionType | None:
-    """The plain function behind a method, found without running anything."""
-    found = next((one.__dict__[name] for one in cls.__mro__ if name in one.__dict__), None)
-    return found if isinstance(found, FunctionType) else None
+def holds_containers(cls: type) -> bool:
+    """Whether a struct has fields that are dicts or lists."""
+    types = [str(one) for base in cls.__mro__ for one in get_annotations(base).values()]
+    return any(re.search(r"\b(dict|list|Mapping|Sequence)\b", one) for one in types)
+
+
+def getter(names: tuple[str, ...]) -> Any:
+    """A function that gives several attributes at once, as a tuple, however few they are."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)

@@ -2,53 +2,119 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from enum import Enum
 from itertools import islice
-from types import MethodType
 from typing import Any
 
 import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.selector import read_again
-from roamcast.protocol.snapshot_form import FORMAT, PLAIN_TYPES, Kind, KnownClass, SnapshotForm, method_of
+from roamcast.protocol.snapshot_form import FACTORIES, Catalogue, Fields, Kind, Shape, SnapshotForm
 
 _set_attribute = object.__setattr__
+
+
+class _Class:
+    """One class as the snapshot tells of it, and as it is here."""
+
+    __slots__ = ("fields", "is_lifted", "names", "shape", "unhashed")
+
+    def __init__(self, shape: Shape, fields: Fields) -> None:
+        self.shape = shape
+        self.fields = fields
+        self.names = tuple(map(sys.intern, shape.fields))
+        self.unhashed = tuple(map(sys.intern, shape.unhashed))
+        versions = {state.name: state.version for state in fields.states}
+        self.is_lifted = (self.names, self.unhashed, shape.versions) != (
+            fields.saved,
+            fields.unhashed,
+            versions,
+        )
+        """Whether another version wrote it, so that its fields are brought up to date."""
+
+    def lift(self, told: dict[str, Any]) -> dict[str, Any]:
+        """The fields as they are here. A value that was not told takes its default."""
+        name = self.fields.name
+        for state in self.fields.states:
+            version = self.shape.versions.get(state.name, 1)
+            if version > state.version:
+                raise InputError(
+                    f"{name} is of version {version}, this code knows {state.version}: a newer one wrote it"
+                )
+            for number in range(version, state.version):
+                lift = state.lifts.get(number)
+                if lift is not None:
+                    lift(told)
+        known = (*self.fields.saved, *self.fields.unhashed)
+        for one in told:
+            if one not in known:
+                raise InputError(f"{name} has no field {one}")
+        defaults = defaults_of(self.fields.cls)
+        for one in known:
+            if one not in told:
+                if one not in defaults:
+                    raise InputError(f"{name} needs the field {one}, which the snapshot does not have")
+                told[one] = defaults[one]()
+        return told
+
+
+def defaults_of(cls: type) -> dict[str, Callable[[], Any]]:
+    """What makes the value of a field that was not told; objects have no defaults, only lifts."""
+    found: dict[str, Callable[[], Any]] = {}
+    if issubclass(cls, msgspec.Struct):
+        for field in msgspec.structs.fields(cls):
+            if field.default_factory is not msgspec.NODEFAULT:
+                found[field.name] = field.default_factory
+            elif field.default is not msgspec.NODEFAULT:
+                found[field.name] = _giving(field.default)
+    elif issubclass(cls, tuple):
+        defaults: dict[str, Any] = getattr(cls, "_field_defaults", {})
+        found = {name: _giving(value) for name, value in defaults.items()}
+    elif dataclasses.is_dataclass(cls):
+        for one in dataclasses.fields(cls):
+            if one.default_factory is not dataclasses.MISSING:
+                found[one.name] = one.default_factory
+            elif one.default is not dataclasses.MISSING:
+                found[one.name] = _giving(one.default)
+    return found
+
+
+def _giving(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
 class SnapshotReader:
     """Makes every value in the order of its number, then fills those that can be filled."""
 
-    def __init__(self, state: SnapshotForm, known: KnownClass) -> None:
-        if state.format != FORMAT:
-            raise InputError(f"format {state.format}; this code reads {FORMAT}")
-        self._state = state
-        self._known = known
+    def __init__(self, hashed: SnapshotForm, rest: SnapshotForm, catalogue: Catalogue) -> None:
+        both = msgspec.structs.astuple(hashed), msgspec.structs.astuple(rest)
+        self._state = state = SnapshotForm(*(one + other for one, other in zip(*both, strict=True)))
         self._values: list[Any] = [None, None, True, False]
         self._building = iter(state.building)
-        self._classes: list[type | None] = [None] * len(state.shapes)
-        self._shape_of: dict[int, int] = {}
+        self._classes = [_Class(shape, catalogue.named(shape.name)) for shape in state.shapes]
+        self._class_of: dict[int, _Class] = {}
         """Instances that are to be filled."""
-        self._names = [tuple(map(sys.intern, shape.fields)) for shape in state.shapes]
+        self.is_lifted = any(one.is_lifted for one in self._classes)
 
-    def read(self) -> Any:
-        state, values = self._state, self._values
+    def read(self, root: int) -> Any:
+        values = self._values
         makers = self._makers()
         append = values.append
-        for kind in state.order:
+        for kind in self._state.order:
             append(makers[kind]())
         self._fill_instances()
         self._fill_sequences()
         self._fill_mappings()
         self._fill_sets()
-        for number in reversed(self._shape_of):
+        for number in reversed(self._class_of):
             restore = getattr(type(values[number]), "_restore", None)
             if restore is not None:
                 restore(values[number])
-        return values[state.root]
+        return values[root]
 
     def _makers(self) -> list[Callable[[], Any]]:
         """How a value of each kind is made, by kind."""
@@ -60,9 +126,7 @@ class SnapshotReader:
             Kind.FLOAT: iter(state.floats).__next__,
             Kind.LARGE_INT: lambda: int.from_bytes(self._part(), "big", signed=True),
             Kind.FILTER: lambda: read_again(self._part()),
-            Kind.CLASS: lambda: self._class(next(self._building)),
-            Kind.ENUM: self._enum,
-            Kind.METHOD: self._method,
+            Kind.ENUM: lambda: self._class(Kind.ENUM).fields.cls.__members__[self._part()],  # type: ignore[attr-defined]
             Kind.TUPLE: lambda: tuple(self._parts(next(self._building))),
             Kind.NAMED_TUPLE: self._named_tuple,
             Kind.FROZENSET: lambda: frozenset(self._parts(next(self._building))),
@@ -75,7 +139,7 @@ class SnapshotReader:
             Kind.SET: set,
             Kind.DICT: dict,
             Kind.COUNTER: Counter,
-            Kind.DEFAULTDICT: lambda: defaultdict(self._part()),
+            Kind.DEFAULTDICT: lambda: defaultdict(FACTORIES[self._part()]),
             Kind.ORDERED_DICT: OrderedDict,
         }
         return [makers[kind] for kind in sorted(makers)]
@@ -92,56 +156,34 @@ class SnapshotReader:
             raise InputError("references are missing")
         return parts
 
-    def _class(self, shape: int) -> type:
-        found = self._classes[shape]
-        if found is None:
-            told = self._state.shapes[shape]
-            plain = PLAIN_TYPES.get(told.name) if told.module == "builtins" else None
-            found = self._classes[shape] = plain or self._known(told.module, told.name)
+    def _class(self, kind: Kind) -> _Class:
+        found = self._classes[next(self._building)]
+        if found.fields.kind != kind:
+            raise InputError(f"{found.fields.name} is no {kind.name.lower().replace('_', ' ')}")
         return found
 
-    def _enum(self) -> Enum:
-        cls = self._class(next(self._building))
-        if not issubclass(cls, Enum):
-            raise InputError(f"{cls.__name__} is no enumeration")
-        return cls.__members__[self._part()]
-
-    def _method(self) -> MethodType:
-        name, owner = self._part(), self._part()
-        function = method_of(type(owner), name)
-        if function is None:
-            raise InputError(f"{type(owner).__name__} has no method {name}")
-        return MethodType(function, owner)
-
     def _named_tuple(self) -> Any:
-        shape = next(self._building)
-        cls, names = self._class(shape), self._names[shape]
-        if not issubclass(cls, tuple) or getattr(cls, "_fields", None) != names:
-            raise InputError(f"{cls.__name__} has other fields than {', '.join(names)}")
-        return tuple.__new__(cls, self._parts(len(names)))
+        told = self._class(Kind.NAMED_TUPLE)
+        parts = self._parts(len(told.names))
+        if told.is_lifted:
+            lifted = told.lift(dict(zip(told.names, parts, strict=True)))
+            parts = [lifted[name] for name in told.fields.saved]
+        return tuple.__new__(told.fields.cls, parts)
 
     def _frozen_struct(self) -> Any:
-        shape = next(self._building)
-        return self._make_struct(shape, self._parts(len(self._names[shape])))
+        told = self._class(Kind.FROZEN_STRUCT)
+        return _make_struct(told, self._parts(len(told.names)))
 
     def _struct(self) -> Any:
-        shape = next(self._building)
-        self._shape_of[len(self._values)] = shape
-        return self._make_struct(shape, [None] * len(self._names[shape]))
-
-    def _make_struct(self, shape: int, parts: list[Any]) -> Any:
-        """A struct's own constructor only takes its fields; one that does more is never written."""
-        cls, names = self._class(shape), self._names[shape]
-        if not issubclass(cls, msgspec.Struct) or hasattr(cls, "__post_init__"):
-            raise InputError(f"{cls.__name__} is not a plain struct")
-        if cls.__struct_fields__ == cls.__match_args__ == names:
-            return cls(*parts)
-        return cls(**dict(zip(names, parts, strict=True)))
+        told = self._class(Kind.STRUCT)
+        self._class_of[len(self._values)] = told
+        fields = told.fields.saved
+        return told.fields.cls(**dict.fromkeys(fields))
 
     def _object(self) -> Any:
-        shape = next(self._building)
-        self._shape_of[len(self._values)] = shape
-        return object.__new__(self._class(shape))
+        told = self._class(Kind.OBJECT)
+        self._class_of[len(self._values)] = told
+        return object.__new__(told.fields.cls)
 
     def _deque(self) -> deque[Any]:
         room = next(self._building)
@@ -150,13 +192,32 @@ class SnapshotReader:
     # --- filling ---
 
     def _fill_instances(self) -> None:
-        values, stream = self._values, iter(self._state.instances)
+        values, classes = self._values, self._class_of
+        stream, lifted = iter(self._state.instances), dict[int, dict[str, Any]]()
         for number in stream:
-            names = self._names[self._shape_of[number]]
+            told, instance = classes[number], values[number]
+            parts = self._parts(len(told.names), stream)
+            if told.is_lifted:
+                lifted[number] = dict(zip(told.names, parts, strict=True))
+            elif told.fields.kind == Kind.STRUCT:
+                for name, part in zip(told.names, parts, strict=True):
+                    setattr(instance, name, part)
+            else:
+                for name, part in zip(told.names, parts, strict=True):
+                    _set_attribute(instance, name, part)
+        stream = iter(self._state.unhashed)
+        for number in stream:
+            told, instance = classes[number], values[number]
+            parts = self._parts(len(told.unhashed), stream)
+            if told.is_lifted:
+                lifted[number].update(zip(told.unhashed, parts, strict=True))
+            else:
+                for name, part in zip(told.unhashed, parts, strict=True):
+                    _set_attribute(instance, name, part)
+        for number, fields in lifted.items():
             instance = values[number]
-            # Structs have no __setattr__ of object's kind, and those that come here can be changed.
             assign = setattr if isinstance(instance, msgspec.Struct) else _set_attribute
-            for name, part in zip(names, self._parts(len(names), stream), strict=True):
+            for name, part in classes[number].lift(fields).items():
                 assign(instance, name, part)
 
     def _fill_sequences(self) -> None:
@@ -177,3 +238,13 @@ class SnapshotReader:
         stream = iter(self._state.sets)
         for number in stream:
             self._values[number].update(self._parts(next(stream), stream))
+
+
+def _make_struct(told: _Class, parts: list[Any]) -> Any:
+    """A struct's own constructor only takes its fields; one that does more is never written."""
+    cls: Any = told.fields.cls
+    if told.is_lifted:
+        return cls(**told.lift(dict(zip(told.names, parts, strict=True))))
+    if cls.__match_args__ == told.names:
+        return cls(*parts)
+    return cls(**dict(zip(told.names, parts, strict=True)))

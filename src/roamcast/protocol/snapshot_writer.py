@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum
-from operator import attrgetter
-from types import MethodType
+from itertools import islice
 from typing import Any
-
-import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.protocol.snapshot_form import (
+    FACTORIES,
     FIRST_NUMBER,
-    FORMAT,
-    PLAIN_TYPES,
+    Catalogue,
+    Fields,
     Kind,
-    KnownClass,
     Shape,
     SnapshotForm,
-    find_fields,
-    method_of,
+    getter,
+    holds_containers,
 )
 
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
-
-_HEAP_TYPE = 1 << 9
-"""The flag of classes that were defined by code, not built into the interpreter."""
 
 
 class Unwritable(Exception):
@@ -41,34 +35,45 @@ class Unwritable(Exception):
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """The members of a set, in an order that does not depend on their hashes, if they have one."""
+    """The members of a set, in an order that does not depend on their hashes."""
     try:
         return sorted(values)
     except TypeError:
-        return list(values)
+        return sorted(values, key=repr)
 
 
 class SnapshotWriter:
-    """Numbers every value it meets; `write` is called once."""
+    """Numbers every value it meets: first those that are hashed, then the others.
 
-    def __init__(self, known: KnownClass) -> None:
-        self._known = known
+    Equal values that cannot change get one number, whether they are one object or several. So two states
+    that no machine can tell apart have the same numbers throughout.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._order = bytearray()
         self._texts: dict[str, int] = {}
         self._blobs: dict[bytes, int] = {}
         self._ints: dict[int, int] = {}
-        self._floats: list[float] = []
-        self._shapes: dict[tuple[type, tuple[str, ...]], int] = {}
+        self._floats: dict[float | str, int] = {}
+        self._shapes: list[Shape] = []
+        self._fixed: dict[Kind, dict[tuple[int, ...], int]] = {kind: {} for kind in Kind}
+        """What cannot change, by its kind and parts."""
         self._building: list[int] = []
         self._instances: list[int] = []
+        self._unhashed: list[int] = []
         self._sequences: list[int] = []
         self._mappings: list[int] = []
         self._sets: list[int] = []
+        self._given = (0, 0, 0, 0, 0, 0)
+        """How much of the lists that go on over both parts was given with the first part."""
         self._numbers: dict[int, int] = {id(None): 1, id(True): 2, id(False): 3}
         """By identity: what is in it is held by the state, so that no other value can get its place."""
         self._filled_later: set[type] = set()
         self._work: list[tuple[Callable[[Any, int], None], Any, int]] = []
         """What must still be filled. Not done at once, or long chains of objects would recurse."""
+        self._later_fields: list[tuple[Callable[[Any], Iterable[object]], object, int]] = []
+        """Objects with fields that are not hashed."""
         self._writers: dict[type, Callable[[Any], int]] = {
             str: self._text,
             bytes: self._bytes,
@@ -77,7 +82,6 @@ class SnapshotWriter:
             Filter: self._filter,
             tuple: self._tuple,
             frozenset: self._frozenset,
-            MethodType: self._method,
             list: self._later(Kind.LIST, self._fill_sequence),
             deque: self._deque,
             bytearray: self._bytearray,
@@ -88,26 +92,50 @@ class SnapshotWriter:
             defaultdict: self._defaultdict,
         }
 
-    def write(self, root: object) -> SnapshotForm:
+    def write_hashed(self, root: object) -> tuple[int, SnapshotForm]:
+        """The number of the root, and everything that is hashed."""
         number = self._number(root)
-        while self._work:
-            fill, value, at = self._work.pop()
+        self._fill()
+        return number, self._take_form()
+
+    def write_rest(self) -> SnapshotForm:
+        """What the hashed part leaves out."""
+        for parts, value, number in self._later_fields:  # It may grow meanwhile.
+            self._unhashed.append(number)
+            self._unhashed += self._refer(parts(value))
+            self._fill()
+        return self._take_form()
+
+    def _fill(self) -> None:
+        work = self._work
+        while work:
+            fill, value, at = work.pop()
             fill(value, at)
-        return SnapshotForm(
-            FORMAT,
-            number,
-            bytes(self._order),
-            list(self._texts),
-            list(self._blobs),
-            list(self._ints),
-            self._floats,
-            [Shape(cls.__module__, cls.__qualname__, list(names)) for cls, names in self._shapes],
+
+    def _take_form(self) -> SnapshotForm:
+        order, texts, blobs, ints, floats, shapes = self._given
+        # Negative zero and what is no number stand under their names, since they equal another or nothing.
+        values = [float(one) for one in islice(self._floats, floats, None)]
+        form = SnapshotForm(
+            bytes(self._order[order:]),
+            list(islice(self._texts, texts, None)),
+            list(islice(self._blobs, blobs, None)),
+            list(islice(self._ints, ints, None)),
+            values,
+            self._shapes[shapes:],
             self._building,
             self._instances,
+            self._unhashed,
             self._sequences,
             self._mappings,
             self._sets,
         )
+        lists = (self._order, self._texts, self._blobs, self._ints, self._floats, self._shapes)
+        order, texts, blobs, ints, floats, shapes = map(len, lists)
+        self._given = (order, texts, blobs, ints, floats, shapes)
+        self._building, self._instances, self._unhashed = [], [], []
+        self._sequences, self._mappings, self._sets = [], [], []
+        return form
 
     # --- numbering ---
 
@@ -128,10 +156,7 @@ class SnapshotWriter:
         self._order.append(kind)
         return len(self._order) + FIRST_NUMBER - 1
 
-    def _shape(self, cls: type, names: tuple[str, ...]) -> int:
-        return self._shapes.setdefault((cls, names), len(self._shapes))
-
-    # --- leaves: equal ones become one ---
+    # --- leaves ---
 
     def _text(self, value: str) -> int:
         number = self._texts.get(value)
@@ -146,58 +171,60 @@ class SnapshotWriter:
         return number
 
     def _int(self, value: int) -> int:
-        if not INT_MIN <= value <= INT_MAX:
-            size = value.bit_length() // 8 + 1
-            self._building.append(self._bytes(value.to_bytes(size, "big", signed=True)))
-            return self._next(Kind.LARGE_INT)
         number = self._ints.get(value)
         if number is None:
+            if not INT_MIN <= value <= INT_MAX:
+                size = value.bit_length() // 8 + 1
+                return self._built(Kind.LARGE_INT, (self._bytes(value.to_bytes(size, "big", signed=True)),))
             number = self._ints[value] = self._next(Kind.INT)
         return number
 
     def _float(self, value: float) -> int:
-        # Equal ones stay apart: 0.0 and -0.0 are equal, and yet not the same.
-        self._floats.append(value)
-        return self._next(Kind.FLOAT)
+        key: float | str = value if value and value == value else repr(value)
+        number = self._floats.get(key)
+        if number is None:
+            number = self._floats[key] = self._next(Kind.FLOAT)
+        return number
 
     def _filter(self, value: Filter) -> int:
-        self._building.append(self._text(value.text))
-        return self._next(Kind.FILTER)
-
-    def _class(self, value: type) -> int:
-        if PLAIN_TYPES.get(value.__name__) is not value:
-            self._check_class(value, value)
-        self._building.append(self._shape(value, ()))
-        return self._next(Kind.CLASS)
-
-    def _enum(self, value: Enum) -> int:
-        self._building += (self._shape(type(value), ()), self._text(value.name))
-        return self._next(Kind.ENUM)
+        return self._built(Kind.FILTER, (self._text(value.text),))
 
     # --- fixed when they are made: their parts get their numbers first ---
 
-    def _built(self, kind: int, head: int, values: Iterable[object]) -> int:
-        parts = self._refer(values)
-        building = self._building
-        building.append(head)
-        building += parts
-        return self._next(kind)
+    def _built(self, kind: Kind, made_with: tuple[int, ...]) -> int:
+        known = self._fixed[kind]
+        number = known.get(made_with)
+        if number is None:
+            self._building += made_with
+            number = known[made_with] = self._next(kind)
+        return number
 
     def _tuple(self, value: tuple[object, ...]) -> int:
-        return self._built(Kind.TUPLE, len(value), value)
+        return self._built(Kind.TUPLE, (len(value), *self._refer(value)))
 
     def _frozenset(self, value: frozenset[object]) -> int:
-        number = self._built(Kind.FROZENSET, len(value), in_order(value))
+        number = self._built(Kind.FROZENSET, (len(value), *self._refer(in_order(value))))
         for member in value:
             if type(member) in self._filled_later and type(member).__hash__ is not object.__hash__:
                 raise Unwritable(value, "a frozenset of instances that are hashed by what is in them")
         return number
 
-    def _method(self, value: MethodType) -> int:
-        owner, name = value.__self__, value.__func__.__name__
-        if method_of(type(owner), name) is not value.__func__:
-            raise Unwritable(value, f"a method {name} that is not one of {type(owner).__name__}'s own")
-        return self._built(Kind.METHOD, self._text(name), (owner,))
+    def _value(self, part: object) -> int:
+        """A part of a frozen struct. Nobody changes its dicts and lists: they count as values, too."""
+        if type(part) is dict:
+            made_of = (len(part), *self._refer(part), *map(self._value, part.values()))
+            kind, stream = Kind.DICT, self._mappings
+        elif type(part) is list:
+            made_of = (len(part), *map(self._value, part))
+            kind, stream = Kind.LIST, self._sequences
+        else:
+            return self._number(part)
+        known = self._fixed[kind]
+        number = known.get(made_of)
+        if number is None:
+            number = known[made_of] = self._next(kind)
+            stream += (number, *made_of)
+        return number
 
     # --- made empty, and filled later ---
 
@@ -220,7 +247,10 @@ class SnapshotWriter:
         return self._next(Kind.BYTEARRAY)
 
     def _defaultdict(self, value: defaultdict[object, object]) -> int:
-        self._building.append(self._number(value.default_factory))
+        factory = getattr(value.default_factory, "__name__", "")
+        if FACTORIES.get(factory) is not value.default_factory:
+            raise Unwritable(value, f"a defaultdict that makes neither of {', '.join(FACTORIES)}")
+        self._building.append(self._text(factory))
         number = self._next(Kind.DEFAULTDICT)
         self._work.append((self._fill_mapping, value, number))
         return number
@@ -236,10 +266,11 @@ class SnapshotWriter:
         self._sets += parts
 
     def _fill_mapping(self, value: dict[object, object], number: int) -> None:
-        keys = self._refer(value)
+        # All numbers first: giving them may write other mappings.
+        keys, parts = self._refer(value), self._refer(value.values())
         self._mappings += (number, len(keys))
         self._mappings += keys
-        self._mappings += self._refer(value.values())
+        self._mappings += parts
 
     def _fill_instance(self, attributes: Iterable[object], number: int) -> None:
         self._instances.append(number)
@@ -249,79 +280,57 @@ class SnapshotWriter:
 
     def _writer_for(self, value: object) -> Callable[[Any], int]:
         cls = type(value)
-        if isinstance(value, type):
-            write: Callable[[Any], int] = self._class
-        else:
-            self._check_class(cls, value)
-            if isinstance(value, Enum):
-                write = self._enum
-            elif isinstance(value, msgspec.Struct):
-                write = self._struct_writer(value)
-            elif isinstance(value, tuple):
-                write = self._named_tuple_writer(cls, value)
-            else:
-                write = self._instance_writer(cls, value)
-        self._writers[cls] = write
+        try:
+            fields = self._catalogue.of(cls)
+        except InputError as error:
+            raise Unwritable(value, f"a {cls.__name__} cannot be written ({error})") from None
+        shape = len(self._shapes)
+        self._shapes.append(fields.shape)
+        write = self._writers[cls] = self._make_writer(fields, shape)
         return write
 
-    def _check_class(self, cls: type, value: object) -> None:
-        try:
-            found = self._known(cls.__module__, cls.__qualname__)
-        except InputError as error:
-            what = f"a {cls.__name__}" if cls is not value else "a class"
-            raise Unwritable(value, f"{what} cannot be written ({error})") from None
-        if found is not cls:
-            raise Unwritable(value, f"a {cls.__name__} of another class of that name cannot be written")
+    def _make_writer(self, fields: Fields, shape: int) -> Callable[[Any], int]:
+        kind, parts = fields.kind, getter(fields.saved)
+        if kind == Kind.ENUM:
 
-    def _struct_writer(self, value: msgspec.Struct) -> Callable[[Any], int]:
-        cls = type(value)
-        if hasattr(cls, "__post_init__"):
-            raise Unwritable(value, f"a {cls.__name__}, which does something when it is made")
-        names = cls.__struct_fields__
-        shape, parts = self._shape(cls, names), _getter(names)
-        if cls.__struct_config__.frozen:
-            return lambda value: self._built(Kind.FROZEN_STRUCT, shape, parts(value))
-        return lambda value: self._instance(Kind.STRUCT, shape, parts(value))
+            def write_enum(value: Enum) -> int:
+                return self._built(Kind.ENUM, (shape, self._text(value.name)))
 
-    def _named_tuple_writer(self, cls: type, value: tuple[object, ...]) -> Callable[[Any], int]:
-        names = getattr(cls, "_fields", None)
-        if not isinstance(names, tuple):
-            raise Unwritable(value, f"a {cls.__name__}, a tuple without names")
-        shape = self._shape(cls, names)
-        return lambda value: self._built(Kind.NAMED_TUPLE, shape, value)
+            return write_enum
+        if kind == Kind.NAMED_TUPLE:
+            return lambda value: self._built(Kind.NAMED_TUPLE, (shape, *self._refer(value)))
+        if kind == Kind.FROZEN_STRUCT and holds_containers(fields.cls):
+            return lambda value: self._built(kind, (shape, *map(self._value, parts(value))))
+        if kind == Kind.FROZEN_STRUCT:
+            return lambda value: self._built(Kind.FROZEN_STRUCT, (shape, *self._refer(parts(value))))
+        if kind == Kind.STRUCT:
+            return lambda value: self._instance(Kind.STRUCT, shape, parts(value))
+        self._filled_later.add(fields.cls)
+        return self._object_writer(fields, shape)
 
-    def _instance_writer(self, cls: type, value: object) -> Callable[[Any], int]:
-        if not all(base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1]):
-            raise Unwritable(value, f"a {cls.__name__}, which is derived from one of Python's own classes")
-        self._filled_later.add(cls)
-        fields = find_fields(cls)
+    def _object_writer(self, fields: Fields, shape: int) -> Callable[[Any], int]:
+        parts, unhashed = getter(fields.saved), getter(fields.unhashed)
+        has_dict, declared = fields.cls.__dictoffset__ != 0, fields.declared
 
-        def write_any(value: object) -> int:
-            told = fields.of(value)
-            return self._instance(Kind.OBJECT, self._shape(cls, tuple(told)), told.values())
-
-        if fields.has_dict or fields.unsaved:
-            return write_any
-        shape, parts = self._shape(cls, fields.slots), _getter(fields.slots)
-
-        def write_slots(value: object) -> int:
+        def write(value: object) -> int:
+            if has_dict and not value.__dict__.keys() <= declared:
+                (first, *_) = [name for name in value.__dict__ if name not in declared]
+                name = fields.cls.__name__
+                raise Unwritable(value, f"{name}.{first} is not declared in {name}.__state__")
             try:
-                attributes = parts(value)
-            except AttributeError:
-                return write_any(value)  # One that has not been set yet.
-            return self._instance(Kind.OBJECT, shape, attributes)
+                number = self._instance(Kind.OBJECT, shape, parts(value))
+                if fields.unhashed:
+                    unhashed(value)
+                    self._later_fields.append((unhashed, value, number))
+            except AttributeError as error:
+                why = f"{fields.cls.__name__}.{error.name} is declared and not set"
+                raise Unwritable(value, why) from None
+            return number
 
-        return write_slots
+        return write
 
     def _instance(self, kind: int, shape: int, attributes: Iterable[object]) -> int:
         self._building.append(shape)
         number = self._next(kind)
         self._work.append((self._fill_instance, attributes, number))
         return number
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Several attributes at once, as a tuple, however few they are."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)

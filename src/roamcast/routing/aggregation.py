@@ -13,10 +13,13 @@ from roamcast.protocol.messages import Entry
 from roamcast.routing.changes import NO_CHANGE, Aggregate, Change
 from roamcast.routing.covering import CoveringAggregate
 from roamcast.routing.merging import MergingAggregate
+from roamcast.state import State
 
 
 class SimpleAggregate:
     """Every entry is forwarded, with the identity of its subscriber."""
+
+    __state__ = State("simple-aggregate", saved=("_counts",))
 
     def __init__(self) -> None:
         self._counts: dict[Entry, int] = {}
@@ -38,6 +41,8 @@ class SimpleAggregate:
 
 class IdentityAggregate(SimpleAggregate):
     """Equal filters are forwarded once, whoever holds them."""
+
+    __state__ = State("identity-aggregate")
 
     def add(self, entry: Entry) -> Change:
         return super().add((entry[0], ""))

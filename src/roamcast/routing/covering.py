@@ -8,12 +8,15 @@ from roamcast.filters.cover_index import CoverIndex
 from roamcast.filters.filter import Filter
 from roamcast.protocol.messages import Entry
 from roamcast.routing.changes import NO_CHANGE, Change
+from roamcast.state import State
 
 
 class Node:
     """A filter, and those that are not forwarded because it, or what stands above it, is."""
 
     __slots__ = ("above", "below", "filter")
+
+    __state__ = State("covering-node")
 
     def __init__(self, filter: Filter) -> None:
         self.filter = filter
@@ -34,7 +37,7 @@ class CoveringAggregate:
     these are looked at anew, with all that is below them.
     """
 
-    __unsaved__: tuple[str, ...] = ("_index", "_net")
+    __state__ = State("covering-aggregate", saved=("_counts", "_nodes", "_roots"), derived=("_index", "_net"))
 
     def __init__(self) -> None:
         self._counts: Counter[Filter] = Counter()

@@ -20,6 +20,7 @@ from roamcast.filters.filter import Filter
 from roamcast.filters.own import owner_of, widest
 from roamcast.protocol.whereabouts import Whereabouts
 from roamcast.routing.matching import Interface, MatchingTable
+from roamcast.state import State
 
 
 class Instances(Protocol):
@@ -35,6 +36,8 @@ class Instances(Protocol):
 class Wide:
     """Where nothing is known of how variables may change, every value is possible."""
 
+    __state__ = State("wide")
+
     def instance(self, filter: Filter, whereabouts: Whereabouts, exact: bool) -> Filter:
         return widest(filter)
 
@@ -43,6 +46,11 @@ class Wide:
 
 
 class Dependents:
+    __state__ = State(
+        "dependents",
+        saved=("_table", "_instances", "_known", "_heard", "_here", "_entries", "_made", "_uses", "_unused"),
+    )  # fmt: skip
+
     def __init__(self, table: MatchingTable, instances: Instances) -> None:
         self._table = table
         self._instances = instances

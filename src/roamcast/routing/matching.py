@@ -17,6 +17,7 @@ from roamcast.filters.expression import And, Expression, names_of, some_of
 from roamcast.filters.filter import ALL, Attributes, Filter
 from roamcast.filters.index import FilterIndex
 from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.state import State
 
 Owner = tuple[Any, ...]
 """A local interface: a tuple, so that it can never be mistaken for a peer's id."""
@@ -61,7 +62,11 @@ Parts = dict[tuple[Hashable, ...], Part]
 class MatchingTable:
     """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
 
-    __unsaved__ = ("_divisions", "_parts", "_parts_kept", "routes")
+    __state__ = State(
+        "matching-table",
+        saved=("_outside", "_interfaces", "_index", "_groups", "_group_index"),
+        derived=("_divisions", "_parts", "_parts_kept", "routes"),
+    )  # fmt: skip
 
     def __init__(self, outside: frozenset[str] | None = None) -> None:
         """`outside` names the attributes that are not in the bodies; None: none is in the bodies."""

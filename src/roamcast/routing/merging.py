@@ -16,12 +16,15 @@ from roamcast.filters.merge_index import MergeIndex, Merger, shape_of
 from roamcast.filters.merging import with_values
 from roamcast.filters.values import ValueSet, union
 from roamcast.routing.covering import CoveringAggregate, Node
+from roamcast.state import State
 
 
 class Part(Node):
     """A node that may be part of a line."""
 
     __slots__ = ("line",)
+
+    __state__ = State("merging-part")
 
     def __init__(self, filter: Filter) -> None:
         super().__init__(filter)
@@ -37,6 +40,8 @@ class Line(Part):
     """The union of its parts. Those of ranges are sorted, none covers another, and each touches the next."""
 
     __slots__ = ("is_range", "name", "parts")
+
+    __state__ = State("merging-line")
 
     def __init__(self, filter: Filter, name: str, is_range: bool, parts: list[Part]) -> None:
         super().__init__(filter)
@@ -99,7 +104,7 @@ class Line(Part):
 
 
 class MergingAggregate(CoveringAggregate):
-    __unsaved__: tuple[str, ...] = ("_mergers",)
+    __state__ = State("merging-aggregate", derived=("_mergers",))
 
     def _restore(self) -> None:
         super()._restore()

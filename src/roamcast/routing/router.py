@@ -29,6 +29,7 @@ from roamcast.protocol.whereabouts import Whereabouts
 from roamcast.routing.aggregation import AGGREGATES, NO_CHANGE, STRATEGIES, Aggregate, Change
 from roamcast.routing.dependents import Dependents, Instances, Wide
 from roamcast.routing.matching import Interface, MatchingTable, Owner, Route
+from roamcast.state import State
 
 Token = tuple[Any, ...]
 """What a caller gets back when something it asked for has settled."""
@@ -56,6 +57,14 @@ _Then = _Answer | _Finish | Token
 
 class _PeerState:
     """What was agreed with one peer, and what is about to be said to it."""
+
+    __state__ = State(
+        "router-peer",
+        saved=(
+            "aggregate", "advertised", "spread", "depending", "staged", "staged_whereabouts",
+            "staged_advertise", "staged_unadvertise", "sent", "asked", "settled",
+        ),
+    )  # fmt: skip
 
     def __init__(self, aggregate: Aggregate | None) -> None:
         self.aggregate = aggregate
@@ -125,6 +134,8 @@ class _Barrier:
 
     __slots__ = ("then", "waiting")
 
+    __state__ = State("router-barrier")
+
     def __init__(self, waiting: dict[str, int], then: _Then) -> None:
         self.waiting = waiting
         self.then = then
@@ -132,6 +143,15 @@ class _Barrier:
 
 class Router:
     """The tables of one broker, and the updates they cause."""
+
+    __state__ = State(
+        "router",
+        saved=(
+            "strategy", "uses_advertisements", "table", "dependents", "_round_trips_s", "_peers",
+            "_collected", "_diverted", "_local_advertisements", "_barriers",
+        ),
+        derived=("_send", "_settled"),
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -152,8 +172,7 @@ class Router:
         self.dependents = Dependents(self.table, instances or Wide())
         self._round_trips_s: dict[str, float] = {}
         """Over the links to the peers, as measured; until then they may take for ever."""
-        self._send = send
-        self._settled = settled
+        self.connect(send, settled)
         self._peers: dict[str, _PeerState] = {}
         self._collected: dict[Interface, dict[Entry, int]] = {}
         """Entries per interface they came from, reference-counted."""
@@ -161,6 +180,11 @@ class Router:
         """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
         self._local_advertisements: dict[Filter, int] = {}
         self._barriers: list[_Barrier] = []
+
+    def connect(self, send: Callable[[str, Message], None], settled: Callable[[Token], None]) -> None:
+        """Say where updates go and who hears that something has settled; to be said again after thawing."""
+        self._send = send
+        self._settled = settled
 
     # --- the overlay ---
 

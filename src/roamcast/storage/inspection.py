@@ -44,6 +44,9 @@ class FileReport(NamedTuple):
     size_bytes: int = 0
     """Bytes of records, or of the state."""
     version: str = ""
+    replay: int = 0
+    state_hash: str = ""
+    """Of a broker's snapshot: the hash of the state in it."""
     damage: str | None = None
     note: str = ""
 
@@ -86,13 +89,13 @@ def find_journal(folder: Path) -> Path:
     raise InputError(f"{folder}: no journal here; name the folder with the files segment-….journal")
 
 
-def verify(folder: Path) -> JournalReport:
-    """Read everything and check it."""
+def verify(folder: Path, hash_of: Callable[[bytes], str] = lambda _: "") -> JournalReport:
+    """Read everything and check it; `hash_of` gives the hash of the state in a snapshot's bytes."""
     folder = find_journal(folder)
     for attempt in range(ATTEMPTS):
         owner = _owner_of(folder)
         try:
-            report = _verify_once(folder, owner)
+            report = _verify_once(folder, owner, hash_of)
         except FileNotFoundError:
             continue  # A file was recycled between two looks.
         # Names that change while they are read look like damage, once.
@@ -101,8 +104,8 @@ def verify(folder: Path) -> JournalReport:
     raise InputError(f"{folder}: changes while it is read; try again, or stop the broker first")
 
 
-def _verify_once(folder: Path, owner: str | None) -> JournalReport:
-    snapshots = [_snapshot_report(path) for path in numbered(folder, SNAPSHOT_SUFFIX).values()]
+def _verify_once(folder: Path, owner: str | None, hash_of: Callable[[bytes], str]) -> JournalReport:
+    snapshots = [_snapshot_report(path, hash_of) for path in numbered(folder, SNAPSHOT_SUFFIX).values()]
     try:
         found = find_recoverable(folder)
     except JournalDamaged as error:
@@ -113,12 +116,20 @@ def _verify_once(folder: Path, owner: str | None) -> JournalReport:
     return JournalReport(str(folder), files, owner, None, used, found.entry_count, found.cut_bytes)
 
 
-def _snapshot_report(path: Path) -> FileReport:
+def _snapshot_report(path: Path, hash_of: Callable[[bytes], str]) -> FileReport:
     try:
-        head, _ = read_snapshot(path)
+        head, data = read_snapshot(path)
     except JournalDamaged as error:
         return FileReport(path.name, "snapshot", damage=str(error))
-    return FileReport(path.name, "snapshot", last=head.sequence, size_bytes=head.length, version=head.version)
+    return FileReport(
+        path.name,
+        "snapshot",
+        last=head.sequence,
+        size_bytes=head.length,
+        version=head.version,
+        replay=head.replay,
+        state_hash=hash_of(data),
+    )
 
 
 def _segment_reports(folder: Path, first_needed: int) -> list[FileReport]:
@@ -156,6 +167,7 @@ def _segment_report(path: Path, before: int | None) -> FileReport:
         commits=scan.records,
         size_bytes=scan.record_bytes,
         version=scan.head.version,
+        replay=scan.head.replay,
         damage=damage,
         note=f"a torn commit of {scan.torn_bytes} bytes would be cut" if scan.torn_bytes else "",
     )

@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple, get_args
 
 from roamcast.errors import InputError
 from roamcast.storage.mapping import FILE_SYSTEMS, MAPPED_BYTES_MAX, MappedSegment, file_system_of
-from roamcast.storage.recovery import Found, Recovered, check_version, find_recoverable
+from roamcast.storage.recovery import Found, Recovered, check_replay, find_recoverable
 from roamcast.storage.segments import (
     END_MARK,
     HEADER_BYTES,
@@ -78,6 +78,7 @@ class _Settings(NamedTuple):
 
     sync: Sync
     version: str
+    replay: int
     segment_bytes: int
     snapshot_after_bytes: int
     journal_bytes_max: int
@@ -178,7 +179,7 @@ class Journal:
         self._lock = lock
         self._settings = settings
         self._set_snapshot_bytes(len(found.snapshot or b""))
-        self._version = settings.version
+        self._written_by = (settings.replay, settings.version)
         self._syncs_commits = settings.sync == "group"
         self._spares = Spares(
             folder,
@@ -200,7 +201,7 @@ class Journal:
         self._map: MappedSegment | None = None
         """The file's memory, where that can be used."""
         self._maps = settings.sync == "process" and file_system_of(folder) in FILE_SYSTEMS
-        self._head = SegmentHead(0, found.sequence + 1, 0, self._version)
+        self._head = SegmentHead(0, found.sequence + 1, 0, *self._written_by)
         self._offset = HEADER_BYTES
         self._plain_until = 0
         """Up to here a record is written into the segment, and that is all that has to be done."""
@@ -216,21 +217,25 @@ class Journal:
         *,
         sync: Sync,
         version: str,
+        replay: int = 1,
         segment_bytes: int = SEGMENT_BYTES,
         snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
         journal_bytes_max: int = JOURNAL_BYTES_MAX,
         snapshot_retry_s: float = SNAPSHOT_RETRY_S,
     ) -> tuple[Journal, Recovered]:
-        """Take the folder, which is made if it is not there, and recover what it holds."""
+        """Take the folder, which is made if it is not there, and recover what it holds.
+
+        Entries are recovered only if they were written with this `replay` number; `version` is for people.
+        """
         settings = _Settings(
-            sync, version, segment_bytes, snapshot_after_bytes, journal_bytes_max, snapshot_retry_s
+            sync, version, replay, segment_bytes, snapshot_after_bytes, journal_bytes_max, snapshot_retry_s
         )
         settings.check()
         lock = -1
         try:
             lock = _lock_folder(folder)
             found = find_recoverable(folder)
-            check_version(folder, found, version)
+            check_replay(folder, found, replay, version)
             journal = cls(folder, lock, found, settings)
             journal._continue_from(found)
         except BaseException as error:
@@ -253,7 +258,7 @@ class Journal:
             return
         last = found.scans[-1]
         self._head, self._next = last.head, last.next
-        if last.head.version == self._version:
+        if (last.head.replay, last.head.version) == self._written_by:
             self._take(os.open(last.path, os.O_RDWR | os.O_CLOEXEC))
             self._offset = last.end
             self._before_bytes = self._found_bytes - last.end
@@ -410,7 +415,7 @@ class Journal:
         self.syncs += 1
 
     def _begin_segment(self) -> None:
-        head = SegmentHead(self._head.number + 1, self._next, new_marker(), self._version)
+        head = SegmentHead(self._head.number + 1, self._next, new_marker(), *self._written_by)
         file = self._spares.begin_segment(head)
         self._let_go()
         self._take(file)
@@ -477,7 +482,7 @@ class Journal:
                 # It would supersede whatever is committed from now on.
                 raise self._fail(why) from None
             raise JournalFailed(why) from None
-        file = SnapshotFile(self.folder, self._next - 1, self._version)
+        file = SnapshotFile(self.folder, self._next - 1, *self._written_by)
         self._ticket = SnapshotTicket(self, file, self._head.number, self._total_bytes)
         return self._ticket
 

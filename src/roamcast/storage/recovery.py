@@ -11,8 +11,9 @@ The rules, in the order in which they are applied:
    it: that is a commit that was torn, and was not promised (or, if a bit of it was flipped later,
    the one promise that cannot be told from that). If one does come after it, a promised record in
    the middle was damaged, and the journal is refused.
-4. Entries written by another version of the code are refused: replaying them could give other
-   results. A snapshot without entries after it, as a clean stop leaves it, is good for any version.
+4. Entries written with another replay number are refused: replaying them could give other results.
+   A snapshot without entries after it, as a clean stop leaves it, is good for every later version
+   that can lift its state.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from roamcast.storage.segments import (
 class Recovered:
     """What a journal held when it was opened."""
 
+    sequence: int
+    """The last entry in the snapshot; 0 if there is none."""
     snapshot: bytes | None
     snapshot_version: str | None
     """The version of the code that wrote the snapshot."""
@@ -80,6 +83,7 @@ class Found:
 
     def recovered(self) -> Recovered:
         return Recovered(
+            sequence=self.sequence,
             snapshot=self.snapshot,
             snapshot_version=self.snapshot_version,
             entries=(entry for scan in self.scans for entry in read_entries(scan)),
@@ -126,13 +130,14 @@ def _chain_instead(
     return scans
 
 
-def check_version(folder: Path, found: Found, version: str) -> None:
-    """Refuse entries that another version of the code has written."""
+def check_replay(folder: Path, found: Found, replay: int, version: str) -> None:
+    """Refuse entries that this code would replay by other rules than the code that wrote them."""
     for scan in found.scans:
-        if scan.next > scan.head.first and scan.head.version != version:
+        if scan.next > scan.head.first and scan.head.replay != replay:
             raise InputError(
-                f"{scan.path}: entries of version {scan.head.version}, which {version} cannot replay:"
-                f" start version {scan.head.version} once with {folder} and stop it cleanly"
+                f"{scan.path}: entries of version {scan.head.version} (replay {scan.head.replay}), which"
+                f" {version} (replay {replay}) cannot replay: start version {scan.head.version} once with"
+                f" {folder} and stop it cleanly, it leaves a snapshot; then start {version}"
             )
 
 

@@ -1,8 +1,8 @@
 """The files of a journal, byte by byte: segments that hold records, and snapshots.
 
-A segment begins with a block of its own: magic, format, marker, number, first sequence, version of
-the code, checksum. Behind it are records, each what one commit wrote: marker, sequence of its first
-entry, number of entries, length, checksum, and the entries, each with its length in front. Behind
+A segment begins with a block of its own: magic, format, marker, number, first sequence, replay number,
+version of the code, checksum. Behind it are records, each what one commit wrote: marker, sequence of its
+first entry, number of entries, length, checksum, and the entries, each with its length in front. Behind
 the last record is an end mark of zeros, written together with it; the next record overwrites it.
 
 Why this is enough to tell what was written from what was not:
@@ -29,15 +29,15 @@ from zlib import crc32
 
 from roamcast.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 HEADER_BYTES = 4096
 """Room for the head of a segment: a disk's block, so that writing records never touches it."""
 VERSION_BYTES_MAX = 64
 SNAPSHOT_SUFFIX, SEGMENT_SUFFIX, SPARE_SUFFIX, TEMPORARY_SUFFIX = ".snapshot", ".journal", ".spare", ".tmp"
 
 _SEGMENT_MAGIC, _SNAPSHOT_MAGIC = b"RoamJrnl", b"RoamSnap"
-_SEGMENT_HEAD = struct.Struct(f">8sHIQQ{VERSION_BYTES_MAX}s")
-_SNAPSHOT_HEAD = struct.Struct(f">8sHQQ{VERSION_BYTES_MAX}s")
+_SEGMENT_HEAD = struct.Struct(f">8sHIQQI{VERSION_BYTES_MAX}s")
+_SNAPSHOT_HEAD = struct.Struct(f">8sHQQI{VERSION_BYTES_MAX}s")
 _RECORD_HEAD = struct.Struct(">IQII")
 _SINGLE_HEAD = struct.Struct(">IQIII")
 """The head of a record with one entry, and the length of that."""
@@ -61,7 +61,10 @@ class SegmentHead(NamedTuple):
     first: int
     """Sequence of the first entry, whether it has come or not."""
     marker: int
+    replay: int
+    """Which rules the entries are replayed by: only code with the same number replays them."""
     version: str
+    """Of the package that wrote it, for people."""
 
 
 class SegmentScan(NamedTuple):
@@ -86,6 +89,7 @@ class SnapshotHead(NamedTuple):
     sequence: int
     """The last entry that the snapshot includes."""
     length: int
+    replay: int
     version: str
 
 
@@ -122,8 +126,9 @@ def encode_version(version: str) -> bytes:
 
 def pack_segment_head(head: SegmentHead) -> bytes:
     """The first block of a segment, and the end mark of its no records."""
+    version = encode_version(head.version)
     packed = _SEGMENT_HEAD.pack(
-        _SEGMENT_MAGIC, FORMAT, head.marker, head.number, head.first, encode_version(head.version)
+        _SEGMENT_MAGIC, FORMAT, head.marker, head.number, head.first, head.replay, version
     )
     return (packed + _U32.pack(crc32(packed))).ljust(HEADER_BYTES, b"\0") + END_MARK
 
@@ -153,8 +158,9 @@ def single_record(marker: int, first: int, entry: bytes) -> bytes:
     return head[:_CHECKSUM_AT] + checksum + head[_CHECKSUM_AT:] + entry + END_MARK
 
 
-def pack_snapshot_head(sequence: int, version: str, data: bytes) -> bytes:
-    head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, FORMAT, sequence, len(data), encode_version(version))
+def pack_snapshot_head(sequence: int, replay: int, version: str, data: bytes) -> bytes:
+    encoded = encode_version(version)
+    head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, FORMAT, sequence, len(data), replay, encoded)
     return head + _U32.pack(crc32(data, crc32(head)))
 
 
@@ -190,8 +196,8 @@ def _parse_segment_head(path: Path, data: bytes) -> SegmentHead:
     head = _checked_head(path, data, _SEGMENT_HEAD, _SEGMENT_MAGIC)
     if crc32(head) != _U32.unpack_from(data, len(head))[0]:
         raise JournalDamaged(f"{path}: damaged at offset 0: its head has a wrong checksum")
-    _, _, marker, number, first, version = _SEGMENT_HEAD.unpack(head)
-    return SegmentHead(number, first, marker, _decode_version(path, version))
+    _, _, marker, number, first, replay, version = _SEGMENT_HEAD.unpack(head)
+    return SegmentHead(number, first, marker, replay, _decode_version(path, version))
 
 
 def _checked_head(path: Path, data: bytes, form: struct.Struct, magic: bytes) -> bytes:
@@ -305,7 +311,7 @@ def read_snapshot(path: Path) -> tuple[SnapshotHead, bytes]:
     """A whole snapshot; JournalDamaged if it is not whole."""
     content = path.read_bytes()
     head = _checked_head(path, content, _SNAPSHOT_HEAD, _SNAPSHOT_MAGIC)
-    _, _, sequence, length, version = _SNAPSHOT_HEAD.unpack(head)
+    _, _, sequence, length, replay, version = _SNAPSHOT_HEAD.unpack(head)
     data = content[SNAPSHOT_HEAD_BYTES:]
     if len(data) < length:
         raise JournalDamaged(
@@ -313,4 +319,4 @@ def read_snapshot(path: Path) -> tuple[SnapshotHead, bytes]:
         )
     if len(data) > length or crc32(data, crc32(head)) != _U32.unpack_from(content, len(head))[0]:
         raise JournalDamaged(f"{path}: damaged: its checksum is wrong")
-    return SnapshotHead(sequence, length, _decode_version(path, version)), data
+    return SnapshotHead(sequence, length, replay, _decode_version(path, version)), data

@@ -44,15 +44,16 @@ class SnapshotOutcome(NamedTuple):
 class SnapshotFile:
     """One snapshot on its way to the disk: under a temporary name until it is whole."""
 
-    def __init__(self, folder: Path, sequence: int, version: str) -> None:
+    def __init__(self, folder: Path, sequence: int, replay: int, version: str) -> None:
         self.sequence = sequence
         self.path = snapshot_path(folder, sequence)
         self.temporary = self.path.with_suffix(TEMPORARY_SUFFIX)
         self._folder = folder
+        self._replay = replay
         self._version = version
 
     def write(self, data: bytes) -> None:
-        head = pack_snapshot_head(self.sequence, self._version, data)
+        head = pack_snapshot_head(self.sequence, self._replay, self._version, data)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = os.open(self.temporary, flags, 0o600)
         try:

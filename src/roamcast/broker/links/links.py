@@ -26,6 +26,7 @@ from roamcast.broker.links.reach import Outcome, Reach
 from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, OverlayChanged, Received, SendFailed
 from roamcast.protocol.notification import Burst, Fleeting, Message
+from roamcast.state import State
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +62,8 @@ class LinkTurn(msgspec.Struct):
 
 class Links:
     """The ends of all links of one broker, by peer."""
+
+    __state__ = State("links", saved=("id", "reach", "ends", "_codec", "_limits"))
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ import msgspec
 
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Message
+from roamcast.state import State
 
 
 class Join(Message, frozen=True):
@@ -112,6 +113,8 @@ Question = tuple[str, str, int]
 class Joining(msgspec.Struct):
     """A link that does not carry anything yet."""
 
+    __state__ = State("link-joining")
+
     phase: Phase
     coordinator: str
     """Of the tree behind the peer, as it last said; it can only have become lower."""
@@ -122,6 +125,8 @@ class Joining(msgspec.Struct):
 
 class Outcome(msgspec.Struct):
     """What is to be done, in this order."""
+
+    __state__ = State("reach-outcome")
 
     sends: list[tuple[str, Message]] = []
     """Over the numbered lane of the links."""
@@ -136,6 +141,12 @@ class Outcome(msgspec.Struct):
 class Reach:
     """What one broker knows of the overlay. Every call that changes something says what follows from it."""
 
+    __state__ = State(
+        "reach",
+        saved=("id", "_behind", "_cut_off", "_joining", "_attempts", "_questions", "_unheard"),
+        derived=("_out", "_handlers", "messages"),
+    )
+
     def __init__(self, id: str) -> None:
         self.id = id
         self._behind: dict[str, dict[str, None]] = {}
@@ -147,6 +158,9 @@ class Reach:
         """While this broker coordinates: who asks to join. The first one may."""
         self._unheard: dict[str, None] = {}
         """Before it gives permission: who has not said yet what the last coordinator permitted."""
+        self._restore()
+
+    def _restore(self) -> None:
         self._out = Outcome()
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Join: self._on_join,

@@ -35,6 +35,7 @@ from roamcast.protocol.messages import (
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.records import Level, Row
+from roamcast.state import State
 
 MARK_BITS = 16
 """Of a timestamp: which broker has chosen it."""
@@ -44,6 +45,14 @@ WINDOW = 1024
 
 class Visit:
     """A client that is connected here."""
+
+    __state__ = State(
+        "mobile-visit",
+        saved=(
+            "connection", "owner", "window", "stamp", "is_clean", "began", "is_leaving", "insists_until",
+            "incarnation", "published", "subscriptions", "sent", "in_flight", "waiting",
+        ),
+    )  # fmt: skip
 
     def __init__(self, connection: int, owner: str, window: int, stamp: int) -> None:
         self.connection = connection
@@ -79,14 +88,23 @@ class Visit:
 
 
 class MobileCore:
-    __unsaved__ = ("_asks_more", "_out", "figures")
+    __state__ = State(
+        "mobile-core",
+        saved=(
+            "id", "machine", "links", "front", "waves", "visits", "incarnation", "_mark", "_published",
+            "_limits", "_level", "_tells_attributes",
+        ),
+        # Fleeting bursts move the time and are recorded, and are not journalled.
+        unhashed=("now", "duplicates", "_rows"),
+        derived=("_asks_more", "_handlers", "_orders", "_out", "figures"),
+    )  # fmt: skip
 
     def __init__(self, id: str, machine: MobileProtocol, links: TreeLinks, front: Front) -> None:
         self.id = id
         self.machine = machine
         self.links = links
         self.front = front
-        self.waves = Waves(links.send)
+        self.waves = Waves(links)
         self.visits: dict[str, Visit] = {}
         self.now = 0.0
         self.duplicates = 0
@@ -99,13 +117,13 @@ class MobileCore:
         self._level: Level = "full"
         self._tells_attributes = True
         self._rows = 0
-        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
-        self._orders: dict[type[Command], Callable[[Any], None]] = {}
-        machine.contents = self.contents_of
         self._restore()
 
     def _restore(self) -> None:
         self.figures = Figures()
+        self.machine.contents = self.contents_of
+        self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
+        self._orders: dict[type[Command], Callable[[Any], None]] = {}
         self._out = Effects()
         self._asks_more: tuple[int, bool] = (-1, False)
 

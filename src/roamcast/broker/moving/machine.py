@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -35,6 +35,7 @@ from roamcast.broker.inputs import (
     SessionSought,
     SettingsChanged,
     Started,
+    StateChecked,
     StatusAnnounced,
     Tick,
     Tree,
@@ -61,6 +62,7 @@ from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 NO_PLACES = "where brokers move, filters on the client's own state are not offered"
 ROUNDS_WAITED = 2.5
@@ -78,16 +80,17 @@ class MovingMachine(MachineBase[MqttFront]):
         "vouch for them"
     )
 
-    __unsaved__ = ("_lost", "_out", "election", "tree")
+    __state__ = State(
+        "moving-machine",
+        saved=("links", "core", "sessions", "wills", "announcements", "seeking", "_parent"),
+        derived=("_lost", "election", "tree"),
+    )
 
     def __init__(self, settings: MachineSettings) -> None:
         protocol = find_mobile_protocol(settings.protocol)
         if not protocol.keeps_promises:
             raise InputError(f"protocol {settings.protocol}: it promises nothing, and is for the lab alone")
-        self.settings = settings
-        self.id = settings.id
-        self.starts = 0
-        """How often a process has begun to drive this site."""
+        super().__init__(settings)
         self.front = MqttFront(self)
         self.links = TreeLinks(settings.id, Codec())
         self.core = MobileCore(settings.id, protocol(settings.id), self.links, self.front)
@@ -100,7 +103,9 @@ class MovingMachine(MachineBase[MqttFront]):
         self._restore()
 
     def _restore(self) -> None:
-        self._out = MachineEffects()
+        for part in (self.sessions, self.wills, self.announcements, self.seeking):
+            part.register_handlers()
+        super()._restore()
         self.election: Election | None = None
         self.tree: Tree | None = None
         self._lost: list[str] = []
@@ -115,6 +120,8 @@ class MovingMachine(MachineBase[MqttFront]):
         for item in inputs:
             if isinstance(item, ClientFrames | ConnectionLost | ClientConnected):
                 of_clients.append(item)
+            elif type(item) is StateChecked:
+                self._expected = item
             else:
                 self._on_input(item)
         self._run()
@@ -133,6 +140,8 @@ class MovingMachine(MachineBase[MqttFront]):
         self.front.collect(out)
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
+        if out.durable or self._expected is not None:
+            self._check_state()
         return out
 
     def deadline(self) -> float | None:
@@ -408,6 +417,19 @@ class MovingMachine(MachineBase[MqttFront]):
             self._out.records = [*self._out.records, *effects.records]
             if effects.to_clients or effects.closes:
                 endpoint.perform(effects)
+
+    # --- what is checked in a replay ---
+
+    def _clients(self) -> Collection[str]:
+        return self.front.sessions
+
+    def _queue_position(self, client: str) -> tuple[int, ...]:
+        visit = self.core.visits.get(client)
+        return () if visit is None else (visit.connection, visit.stamp, visit.published, visit.sent)
+
+    def _counters(self) -> tuple[int, ...]:
+        machine = self.core.machine
+        return machine.changes, len(machine.known), len(machine.queues)
 
     # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
 

@@ -22,6 +22,7 @@ from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mqtt.server.marks import TOPIC
 from roamcast.mqtt.server.sessions import Subscription
+from roamcast.state import State
 
 NOTE = "$mqtt "
 """Begins the name of the attribute."""
@@ -34,6 +35,8 @@ WITHDRAWN_KEPT_MAX = 256
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
     name: str
+
+    __state__ = State("filter-note")
     changed: int
     """The timestamp of the change."""
     owner: str

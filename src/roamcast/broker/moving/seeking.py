@@ -11,20 +11,23 @@ from roamcast.broker.moving.core import MobileCore
 from roamcast.broker.seeking import IsHere, WhereIs
 from roamcast.mobility.moving.mobile import LOCAL
 from roamcast.mqtt.server.sessions import MqttSession
+from roamcast.state import State
 
 ASKED_MAX = 1024
 """So many questions are remembered that wait for their answers."""
 
 
 class MobileSeeking:
-    __unsaved__ = ("_askers", "answers")
+    __state__ = State("mobile-seeking", saved=("_core", "_sessions"), derived=("_askers", "answers"))
 
     def __init__(self, core: MobileCore, sessions: Mapping[str, MqttSession]) -> None:
         self._core = core
         self._sessions = sessions
-        core.serve(WhereIs, self.on_where_is)
-        core.serve(IsHere, self.on_is_here)
         self._restore()
+
+    def register_handlers(self) -> None:
+        self._core.serve(WhereIs, self.on_where_is)
+        self._core.serve(IsHere, self.on_is_here)
 
     def _restore(self) -> None:
         self.answers: list[IsHere] = []

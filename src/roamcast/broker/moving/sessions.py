@@ -56,6 +56,7 @@ from roamcast.protocol.messages import (
     SubscriptionSettled,
     Welcome,
 )
+from roamcast.state import State
 
 INSISTS_S = 5.0
 """So long after an attach an answer to it may come."""
@@ -79,6 +80,11 @@ class Arriving(msgspec.Struct):
 
 
 class MobileSessions:
+    __state__ = State(
+        "mobile-sessions",
+        saved=("core", "endpoint", "_arriving", "_missed", "_wait_s", "_alone_at"),
+    )
+
     def __init__(self, core: MobileCore, endpoint: Endpoint) -> None:
         self.core = core
         self.endpoint = endpoint
@@ -88,7 +94,9 @@ class MobileSessions:
         self._wait_s = 0.0
         self._alone_at = 0.0
         """From when on nobody need be waited for if there is no tree."""
-        core.serve(Missed, self.on_missed)
+
+    def register_handlers(self) -> None:
+        self.core.serve(Missed, self.on_missed)
 
     def configure(self, wait_s: float) -> None:
         self._wait_s = wait_s

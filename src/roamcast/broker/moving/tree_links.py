@@ -25,6 +25,7 @@ from roamcast.broker.seeking import IsHere, WhereIs
 from roamcast.mobility.moving.election import Heartbeat, Round
 from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.messages import Cause, Message
+from roamcast.state import State
 
 LinkId = tuple[int, str]
 """The number of a link, and its child: the one that has opened it."""
@@ -69,8 +70,16 @@ class Beat(Message, frozen=True):
         return True
 
 
+class TreeLinkEnd(LinkEnd):
+    unnumbered = (WhereIs, IsHere)
+
+    __state__ = State("tree-link-end")
+
+
 class Neighbour:
     """A broker in reach: the connection to it, and the link of the tree over it, if there is one."""
+
+    __state__ = State("neighbour", saved=("peer", "end", "link", "newest", "sent", "outgoing", "incoming"))
 
     def __init__(self, peer: str, end: LinkEnd) -> None:
         self.peer = peer
@@ -94,6 +103,8 @@ class Neighbour:
 class TreeLinks:
     """All that one broker has to do with its peers below the protocol."""
 
+    __state__ = State("tree-links", saved=("id", "ends", "neighbours", "_codec"))
+
     def __init__(self, id: str, codec: Codec) -> None:
         self.id = id
         self.ends: dict[str, LinkEnd] = {}
@@ -115,9 +126,7 @@ class TreeLinks:
 
     def connect(self, peer: str, incarnation: int, version: int = VERSION_MAX) -> None:
         # Each is told at once what has been journalled, so that little comes back when a link is lost.
-        end = LinkEnd(
-            peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1, unnumbered=(WhereIs, IsHere)
-        )
+        end = TreeLinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1)
         end.up(Resume(), version)
         self.ends[peer] = end
         self.neighbours[peer] = Neighbour(peer, end)

@@ -8,10 +8,11 @@ network by now, or comes back over another link.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from collections.abc import Collection
+from typing import Any, ClassVar, Protocol
 
 from roamcast.protocol.messages import Cause, Message
+from roamcast.state import State
 
 Purpose = tuple[Any, ...]
 """Plain values that tell whoever began a wave what it was for."""
@@ -28,9 +29,15 @@ class WaveBack(Message, frozen=True):
     cause: ClassVar[Cause] = "subscribe"
 
 
+class Sending(Protocol):
+    def send(self, peer: str, message: Message) -> None: ...
+
+
 class Waves:
-    def __init__(self, send: Callable[[str, Message], None]) -> None:
-        self._send = send
+    __state__ = State("waves", saved=("_links", "_count", "_open", "_purposes", "_askers", "_done"))
+
+    def __init__(self, links: Sending) -> None:
+        self._links = links
         self._count = 0
         self._open: dict[int, dict[str, None]] = {}
         """Number to the peers that have not answered."""
@@ -71,7 +78,7 @@ class Waves:
     def _flood(self, number: int, peers: Collection[str]) -> None:
         self._open[number] = dict.fromkeys(peers)
         for peer in peers:
-            self._send(peer, Wave(number))
+            self._links.send(peer, Wave(number))
         if not peers:
             self._finish(number)
 
@@ -82,4 +89,4 @@ class Waves:
             self._done.append(purpose)
             return
         asker, asked = self._askers.pop(number)
-        self._send(asker, WaveBack(asked))
+        self._links.send(asker, WaveBack(asked))

@@ -56,6 +56,7 @@ from roamcast.mobility.moving.mobile import (
 )
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +109,8 @@ class Bsub(Message, frozen=True):
 class Talk:
     """What was said about subscribers over one link."""
 
+    __state__ = State("mft-talk", saved=("sent", "heard", "claims"))
+
     def __init__(self) -> None:
         self.sent = 0
         self.heard = 0
@@ -120,6 +123,8 @@ class Mft(MobileProtocol):
     name = "mft"
     summary = "timestamps and hops tell who knows more of a subscriber; ways are turned round, queues follow"
 
+    __state__ = State("mft", saved=("_asked", "_talks"))
+
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         super().__init__(id, settings)
         self._asked: dict[str, tuple[str, list[Burst]]] = {}
@@ -127,6 +132,9 @@ class Mft(MobileProtocol):
         them, and were sent this way by someone who could not know that nobody here does."""
 
         self._talks: dict[str, Talk] = {}
+
+    def _restore(self) -> None:
+        super()._restore()
         self._handlers |= {Bmig: self._on_bmig, Bsub: self._on_bsub, Bquery: self._on_bquery}
 
     def _handle(self, way: str, sender: str, message: Message) -> None:
@@ -363,6 +371,8 @@ class MftPublished(Mft):
 
     name = "mft:published"
     summary = "as published: what is old is ignored, hops break ties, nothing is kept while asking"
+
+    __state__ = State("mft-published")
 
     def _is_newer(self, subscriber: str, timestamp: int, hops: int) -> bool:
         """(t, h) > T(s): a higher timestamp, or the same and fewer hops."""

@@ -24,6 +24,7 @@ from roamcast.mobility.stored import Stored
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.protocol.queues import QueueLimits
+from roamcast.state import State
 
 LOCAL = ""
 """The way to a subscriber that is, or was last, connected to this broker itself."""
@@ -136,7 +137,14 @@ class MobileProtocol:
     keeps_promises: ClassVar[bool] = True
     """Whether what is owed arrives in the end, whatever moved, crashed or parted meanwhile."""
 
-    __unsaved__ = ("_looked_for", "_matched", "_out")
+    __state__ = State(
+        "mobile-protocol",
+        saved=(
+            "id", "settings", "peers", "attached", "known", "queues", "_returned", "_seen", "changes",
+            "_left",
+        ),
+        derived=("_handlers", "_looked_for", "_matched", "_out", "contents"),
+    )  # fmt: skip
 
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         self.id = id
@@ -158,6 +166,13 @@ class MobileProtocol:
         self._left: dict[str, dict[str, None]] = {}
         """Neighbour to the subscribers that were behind it, and no longer are: what it has not acknowledged
         may have been for them."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self._matched: dict[bytes, list[str]] = {}
+        self._looked_for: dict[str, None] = {}
+        """Subscribers whose stored events may have a way now, and had none before."""
+        self._out = Outcome()
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_pub,
             Rep: self._on_rep,
@@ -168,13 +183,6 @@ class MobileProtocol:
         self.contents: Callable[[Burst], Attributes | None] | None = None
         """Where events have attributes in their bodies: all that a burst has, which is a single event then;
         None if nobody asks for more than is outside."""
-        self._restore()
-
-    def _restore(self) -> None:
-        self._matched: dict[bytes, list[str]] = {}
-        self._looked_for: dict[str, None] = {}
-        """Subscribers whose stored events may have a way now, and had none before."""
-        self._out = Outcome()
 
     def understands(self, message: Message) -> bool:
         return type(message) in self._handlers

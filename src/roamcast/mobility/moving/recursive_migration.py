@@ -24,12 +24,12 @@ from roamcast.mobility.moving.mobile import (
     Known,
     Mig,
     MobileProtocol,
-    MobileSettings,
     Sub,
     Uns,
     register_mobile,
 )
 from roamcast.protocol.messages import Cause, Message
+from roamcast.state import State
 
 
 class BmigOfLocals(Message, frozen=True):
@@ -63,8 +63,10 @@ class RecursiveMigration(MobileProtocol):
     summary = "a migration forces those below it; tables are sent whole; subscribers may stay as phantoms"
     keeps_promises = False
 
-    def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
-        super().__init__(id, settings)
+    __state__ = State("recursive-migration")
+
+    def _restore(self) -> None:
+        super()._restore()
         self._handlers |= {BmigOfLocals: self._on_bmig, Btab: self._on_btab, Fmig: self._on_fmig}
 
     def _locals(self) -> tuple[str, ...]:

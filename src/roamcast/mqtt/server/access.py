@@ -22,6 +22,7 @@ from roamcast.filters.filter import ALL, NONE, Filter
 from roamcast.filters.own import widest
 from roamcast.filters.patterns import TopicPattern
 from roamcast.filters.selector import TOPIC, parse
+from roamcast.state import State
 
 Default = Literal["allow", "deny"]
 Texts = str | tuple[str, ...]
@@ -37,6 +38,8 @@ DECISIONS_KEPT_MAX = 4096
 
 class Rule(msgspec.Struct, frozen=True):
     """One rule: what it allows or denies, to whom."""
+
+    __state__ = State("access-rule")
 
     verdict: Default
     """What happens where the rule fits."""
@@ -279,7 +282,7 @@ def _rule_filter(patterns: list[TopicPattern], where: Filter | None) -> Filter:
 class Access:
     """Rules, ready to be asked. Reading them refuses what makes no sense."""
 
-    __unsaved__ = ("_by_client", "_compiled", "_known")
+    __state__ = State("mqtt-access", saved=("rules",), derived=("_by_client", "_compiled", "_known"))
 
     def __init__(self, rules: AccessRules = AccessRules()) -> None:  # noqa: B008
         self.rules = rules

@@ -27,6 +27,7 @@ from roamcast.mqtt.server.sessions import MqttSession
 from roamcast.mqtt.server.traffic import Traffic
 from roamcast.protocol.effects import Input, Submitted
 from roamcast.protocol.messages import Acknowledge, ClientPublish
+from roamcast.state import State
 
 PUBACK, PUBREC = 0x40, 0x50
 ONE_PUBACK = b"\x40\x02"
@@ -99,9 +100,12 @@ class MqttConnection:
         "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
-    __unsaved__ = (
-        "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
-        "published", "sent_aliases", "taken", "topics",
+    __state__ = State(
+        "mqtt-connection",
+        derived=(
+            "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
+            "published", "sent_aliases", "taken", "topics",
+        ),
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
 

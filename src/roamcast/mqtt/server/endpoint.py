@@ -53,6 +53,7 @@ from roamcast.protocol.messages import (
     Welcome,
 )
 from roamcast.protocol.notification import Burst, encode_attributes
+from roamcast.state import State
 
 PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096
@@ -126,7 +127,16 @@ class Keeper(Protocol):
 class Endpoint:
     outside = frozenset({TOPIC})
 
-    __unsaved__ = ("_attributes", "packets_max", "packets_per_turn", "traffic", "unread")
+    __state__ = State(
+        "mqtt-endpoint",
+        saved=(
+            "access", "keeper", "settings", "packet_max", "received_max", "waiting_max", "alias_max",
+            "qos_max", "retains", "inputs", "touched", "closes", "timers", "encoder", "connections",
+            "sessions", "_elsewhere", "_attaching", "_present", "_wills", "_subscribing", "_properties",
+        ),
+        unhashed=("now",),
+        derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unread"),
+    )  # fmt: skip
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()

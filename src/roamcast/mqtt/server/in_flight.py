@@ -13,6 +13,7 @@ import msgspec
 from roamcast.mqtt.codec.errors import protocol_error
 from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, following
 from roamcast.protocol.notification import Burst
+from roamcast.state import State
 
 Identity = tuple[str, int, int]
 """Publisher, incarnation and number."""
@@ -55,6 +56,8 @@ class InFlight:
 
     __slots__ = ("_early", "_next", "_released", "_runs", "count", "resend")
 
+    __state__ = State("mqtt-in-flight")
+
     def __init__(self, packed: PackedInFlight | None = None) -> None:
         packed = packed or PackedInFlight()
         self._runs: deque[Run] = deque()
@@ -69,6 +72,10 @@ class InFlight:
         """What was in flight when the connection ended, and its packet id and QoS."""
         for one in packed.resend:
             self.resend[one[:3]] = one[3:]
+
+    def position(self) -> tuple[int, ...]:
+        """Figures that change whenever something is sent or acknowledged."""
+        return self._next, self.count, len(self._early), len(self._released), len(self.resend)
 
     def pack(self) -> PackedInFlight:
         if self._runs:

@@ -13,6 +13,7 @@ from roamcast.mqtt.server.identities import identity_properties
 from roamcast.mqtt.server.marks import EXPIRY, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.sessions import Options
 from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.state import State
 
 TOPICS_KEPT_MAX = 4096
 WRITERS_KEPT_MAX = 4096
@@ -21,7 +22,7 @@ WRITERS_KEPT_MAX = 4096
 class Encoder:
     """Writes bursts; the same burst for several clients is written once, where it can be."""
 
-    __unsaved__ = ("_bursts", "_topics", "_writers", "written")
+    __state__ = State("mqtt-encoder", derived=("_bursts", "_topics", "_writers", "written"))
 
     def __init__(self) -> None:
         self._restore()

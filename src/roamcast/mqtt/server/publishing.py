@@ -12,6 +12,7 @@ from roamcast.mqtt.codec.packets import PublishProperties
 from roamcast.mqtt.codec.properties import publish_properties
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.server.marks import EXPIRY
+from roamcast.state import State
 
 BLOCKS_KEPT_MAX = 1024
 
@@ -36,7 +37,7 @@ def described(found: PublishProperties | None) -> Described:
 class PropertyReader:
     """Checks property blocks; those that come again and again are read once."""
 
-    __unsaved__ = ("_known",)
+    __state__ = State("mqtt-property-reader", derived=("_known",))
 
     def __init__(self) -> None:
         self._restore()

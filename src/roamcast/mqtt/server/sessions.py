@@ -20,6 +20,7 @@ from roamcast.mqtt.codec.packets import Will
 from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
 from roamcast.mqtt.server.marks import QOS, TOPIC
 from roamcast.protocol.notification import Burst, decode_attributes
+from roamcast.state import State
 
 NEVER = 0xFFFF_FFFF
 """The session expiry that means: keep it for ever."""
@@ -79,7 +80,7 @@ _decode = msgspec.msgpack.Decoder(Capsule).decode
 
 
 class MqttSession:
-    __unsaved__ = ("_filters", "_options", "plans")
+    __state__ = State("mqtt-session", derived=("_filters", "_options", "plans"))
     __slots__ = (
         "_filters", "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since",
         "stream", "subscriptions", "timer", "will", "will_at", "will_timer",

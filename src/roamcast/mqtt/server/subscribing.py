@@ -23,6 +23,7 @@ from roamcast.mqtt.server.connection import MqttConnection
 from roamcast.mqtt.server.sessions import MqttSession, Subscription
 from roamcast.protocol.effects import Submitted
 from roamcast.protocol.messages import ClientSubscribe, ClientUnsubscribe, Request
+from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.mqtt.server.endpoint import Endpoint
@@ -45,6 +46,8 @@ class Pending(msgspec.Struct):
 
 
 class Subscribing:
+    __state__ = State("mqtt-subscribing", saved=("_endpoint", "_pending"))
+
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._pending: dict[tuple[int, Asked], Pending] = {}

@@ -6,10 +6,14 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
+from roamcast.state import State
+
 Key = tuple[Any, ...]
 
 
 class Timers:
+    __state__ = State("mqtt-timers", saved=("_heap", "_set"))
+
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Key]] = []
         self._set = 0

@@ -19,6 +19,7 @@ from typing import Any
 from roamcast.errors import InputError
 from roamcast.filters.expression import Value
 from roamcast.filters.own import Possible, Values
+from roamcast.state import State
 
 LOCATIONS_MAX = 1_000_000
 BALLS_KEPT = 65_536
@@ -29,7 +30,7 @@ WIDE_MAX = 256
 class MovementGraph:
     """Locations and the steps between them. Staying is always possible, and no step."""
 
-    __unsaved__ = ("_balls", "_nears")
+    __state__ = State("movement-graph", saved=("_neighbours",), derived=("_balls", "_nears"))
 
     def __init__(self, edges: Iterable[tuple[Any, Any]], alone: Iterable[Any] = (), one_way: bool = False):
         """`one_way` says that edges lead from the first to the second only."""

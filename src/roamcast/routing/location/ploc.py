@@ -24,6 +24,7 @@ from roamcast.filters.filter import Filter
 from roamcast.filters.own import NOTHING, Possible, Values, bind, instance
 from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location.variables import Variable
+from roamcast.state import State
 
 INSTANCES_KEPT = 65_536
 
@@ -50,6 +51,8 @@ class Rule(NamedTuple):
 
 class Ploc:
     """Makes the instances that a broker needs (see `core.dependents.Instances`)."""
+
+    __state__ = State("ploc", saved=("_variables", "_rule"))
 
     def __init__(self, variables: Mapping[str, Variable], rule: Rule) -> None:
         self._variables = variables

@@ -12,6 +12,7 @@ from typing import Protocol
 from roamcast.errors import InputError
 from roamcast.filters.expression import Value
 from roamcast.filters.own import Possible, Span
+from roamcast.state import State
 
 
 class Variable(Protocol):
@@ -27,6 +28,8 @@ class Variable(Protocol):
 
 class NumberSteps:
     """A number that falls and rises by no more than so much in one step, between two bounds."""
+
+    __state__ = State("number-steps", saved=("fall", "rise", "lowest", "highest"))
 
     def __init__(self, fall: float, rise: float, lowest: float = -1e300, highest: float = 1e300) -> None:
         if not (0 <= fall < math.inf and 0 <= rise < math.inf):

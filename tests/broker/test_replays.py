@@ -1,0 +1,176 @@
+"""A replay comes to the state that there was, and says so if it does not.
+
+The worlds compare the hashes of recovered and live machines at every crash (see `World.start`).
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from typing import Any
+
+import pytest
+from tests.broker.mobile_world import MobileWorld
+from tests.broker.test_machine_snapshots import SnapshotWorld
+from tests.broker.test_world import bring_home, check, drive
+from tests.broker.world import World
+
+from roamcast.broker import machine_base
+from roamcast.broker.fronts import MqttFront
+from roamcast.broker.inputs import Started, StateChecked, Tick, decode_entry
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.machine_base import StateDiverged
+from roamcast.broker.settings import MachineSettings
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.server.in_flight import InFlight
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.snapshot import freeze, hash_of, state_hash, thaw
+from roamcast.protocol.snapshot_form import STATE_CLASSES
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the state after every third turn, and few sessions at once."""
+    monkeypatch.setattr(machine_base, "CHECK_EVERY", 3)
+    monkeypatch.setattr(machine_base, "SESSIONS_CHECKED", 2)
+
+
+def roam(world: World, seed: int, rounds: int) -> None:
+    """Clients roam, publish with every QoS, retain and share, while brokers crash."""
+    rng = random.Random(seed)
+    for number in range(4):
+        name = f"c{number}"
+        world.attach(name, rng.choice(world.ids), version=rng.choice((4, 5)))
+        world.settle()
+        world.subscribe(name, "a/#", 2)
+        world.subscribe(name, "$share/g/s/#", 1)
+        world.settle()
+    world.crashes = True
+    for _ in range(rounds):
+        drive(world, rng, 8)
+        name = rng.choice(list(world.clients))
+        world.publish(name, "s/1", rng.choice((1, 2)))
+        if world.clients[name].is_welcome:
+            told = packets.Publish("a/1", b"x:0:a", 0, retain=rng.random() < 0.3)
+            world._send(world.clients[name], told)
+        world.tick(rng.random() * 20)
+    for id in world.ids:
+        world.crash(id)
+    world.crashes = False
+
+
+def checks_in(journal: list[bytes]) -> list[StateChecked]:
+    inputs = [item for data in journal for item in decode_entry(data).inputs]
+    return [item for item in inputs if isinstance(item, StateChecked)]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("kind", [World, SnapshotWorld])
+@pytest.mark.parametrize("seed", range(8))
+def test_replays_come_to_the_state_there_was(kind: type[World], seed: int) -> None:
+    world = kind(seed, 4, [(0, 1), (1, 2), (1, 3)])
+    roam(world, seed, 5)
+    assert world.crashed >= 4
+    if kind is World:
+        assert all(len(checks_in(world.journals[id])) > 3 for id in world.ids)
+    bring_home(world, random.Random(seed))
+    check(world)
+
+
+@pytest.mark.usefixtures("often")
+def test_replays_of_brokers_that_move_come_to_the_state_there_was() -> None:
+    world = MobileWorld(1, 3, [(0, 1), (1, 2)])
+    world.attach("c", "b0")
+    world.settle()
+    world.subscribe("c", "a/#", 1)
+    world.settle()
+    for id in ("b1", "b2", "b0"):
+        world.crash(id)
+        world.attach("c", id)
+        world.publish("c", "a/1", 1)
+        world.settle()
+    for id in world.ids:
+        world.check_replay(id)
+        assert checks_in(world.journals[id])
+
+
+# --- what is planted is found ---
+
+
+def test_chance_in_the_state_is_found_at_the_next_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = count(1)
+    connected = MqttFront.connected
+
+    def connected_by_chance(self: MqttFront, *arguments: Any) -> None:
+        connected(self, *arguments)
+        self.keeper.publish("luck", b"", str(next(drawn)).encode())  # Nobody wants it, but it is counted.
+        self._present[f"luck {next(drawn)}"] = True
+
+    monkeypatch.setattr(MqttFront, "connected", connected_by_chance)
+    world = World(1, 2, [(0, 1)])
+    world.attach("c", "b0")
+    world.settle()
+    with pytest.raises(AssertionError, match="b0 was replayed to another state"):
+        world.crash("b0")
+
+
+@pytest.mark.usefixtures("often")
+def test_a_replay_that_differs_is_stopped_by_a_check_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, 2, [(0, 1)])
+    for name in ("c", "d"):
+        world.attach(name, "b0")
+        world.settle()
+        world.subscribe(name, "a/#", 1)
+        world.settle()
+    for _ in range(5):
+        world.publish("c", "a/1", 1)
+        world.settle()
+    assert isinstance(world.recover("b0"), BrokerMachine)
+    send = InFlight.send_together
+
+    def send_differently(self: InFlight, burst: Burst, sequence: int, qos: int) -> int:
+        self._next += 1
+        return send(self, burst, sequence, qos)
+
+    monkeypatch.setattr(InFlight, "send_together", send_differently)
+    with pytest.raises(StateDiverged, match=r"^the replayed state differs .* journalled in: sessions$"):
+        world.recover("b0")
+
+
+def test_a_check_names_each_part_that_differs() -> None:
+    machine = BrokerMachine(MachineSettings("b"))
+    machine.step(1.0, [Started(MachineSettings("b"))])
+    sums = machine._sums() | {"links": 0, "counters": 1}
+    with pytest.raises(StateDiverged, match=r"journalled in: links, counters$"):
+        machine.step(2.0, [Tick(), StateChecked(sums)])
+
+
+def test_a_check_costs_nothing_between_checks() -> None:
+    machine = BrokerMachine(MachineSettings("b"))
+    machine.step(1.0, [Started(MachineSettings("b"))])
+    found = [machine.step(2.0 + turn, [Tick()]).durable for turn in range(machine_base.CHECK_EVERY)]
+    assert [type(item).__name__ for item in found[-2]] == ["Tick", "StateChecked"]
+    assert all(items == [Tick()] for items in (*found[:-2], found[-1]))
+
+
+# --- snapshots ---
+
+
+def test_everything_derived_is_there_again_after_thawing() -> None:
+    world = SnapshotWorld(3, 3, [(0, 1), (1, 2)])
+    roam(world, 3, 2)
+    for site in world.sites.values():
+        data = freeze(site)
+        found = thaw(data)
+        assert state_hash(found) == hash_of(data) == state_hash(site)
+        waiting, seen = [found], {id(found)}
+        while waiting:
+            value = waiting.pop()
+            parts = list(value.values()) if isinstance(value, dict) else []
+            parts += list(value) if isinstance(value, list | tuple) else []
+            if "__state__" in type(value).__dict__:
+                for name in STATE_CLASSES.of(type(value)).declared:
+                    assert hasattr(value, name), f"{type(value).__name__}.{name}"
+                    parts.append(getattr(value, name))
+            waiting += [one for one in parts if id(one) not in seen]
+            seen.update(map(id, parts))
