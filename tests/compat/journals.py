@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from roamcast import __version__
 from roamcast.broker.inputs import REPLAY
+from roamcast.config.sections import Config
 from roamcast.daemon.main import recover
 from roamcast.storage import journal as journals
 from roamcast.storage.journal import SEGMENT_BYTES_MIN, Journal
@@ -42,6 +43,6 @@ def read_machine(folder: Path) -> Any:
     """The machine that a broker has when it has read its journal."""
     journal, recovered = open_journal(folder)
     try:
-        return recover(folder, recovered, None)
+        return recover(Config(data=str(folder.parent)), recovered, None)
     finally:
         journal.close()
