@@ -8,81 +8,88 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 from roamcast import __version__
+from roamcast.broker.inputs import REPLAY
+from roamcast.protocol.codec import VERSION_MAX
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LATER_VERSION = f"{__version__}.post1"
 
-MESSAGES = '''
+AT_THE_END_OF_LINKS = '''
+
+from typing import ClassVar
+
+
 class Murmur(Message, frozen=True, tag="?Murmur"):
     """Every peer gets this one, and whoever does not know it skips it."""
 
     text: str
     is_optional: ClassVar[bool] = True
-    cause: ClassVar[Cause] = "publish"
+    cause: ClassVar[str] = "publish"
 
 
 class Rumour(Message, frozen=True, tag="?Rumour"):
     """Only peers of a later version get this one."""
 
     text: str
-    first_version: ClassVar[int] = 2
+    first_version: ClassVar[int] = VERSION_MAX
     is_optional: ClassVar[bool] = True
-    cause: ClassVar[Cause] = "publish"
+    cause: ClassVar[str] = "publish"
 
 
-def add_heard(fields: dict[str, Any]) -> None:
+def _add_heard(fields):
     fields["heard"] = 0
 
 
-class Links:
+def _init(self, *arguments, before=Links.__init__, **options):
+    before(self, *arguments, **options)
+    self.heard = 0
+
+
+def _send(self, sends, before=Links.send):
+    sends = list(sends)
+    before(self, sends)
+    for peer in dict.fromkeys(peer for peer, message in sends if not message.is_fleeting):
+        if peer in self.ends:
+            self.ends[peer].send(Murmur("hm"))
+            self.ends[peer].send(Rumour("they say"))
+
+
+def _receive(self, peer, frames, before=Links.receive):
+    turn = before(self, peer, frames)
+    said = [one for one in turn.inputs if isinstance(one, Received) and type(one.message) in (Murmur, Rumour)]
+    turn.inputs = [one for one in turn.inputs if one not in said]
+    self.heard += len(said)
+    return turn
+
+
+Links.__state__ = State("links", 2, saved=("heard", *Links.__state__.saved), lifts={1: _add_heard})
+Links.__init__, Links.send, Links.receive = _init, _send, _receive
 '''
 
 
 class Edit(NamedTuple):
     path: str
-    before: str
-    after: str
+    pattern: str
+    """Of the first place that is meant."""
+    new: str
 
 
 EDITS = (
-    Edit("__init__.py", f'"{__version__}"', f'"{LATER_VERSION}"'),
-    Edit("protocol/codec.py", "\nVERSION_MAX = 1\n", "\nVERSION_MAX = 2\n"),
-    Edit("broker/inputs.py", "\nREPLAY = 1\n", "\nREPLAY = 2\n"),
+    Edit("__init__.py", r'(?m)^__version__ = ".*"$', f'__version__ = "{LATER_VERSION}"'),
+    Edit("protocol/codec.py", r"(?m)^VERSION_MAX = \d+$", f"VERSION_MAX = {VERSION_MAX + 1}"),
+    Edit("broker/inputs.py", r"(?m)^REPLAY = \d+$", f"REPLAY = {REPLAY + 1}"),
     Edit(
         "protocol/notification.py",
-        '    cause = "publish"\n',
-        '    weather: str = "fine"\n\n    cause = "publish"\n',
+        r'(?s)(class Burst\(.*?)(\n    cause = "publish"\n)',
+        r'\1\n    weather: str = "fine"\n\2',
     ),
-    Edit("broker/links/links.py", "\nclass Links:\n", MESSAGES),
-    Edit("broker/links/links.py", "import msgspec\n", "from typing import Any, ClassVar\n\nimport msgspec\n"),
-    Edit(
-        "broker/links/links.py",
-        "from roamcast.protocol.notification import Message\n",
-        "from roamcast.protocol.notification import Cause, Message\n",
-    ),
-    Edit(
-        "broker/links/links.py",
-        '"links", saved=("id",',
-        '"links", version=2, lifts={1: add_heard}, saved=("heard", "id",',
-    ),
-    Edit("broker/links/links.py", "        self.id = id\n", "        self.id = id\n        self.heard = 0\n"),
-    Edit(
-        "broker/links/links.py",
-        "            if type(message) in self.reach.messages:\n",
-        "            if type(message) in (Murmur, Rumour):\n                self.heard += 1\n"
-        "            elif type(message) in self.reach.messages:\n",
-    ),
-    Edit(
-        "broker/links/links.py",
-        "                end.send_encoded(encoded)\n",
-        "                end.send_encoded(encoded)\n"
-        '                end.send(Murmur("hm"))\n                end.send(Rumour("they say"))\n',
-    ),
+    Edit("broker/links/links.py", r"\Z", AT_THE_END_OF_LINKS.replace("\\", "\\\\")),
 )
 
 
@@ -92,7 +99,7 @@ def make_later_build(folder: Path) -> Path:
     shutil.copytree(ROOT / "src" / "roamcast", source, ignore=shutil.ignore_patterns("__pycache__"))
     for edit in EDITS:
         path = source / edit.path
-        text = path.read_text()
-        assert text.count(edit.before) == 1, f"{edit.path} has changed: {edit.before!r} should be there once"
-        path.write_text(text.replace(edit.before, edit.after))
+        text, count = re.subn(edit.pattern, edit.new, path.read_text(), count=1)
+        assert count == 1, f"{edit.path} has no {edit.pattern} any more: change the edit in {__name__}"
+        path.write_text(text)
     return folder
