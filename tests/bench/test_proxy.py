@@ -3,20 +3,21 @@
 import pytest
 
 from roamcast.bench.foreign_brokers import missing
-from roamcast.bench.proxy import parse_kinds, parse_syncs, run
+from roamcast.bench.proxy import KINDS, SYNCS, run
+from roamcast.bench.report import split_names
 from roamcast.errors import InputError
 
 
 def test_unknown_brokers_are_refused() -> None:
-    assert parse_kinds("nats, activemq") == ["nats", "activemq"]
+    assert split_names("--against", "nats, activemq", KINDS) == ["nats", "activemq"]
     with pytest.raises(InputError, match="--against kafka: valid are mosquitto, nats, activemq, roamcast"):
-        parse_kinds("kafka")
+        split_names("--against", "kafka", KINDS)
 
 
 def test_unknown_settings_of_the_journal_are_refused() -> None:
-    assert parse_syncs("group, process") == ["process", "group"]
+    assert split_names("--sync", "group, process", SYNCS) == ["group", "process"]
     with pytest.raises(InputError, match="--sync always: valid are process, group"):
-        parse_syncs("always")
+        split_names("--sync", "always", SYNCS)
 
 
 @pytest.mark.slow

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from roamcast.bench.routing import WORKLOADS, checked, judged, run
+from roamcast.bench.report import check_names
+from roamcast.bench.routing import WORKLOADS, judged, run
 from roamcast.cli import build_app
 from roamcast.cli import run as run_command
 from roamcast.errors import InputError
+from roamcast.routing.aggregation import AGGREGATES
 
 
 @pytest.mark.slow
@@ -44,4 +46,4 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(InputError, match="covering"):
-        checked(["coverng"])
+        check_names("--strategy", ["coverng"], AGGREGATES)

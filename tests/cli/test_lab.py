@@ -9,10 +9,11 @@ import pytest
 from roamcast.cli import build_app, run
 from roamcast.lab import catalogue
 from roamcast.lab.experiment import Claim, Experiment, Findings
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 
-X1 = Claim("X1", "exact", "two and two make four")
-X2 = Claim("X2", "shape", "more is more")
+X1 = Claim("X1", "exact", "two and two make four", "4")
+X2 = Claim("X2", "shape", "more is more", "4")
 Y1 = Claim("Y1", "exact", "nothing crashes")
 
 
@@ -31,12 +32,12 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool | None]:
 
     def add(quick: bool, sweep: Sweep) -> Findings:
         figures = {"sum": 4, "parts": {"a": [1, 2.5]}}
-        outcomes = [claim.outcome(says[claim.id], paper="4", figures=figures, note="") for claim in (X1, X2)]
+        outcomes = [claim.outcome(says[claim.id], figures) for claim in (X1, X2)]
         return Findings(outcomes, {"sums": [{"sum": 4, "quick": quick}]}, {"f": lambda figure: None})
 
     def fail(quick: bool, sweep: Sweep) -> Findings:
         rows = sweep.run(crash, [Crashing()])
-        return Findings([Y1.outcome(None, paper="", figures={"runs": len(rows)}, note="no runs")])
+        return Findings([Y1.outcome(None, {"runs": len(rows)}, "no runs")])
 
     known = [Experiment("adding", "", (X1, X2), add), Experiment("crashing", "", (Y1,), fail)]
     monkeypatch.setattr(catalogue, "experiments", lambda: known)

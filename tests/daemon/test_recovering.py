@@ -24,7 +24,7 @@ SETTINGS = MachineSettings("a")
 
 def open_journal(folder: Path) -> tuple[Journal, AnyMachine | None]:
     """The journal of a broker, and the machine that was recovered from it."""
-    config = Config(id="a", data=str(folder))
+    config = Config(data=str(folder))
     journal, recovered = Journal.open(config.journal_folder, sync="process", version="0.0", replay=REPLAY)
     try:
         return journal, recover(config, recovered, None)

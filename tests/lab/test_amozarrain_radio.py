@@ -10,7 +10,7 @@ from roamcast.lab import amozarrain_radio as lab
 from roamcast.lab.amozarrain_radio import RadioJob, findings_of, jobs, measure
 from roamcast.lab.experiment import Outcome
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row
+from roamcast.lab.rows import Row
 
 
 def row(protocol: str, brokers: int, speed: float, seed: int, **changes: Any) -> Row:
@@ -96,7 +96,7 @@ def test_a_difference_that_seeds_explain_is_none() -> None:
     ]
     outcome = outcomes(noisy)["A8"]
     assert outcome.holds is None
-    assert "cannot be told" in outcome.note
+    assert "undecided" in outcome.note
 
 
 def test_every_figure_can_be_drawn() -> None:

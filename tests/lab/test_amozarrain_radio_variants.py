@@ -11,7 +11,7 @@ from roamcast.lab import amozarrain_radio_variants as lab
 from roamcast.lab.amozarrain_radio_variants import VARIANTS, VariantJob, findings_of, jobs, measure
 from roamcast.lab.experiment import Outcome
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row
+from roamcast.lab.rows import Row
 from roamcast.simulator.radio.workload import Publishing
 
 REVERSED = {

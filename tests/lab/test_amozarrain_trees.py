@@ -8,7 +8,7 @@ import pytest
 
 from roamcast.lab.amozarrain_trees import AIR, LINKS, MEASURED, RULES, TreeJob, findings_of, jobs, measure
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row
+from roamcast.lab.rows import Row
 
 CHANGES = {"plain": 40.0, "stable": 5.0, "balanced": 8.0}
 CHILDREN = {"plain": 6.0, "stable": 9.0, "balanced": 5.0}

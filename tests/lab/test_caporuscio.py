@@ -9,10 +9,10 @@ import pytest
 
 from roamcast.bench.foreign_brokers import missing
 from roamcast.bench.processes import BenchFailed
-from roamcast.lab import caporuscio, caporuscio_judges
+from roamcast.lab import caporuscio
 from roamcast.lab import caporuscio_figures as pictures
 from roamcast.lab.caporuscio import basic_outcome, fits, none_outcome, ping_trips, short, table3
-from roamcast.lab.caporuscio_judges import explain_duplicates, judge_duplicates, judge_slow, verdict
+from roamcast.lab.caporuscio_judges import explain_duplicates, judge_duplicates, judge_slow
 from roamcast.lab.caporuscio_runs import Trip, batches, filters_of
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.report import drawn
@@ -116,8 +116,8 @@ def test_duplicates_must_grow_and_ping_add_less_where_messages_are_flooded(
     propagating: tuple[tuple[int, int], tuple[int, int]],
     holds: bool | None,
 ) -> None:
-    _, parts = judge_duplicates(duplicated("mosquitto", *flooding) + duplicated("nats", *propagating))
-    assert verdict(parts) is holds, parts
+    figures, parts = judge_duplicates(duplicated("mosquitto", *flooding) + duplicated("nats", *propagating))
+    assert caporuscio.C4.judge(parts, figures).holds is holds, parts
 
 
 def test_where_the_duplicates_of_ping_come_from_is_said_only_if_it_was_seen() -> None:
@@ -142,15 +142,7 @@ def test_a_delay_grows_only_if_the_interval_of_its_slope_says_so(
         for option in ("basic", "ping")
         for s, delay_s in zip((1, 1, 10, 10), delays_s, strict=True)
     ]
-    assert verdict(judge_slow(rows)) is holds
-
-
-def test_what_is_not_so_is_named_before_what_cannot_be_told() -> None:
-    parts = {"a": True, "b": None, "c": False}
-    assert caporuscio_judges.note_of(parts, "", "no d") == "c; cannot be told: b; no d"
-    assert [verdict(parts), verdict({"a": True, "b": None}), verdict({"a": True}), verdict({})] == [
-        False, None, True, None,
-    ]  # fmt: skip
+    assert caporuscio.C5.judge(judge_slow(rows), {}).holds is holds
 
 
 def test_table_3_has_means_over_trips() -> None:
@@ -193,7 +185,7 @@ def test_every_panel_says_what_it_shows() -> None:
         for option in ("none", "basic", "ping")
         for link in ("wired", "gprs")
     ]
-    figure = drawn(partial(pictures.draw_systems, rows=rows, link="wired", options=("none", "basic")))
+    figure = drawn(pictures.traces(rows, "wired", ("none", "basic")))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     lost = "0 of 30 lost\ns = 1, p = 2 per second"
     assert titles == [
@@ -202,21 +194,21 @@ def test_every_panel_says_what_it_shows() -> None:
     ]  # fmt: skip
     assert {axes.get_xlabel() for axes in figure.axes} == {"published, time in s"}
     assert [len(legend.get_texts()) for legend in figure.legends] == [3]
-    assert len(drawn(partial(pictures.draw_fig8, rows=rows)).axes) == 2
+    assert len(drawn(pictures.slow_traces(rows)).axes) == 2
 
 
 def test_where_nothing_is_installed_nothing_is_drawn() -> None:
-    for draw in (pictures.draw_fig8, pictures.draw_fig10, pictures.draw_why, pictures.draw_delays):
-        assert drawn(partial(draw, rows=[])).axes == []
+    for chart in (pictures.slow_traces, pictures.duplicates, pictures.causes, pictures.delays):
+        assert drawn(chart([])).axes == []
 
 
 def test_pictures_of_duplicates_show_all_that_was_measured() -> None:
     narrow = duplicated("nats", (5, 50), (5, 51)) + duplicated("nats", (0, 1), (3, 90), hasty=True)
-    figure = drawn(partial(pictures.draw_why, rows=[{**one, "lost": one["duplicates"]} for one in narrow]))
+    figure = drawn(pictures.causes([{**one, "lost": one["duplicates"]} for one in narrow]))
     # One scale for all columns of a line, which reaches to the highest point and its interval.
     assert {axes.get_ylim()[0] for axes in figure.axes} == {0.0}
     assert all(axes.get_ylim()[1] > 90 for axes in figure.axes)
-    assert len(drawn(partial(pictures.draw_fig10, rows=narrow)).axes) == 1
+    assert len(drawn(pictures.duplicates(narrow)).axes) == 1
 
 
 def test_an_adapter_is_smaller_than_the_core_and_alone_knows_its_broker() -> None:

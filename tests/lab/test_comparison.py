@@ -7,7 +7,8 @@ import pytest
 from roamcast.lab import comparison
 from roamcast.lab.comparison import ComparisonJob, Sampler, Watch
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 from roamcast.mobility import PROTOCOLS
 from roamcast.protocol.messages import AttachRequest, Relayed, Settled
 from roamcast.simulator.run import run_checked

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from roamcast.errors import InputError
 from roamcast.lab.catalogue import experiments
-from roamcast.lab.curves import curves_of, plane, power
+from roamcast.lab.curves import Curves, plane, power
 from roamcast.lab.experiment import (
     EXPERIMENTS,
     Claim,
@@ -25,8 +25,8 @@ from roamcast.lab.experiment import (
 from roamcast.lab.report import write_findings, write_table
 from roamcast.lab.sweep import Sweep
 
-X1 = Claim("X1", "exact", "two and two make four")
-X2 = Claim("X2", "shape", "more is more")
+X1 = Claim("X1", "exact", "two and two make four", "4")
+X2 = Claim("X2", "shape", "more is more", "more")
 
 
 def add(quick: bool, sweep: Sweep) -> Findings:
@@ -34,10 +34,7 @@ def add(quick: bool, sweep: Sweep) -> Findings:
         figure.subplots().plot([1, 2], [3, 4])
 
     return Findings(
-        [
-            X1.outcome(True, paper="4", figures={"sum": 4}),
-            X2.outcome(None, paper="more", figures={}, note="too little to say"),
-        ],
+        [X1.outcome(True, {"sum": 4}), X2.open("too little to say")],
         {"sums": [{"a": 2, "sum": 4}, {"a": 3, "note": {"b": [1]}}]},
         {"line": draw},
     )
@@ -58,6 +55,18 @@ def _registry() -> Iterator[None]:
 def test_a_claim_has_a_known_kind() -> None:
     with pytest.raises(InputError, match="kind 'guess'; valid: exact, order, shape, erratum"):
         Claim("X9", "guess", "who knows")  # type: ignore[arg-type]
+
+
+def test_a_claim_is_what_its_parts_are_and_its_note_names_first_those_that_do_not_hold() -> None:
+    cases = {
+        (True, None, False): (False, "c; undecided: b (so it is); no d"),
+        (True, None): (None, "undecided: b (so it is); no d"),
+        (True,): (True, "no d"),
+        (): (None, "no d"),
+    }
+    for parts, expected in cases.items():
+        outcome = X1.judge(dict(zip("abc", parts, strict=False)), {}, why="so it is", notes=["", "no d"])
+        assert (outcome.holds, outcome.note, outcome.paper) == (*expected, "4")
 
 
 def test_no_id_means_two_things() -> None:
@@ -117,7 +126,7 @@ def test_an_empty_table_is_a_table(tmp_path: Path) -> None:
 def test_points_are_means_with_the_interval_of_the_t_distribution() -> None:
     rows = [{"case": "a", "x": 1.0, "y": y} for y in (1.0, 2.0, 3.0)] + [{"case": "a", "x": 0.5, "y": 7.0}]
     rows.append({"case": "a", "x": 1.0, "y": None})
-    first, second = curves_of(rows, "case", "x", "y")["a"].points
+    first, second = Curves(rows, "case", "x", "y")["a"].points
     assert (first.x, first.mean, first.low, first.high, first.runs) == (0.5, 7.0, 7.0, 7.0, 1)
     # t with two degrees of freedom is 4.3027, the standard error 1/√3.
     assert (second.mean, second.runs) == (2.0, 3)

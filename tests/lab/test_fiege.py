@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 from matplotlib.figure import Figure
 
-from roamcast.lab import fiege, fiege_figures
+from roamcast.lab import fiege
 from roamcast.lab.fiege import F1, F2, ONE_PRODUCER, SEVERAL_PRODUCERS, STRATEGIES, RoutingJob
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 from roamcast.mobility.relocation import Cache, Relocation
 from roamcast.protocol import records
 from roamcast.protocol.notification import Burst
@@ -33,15 +34,15 @@ def test_f1_fails_if_the_old_path_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     """A story without advertisements turns every entry round and frees none."""
     story = "\n".join(line for line in ONE_PRODUCER.splitlines() if "advertise" not in line)
     monkeypatch.setitem(fiege.TABLES, story, fiege.PLACED)
-    outcome = fiege.judge_figure_5(F1, story, "")
+    outcome = fiege.judge_figure_5(F1, story)
     assert outcome.holds is False
     assert "the entries are others" in outcome.note
 
 
 def test_f2_is_not_f1() -> None:
     assert fiege.TABLES[ONE_PRODUCER] != fiege.TABLES[SEVERAL_PRODUCERS]
-    outcome = fiege.judge_figure_5(F2, SEVERAL_PRODUCERS, "told")
-    assert (outcome.paper, outcome.holds) == ("told", True)
+    outcome = fiege.judge_figure_5(F2, SEVERAL_PRODUCERS)
+    assert (outcome.paper, outcome.holds) == (F2.paper, True)
 
 
 def keep_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def keep_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_broker_that_is_not_freed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_the_cache(monkeypatch)
-    assert fiege.judge_figure_5(F1, ONE_PRODUCER, "").note == "left over: C at B6"
+    assert fiege.judge_figure_5(F1, ONE_PRODUCER).note == "left over: C at B6"
     rows = [fiege.relocate(fiege.RelocationJob(seed, False)) for seed in range(3)]
     assert sum(row["left_over"] for row in rows) > 0
     assert fiege.judge_f7([*rows, *limited_rows()], fiege.caches()[:3]).holds is False
@@ -96,7 +97,7 @@ def test_f7_fails_if_a_cache_misses_others_than_expected(monkeypatch: pytest.Mon
         trim(self, client, cache)
         room = self.settings.cache_notifications
         if room is not None and len(cache.queue) == room:
-            self.give_up(client, cache.queue, 1, "overflow")
+            self.give_up_first(client, cache.queue, 1, "overflow")
 
     roomy = fiege.relocate(fiege.RelocationJob(3, False))
     monkeypatch.setattr(Relocation, "trim", early)
@@ -189,7 +190,7 @@ def test_the_measured_order_and_its_figure(routed: list[Row]) -> None:
     sizes = {(row["workload"], row["strategy"]): row for row in measured}
     nested = [sizes["nested", strategy]["table_entries"] for strategy in STRATEGIES]
     assert nested[0] == nested[1] > nested[2] > nested[3]
-    figure = drawn(lambda empty: fiege_figures.draw_routing(empty, measured, STRATEGIES, fiege.WORKLOADS))
+    figure = drawn(fiege.chart(measured))
     assert isinstance(figure, Figure)
     assert all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
     legend = figure.axes[0].get_legend()

@@ -8,7 +8,8 @@ from roamcast.lab import fiege_location as location
 from roamcast.lab import fiege_traffic as traffic
 from roamcast.lab.fiege_location import BlackoutJob, SeedsJob
 from roamcast.lab.fiege_traffic import TrafficJob
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 from roamcast.routing.location.ploc import Rule
 from roamcast.simulator import fuzz as drawing
 from roamcast.simulator.checkers import Result, Violation

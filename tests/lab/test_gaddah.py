@@ -13,7 +13,8 @@ from roamcast.lab.gaddah import DURABLE, NBR, PROACTIVE, PROTOCOLS, REACTIVE, RN
 from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
 from roamcast.lab.gaddah_testbed import BuildingJob, Testbed, building, simulate
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 from roamcast.mobility.neighbour_graph import NeighbourGraph
 from roamcast.mobility.reactive import ForwardBuffered
 from roamcast.models.ctmc import movement_chain, presence

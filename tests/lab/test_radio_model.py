@@ -12,7 +12,7 @@ from roamcast.lab.radio_model import (
     measure_reception,
     reception_curve,
 )
-from roamcast.lab.sweep import Row
+from roamcast.lab.rows import Row
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from roamcast.lab.measure import ScenarioJob, Window, measure
+from roamcast.lab.rows import Row
 from roamcast.lab.summary import CLOCK_KEYS
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.sweep import Sweep
 from roamcast.records.parquet import read_log
 from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.run import run_checked

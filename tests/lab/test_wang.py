@@ -8,11 +8,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from roamcast.lab import wang
-from roamcast.lab.curves import Curve, Point, curves_of
+from roamcast.lab.curves import Curve, Curves, Point
 from roamcast.lab.experiment import Outcome
 from roamcast.lab.measure import ScenarioJob, measure
 from roamcast.lab.report import drawn
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 from roamcast.lab.wang import COVERING, HOME, MHH, PLAIN, SUB_UNSUB
 from roamcast.mobility import PROTOCOLS
 from roamcast.mobility.multi_hop_handoff import Hold, MultiHopHandoff, Reference
@@ -152,7 +153,7 @@ def delays(mhh: Shape, sub_unsub: Callable[[float, float], float]) -> Outcome:
             {**case, "case": HOME, "delay_mean_s": 0.04 + 0.02 * mean},
             {**case, "case": SUB_UNSUB, "delay_mean_s": sub_unsub(mean, diameter)},
         ]
-    return wang.judge_w4(rows, curves_of(rows, "case", "brokers", "delay_mean_s"))
+    return wang.judge_w4(rows, Curves(rows, "case", "brokers", "delay_mean_s"))
 
 
 def test_w4_tells_the_mean_distance_from_the_diameter() -> None:

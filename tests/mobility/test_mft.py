@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from roamcast.lab.amozarrain import A4, A5, COMPLEX, MESSAGES_OF_A4, MESSAGES_OF_A5, SIMPLE, judge_migration
+from roamcast.lab.amozarrain import A4, A5, COMPLEX, SIMPLE, judge_migration
 from roamcast.lab.experiment import Claim
 from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub, Mft
 from roamcast.mobility.moving.mobile import (
@@ -109,13 +109,9 @@ def test_the_last_broker_remembers_only_so_much() -> None:
 # --- as published ---
 
 
-@pytest.mark.parametrize(
-    ("claim", "story", "messages"), [(A4, SIMPLE, MESSAGES_OF_A4), (A5, COMPLEX, MESSAGES_OF_A5)]
-)
-def test_the_published_rules_send_the_messages_of_the_document(
-    claim: Claim, story: str, messages: str
-) -> None:
-    assert judge_migration(claim, story, "mft:published", messages).holds
+@pytest.mark.parametrize(("claim", "story"), [(A4, SIMPLE), (A5, COMPLEX)])
+def test_the_published_rules_send_the_messages_of_the_document(claim: Claim, story: str) -> None:
+    assert judge_migration(claim, story, "mft:published").holds
 
 
 @pytest.mark.parametrize("faults", [(), ALL])

@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
 from roamcast.lab.measure import ScenarioJob, measure
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 from roamcast.pipeline.ingest import read_log
 from roamcast.pipeline.sweep import check_logs, spread
 from roamcast.simulator.network import NetworkSettings

@@ -21,7 +21,7 @@ from roamcast.bench.broker_cases import CASES, TOPIC, Case, content, even_cycle
 from roamcast.bench.contestants import OTHERS, ROAMCAST, Kind
 from roamcast.bench.mqtt_load import Figure, idle_connections, latencies_s
 from roamcast.bench.processes import BenchFailed, Process, running_on, two_cores, wait_until
-from roamcast.errors import InputError, did_you_mean
+from roamcast.bench.report import Report, silent
 
 AMQTT_TARGET = 10.0
 LATENCY_TARGET = 1.5
@@ -30,18 +30,7 @@ IDLE_CONNECTIONS = 10_000
 IDLE_BYTES_MAX = 400_000_000
 SETTLE_S = 30.0
 
-Report = Callable[[int, int], None]
 Row = dict[str, Any]
-
-
-def parse_names(text: str) -> list[str]:
-    """The brokers to compare with; `none` is no broker."""
-    names = [] if text == "none" else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in OTHERS:
-            known = did_you_mean(name, OTHERS) or f"valid are {', '.join(OTHERS)}, both, or none"
-            raise InputError(f"--against {name}: {known}")
-    return names
 
 
 def run(
@@ -50,7 +39,7 @@ def run(
     seconds: float = 1.0,
     rounds: int = 5,
     idle: int = IDLE_CONNECTIONS,
-    progress: Report = lambda done, total: None,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     skipped = {name: reason for name in against if (reason := OTHERS[name].missing()) is not None}
     broker_core, load_core = two_cores()

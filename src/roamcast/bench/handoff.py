@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
@@ -20,8 +20,9 @@ from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_network import BrokerNetwork
 from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.processes import BenchFailed
+from roamcast.bench.report import Report, silent
 from roamcast.mqtt.codec import packets
-from roamcast.mqtt.codec.bursts import publish_frames, written_acknowledgements
+from roamcast.mqtt.codec.bursts import FrameWriter, written_acknowledgements
 from roamcast.storage.journal import Journal, Sync
 
 QUEUED = (0, 100, 10_000)
@@ -35,15 +36,13 @@ CLIENT = "roaming"
 PUBACK = b"\x40\x02"
 ACKNOWLEDGEMENT_BYTES = 4
 
-Report = Callable[[int, int], None]
-
 
 def run(
     *,
     sync: Sync = "group",
     rounds: int = 30,
     queued: Sequence[int] = QUEUED,
-    progress: Report = lambda done, total: None,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     settings = [f"journal.sync={sync}", "log.level=warning"]
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
@@ -188,7 +187,7 @@ class Walk:
         for at in range(0, count, WINDOW):
             numbers = range(self._published + at, self._published + min(at + WINDOW, count))
             chunk = [(b"%08d:" % number).ljust(PAYLOAD_BYTES, b"x") for number in numbers]
-            publisher.socket.sendall(publish_frames(TOPIC.encode(), chunk, 1, 1, described=b"\0"))
+            publisher.socket.sendall(FrameWriter(TOPIC.encode(), 1, described=b"\0").write(chunk))
             due = written_acknowledgements(0x40, 1, len(chunk))
             while due:
                 came = publisher.receive_frames(ACKNOWLEDGEMENT_BYTES, len(due) // ACKNOWLEDGEMENT_BYTES)
@@ -230,7 +229,7 @@ def read_and_acknowledge(client: LoadConnection, payloads: Sequence[bytes]) -> I
     """
     if not payloads:
         return
-    pattern = publish_frames(TOPIC.encode(), [payloads[0]], 1, 1, described=b"\0")
+    pattern = FrameWriter(TOPIC.encode(), 1, described=b"\0").write(payloads[:1])
     size, end_of_id = len(pattern), len(pattern) - PAYLOAD_BYTES - 1
     start = pattern[: end_of_id - 2]
     reads = number = 0

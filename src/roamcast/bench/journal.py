@@ -8,12 +8,12 @@ of the given size; what the loop waits for is the fork.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
+from roamcast.bench.report import Report, silent
 from roamcast.storage.journal import Journal, Sync
 
 ENTRY_SIZES = (100, 65_536)
@@ -24,7 +24,7 @@ def run(
     folder: Path | None = None,
     seconds: float = 2.0,
     state_bytes: int = SNAPSHOT_BYTES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     """The figures of this disk; files are made in a folder of their own, and removed."""
     cases = []
@@ -34,8 +34,7 @@ def run(
     for done, (sync, size) in enumerate(combinations):
         with TemporaryDirectory(dir=folder, prefix="roamcast-bench-journal-") as place:
             cases.append(measure(Path(place), sync, size, seconds, state))
-        if progress is not None:
-            progress(done + 1, len(combinations))
+        progress(done + 1, len(combinations))
     return {
         "seconds": seconds,
         "state_bytes": state_bytes,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from roamcast.bench.report import Report, silent
 from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.filters.expression import Value
 from roamcast.filters.own import bind
@@ -37,18 +38,15 @@ ROUND_TRIP_S = 0.5
 STAY_S = 0.3
 ALLOWED_MS = 1.0
 
-Progress = Callable[[int, int], None]
-
 
 def run(
-    subscriptions: int = 10_000, moves: int = 5_000, seed: int = 1, progress: Progress | None = None
+    subscriptions: int = 10_000, moves: int = 5_000, seed: int = 1, progress: Report = silent
 ) -> dict[str, object]:
     """Both cases; times are those of the process itself, in microseconds."""
     cases: dict[str, object] = {}
     holds = True
     for place, (name, measure) in enumerate((("own_broker", OwnBroker), ("inner_broker", InnerBroker))):
-        if progress is not None:
-            progress(place, 2)
+        progress(place, 2)
         times_s = measure(subscriptions, seed).run(moves)
         mean_s = statistics.fmean(times_s)
         cuts = statistics.quantiles(times_s, n=100)

@@ -14,7 +14,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from roamcast.bench.report import Report, silent
 from roamcast.filters.filter import Attributes, Filter, Value
 from roamcast.filters.index import FilterIndex
 from roamcast.filters.selector import parse
@@ -30,8 +32,6 @@ LETTERS = "abcdefghijklmnopqrst"
 KINDS = 20
 LEVELS = 1_000_000
 
-Progress = Callable[[int, int], None]
-"""Stages done, and of how many."""
 STAGES = 9
 
 
@@ -106,58 +106,52 @@ def run(
     attributes: int = 20,
     events: int = 200,
     seed: int = 1,
-    progress: Progress | None = None,
+    progress: Report = silent,
 ) -> dict[str, object]:
     """Measure; raises if the index and asking every filter ever disagree."""
     stages = itertools.count()
 
-    def say(_: str) -> None:
-        if progress is not None:
-            progress(next(stages), STAGES)
+    def step() -> None:
+        progress(next(stages), STAGES)
 
     matches = max(1.0, subscriptions * MATCHING_SHARE)
     smaller = max(1, subscriptions // GROWTH)
-    small = _measure_table(smaller, matches / smaller, attributes, events, seed, say)
-    large = _measure_table(subscriptions, matches / subscriptions, attributes, events, seed, say)
-    say("small tables")
+    small, large = (
+        _measure_table(size, matches / size, attributes, events, seed, step)
+        for size in (smaller, subscriptions)
+    )
+    step()
     return {
         "seed": seed,
         "attributes": attributes,
         "events": events,
         "python": sys.version.split()[0],
         "tables": [small, large],
-        "growth": _ratio(large["index_us_per_event"], small["index_us_per_event"]),
+        "growth": large["index_us_per_event"] / small["index_us_per_event"],
         "speedup": large["speedup"],
         "small_tables": _measure_small_tables(seed),
     }
 
 
-def _ratio(above: object, below: object) -> float:
-    assert isinstance(above, float)
-    assert isinstance(below, float)
-    return above / below
-
-
 def _measure_table(
-    size: int, probability: float, attributes: int, events: int, seed: int, say: Callable[[str], None]
-) -> dict[str, object]:
+    size: int, probability: float, attributes: int, events: int, seed: int, step: Callable[[], None]
+) -> dict[str, Any]:
+    """A stage each for parsing, building the index, asking every filter, and matching by index."""
     workload = _Workload(attributes, random.Random(seed))
-    say(f"{size:,} subscriptions: parsing")
+    step()
     texts = [workload.subscription(probability) for _ in range(size)]
     started = time.perf_counter()
     filters = [parse(text) for text in texts]
     parsed = time.perf_counter()
     memory_before = _peak_memory_mb()
-    say(f"{size:,} subscriptions: building the index")
-    index: FilterIndex[int] = FilterIndex()
-    for key, filter in enumerate(filters):
-        index.add(key, filter)
+    step()
+    index = _index_of(filters)
     built = time.perf_counter()
     memory_after = _peak_memory_mb()
     notifications = [workload.notification() for _ in range(events)]
-    say(f"{size:,} subscriptions: asking every filter")
+    step()
     naive_us = _check_and_time_naive(index, filters, notifications[:NAIVE_EVENTS])
-    say(f"{size:,} subscriptions: matching by index")
+    step()
     index_us, mean_matches = _time_matching(index, notifications)
     return {
         "subscriptions": size,
@@ -170,6 +164,13 @@ def _measure_table(
         "speedup": naive_us / index_us,
         "change_us": _time_changes(index, filters, random.Random(seed)),
     }
+
+
+def _index_of(filters: Sequence[Filter]) -> FilterIndex[int]:
+    index: FilterIndex[int] = FilterIndex()
+    for key, filter in enumerate(filters):
+        index.add(key, filter)
+    return index
 
 
 def _check_and_time_naive(
@@ -237,9 +238,7 @@ def _measure_small_tables(seed: int) -> dict[str, object]:
 
 def _measure_small(texts: Sequence[str], notifications: Sequence[Attributes]) -> dict[str, object]:
     filters = [parse(text) for text in texts]
-    index: FilterIndex[int] = FilterIndex()
-    for key, filter in enumerate(filters):
-        index.add(key, filter)
+    index = _index_of(filters)
     naive_us = _check_and_time_naive(index, filters, notifications[:50])
     index_us, matches = _time_matching(index, notifications)
     return {

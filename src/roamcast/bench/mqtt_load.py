@@ -276,10 +276,7 @@ def one_to_many(
         sent = publisher.sent
         return publisher.is_acknowledged and all(one.received == one.expected(sent) for one in streams)
 
-    try:
-        took = _run(broker, poller, send, is_done, seconds)
-    finally:
-        poller.close()
+    took = _run(broker, poller, send, is_done, seconds)
     return Figure(publisher.sent, sum(stream.received for stream in streams), *took)
 
 
@@ -314,10 +311,7 @@ def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk:
             one.is_acknowledged for one in publishers
         )
 
-    try:
-        took = _run(broker, poller, send, is_done, seconds)
-    finally:
-        poller.close()
+    took = _run(broker, poller, send, is_done, seconds)
     stream.verify([one.sent for one in publishers])
     return Figure(sum(one.sent for one in publishers), stream.received, *took)
 
@@ -325,8 +319,7 @@ def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk:
 def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str], seconds: float) -> Figure:
     """Clients that each send the next message when their last one has come back to them."""
     poller = Poller()
-    echoes = [Echo(cycle) for cycle in cycles]
-    connections = []
+    clients: list[tuple[LoadConnection, Echo]] = []
     open_count = 0
     is_over = False
 
@@ -342,31 +335,29 @@ def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str
 
         return on_read
 
-    for number, (echo, topic) in enumerate(zip(echoes, topics, strict=True)):
-        connection = LoadConnection(broker.port, f"bench-{number}")
-        connection.subscribe([topic], cycles[0].qos)
-        connections.append(connection)
+    for number, (cycle, topic) in enumerate(zip(cycles, topics, strict=True)):
+        connection, echo = LoadConnection(broker.port, f"bench-{number}"), Echo(cycle)
+        connection.subscribe([topic], cycle.qos)
+        clients.append((connection, echo))
         poller.add(connection, handler(connection, echo))
-    broker_cpu_s = broker.cpu_s()
-    started_cpu_s, started_s = time.process_time(), time.perf_counter()
-    for connection, echo in zip(connections, echoes, strict=True):
-        connection.send(echo.first())
-        open_count += 1
-    try:
-        while time.perf_counter() - started_s < seconds:
-            poller.turn(0.05)
+
+    def send() -> None:
+        """Each client's first message; what comes back sends the next one."""
+        nonlocal open_count
+        if not open_count:
+            open_count = len(clients)
+            for connection, echo in clients:
+                connection.send(echo.first())
+
+    def is_done() -> bool:
+        """The last ones are answered too, but nothing follows them."""
+        nonlocal is_over
         is_over = True
-        # The last ones are answered too, but nothing follows them.
-        while open_count:
-            poller.turn(0.05)
-            if time.perf_counter() - started_s > seconds + PATIENCE_S:
-                raise BenchFailed(f"{open_count} messages did not come back")
-        took = time.perf_counter() - started_s, time.process_time() - started_cpu_s
-        broker_cpu_s = broker.cpu_s() - broker_cpu_s
-    finally:
-        poller.close()
-    count = sum(echo.count for echo in echoes)
-    return Figure(count, count, *took, broker_cpu_s)
+        return not open_count
+
+    took = _run(broker, poller, send, is_done, seconds)
+    count = sum(echo.count for _, echo in clients)
+    return Figure(count, count, *took)
 
 
 def latencies_s(port: int, cycle: Cycle, topic: str, per_s: float, seconds: float) -> list[float]:
@@ -425,13 +416,16 @@ def _run(
     broker_cpu_s = broker.cpu_s()
     started_cpu_s, started_s = time.process_time(), time.perf_counter()
     is_sending = True
-    while is_sending or not is_done():
-        now_s = time.perf_counter()
-        if is_sending:
-            is_sending = now_s - started_s < seconds
-            send()
-        elif now_s - started_s > seconds + PATIENCE_S:
-            raise BenchFailed(f"not everything arrived within {PATIENCE_S:.0f} s")
-        poller.turn(0.05)
-    took_s = time.perf_counter() - started_s
-    return took_s, time.process_time() - started_cpu_s, broker.cpu_s() - broker_cpu_s
+    try:
+        while is_sending or not is_done():
+            now_s = time.perf_counter()
+            if is_sending:
+                is_sending = now_s - started_s < seconds
+                send()
+            elif now_s - started_s > seconds + PATIENCE_S:
+                raise BenchFailed(f"not everything arrived within {PATIENCE_S:.0f} s")
+            poller.turn(0.05)
+        took_s = time.perf_counter() - started_s
+        return took_s, time.process_time() - started_cpu_s, broker.cpu_s() - broker_cpu_s
+    finally:
+        poller.close()

@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from roamcast.bench.process_tree import Taken, run_watched
 from roamcast.bench.processes import roamcast_command, running_on
+from roamcast.bench.report import Report, silent
 from roamcast.bench.synthetic_log import Planted, write_synthetic_log
 from roamcast.errors import InputError
 
@@ -36,9 +37,8 @@ WALL_S_MAX = 90.0
 """For ten million records, without starting up."""
 GROWTH_MAX = 1.3
 RATIO_MAX = 5.0
+Row = dict[str, Any]
 DUCKDB_MISSING = "duckdb is not installed: pip install duckdb, or roamcast[bench]"
-
-Progress = Callable[[int, int], None]
 
 
 def run(
@@ -46,18 +46,17 @@ def run(
     subscribers: int = 1_000,
     memory_mb: int = MEMORY_MB,
     folder: Path | None = None,
-    progress: Progress | None = None,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     """Write and audit a log of each size; logs and tables go to a temporary folder and are removed."""
     has_duckdb = importlib.util.find_spec("duckdb") is not None
-    contestants = {name: audit for name, audit in CONTESTANTS.items() if has_duckdb or name != "duckdb"}
+    contestants = [name for name in COMMANDS if has_duckdb or name != "duckdb"]
     steps, done = len(sizes) * (1 + len(contestants)), 0
 
     def step() -> None:
         nonlocal done
         done += 1
-        if progress is not None:
-            progress(done, steps)
+        progress(done, steps)
 
     cores = frozenset(sorted(os.sched_getaffinity(0))[:CORES])
     cases = []
@@ -67,11 +66,17 @@ def run(
             _check_room(place.parent, size)
             planted = write_synthetic_log(place / "log", size, subscribers=subscribers)
             step()
-            case = {"records": planted.records, "log_mb": _size_mb(place / "log"), "planted": asdict(planted)}
-            for contestant, audit in contestants.items():
-                case[contestant] = audit(place, planted, memory_mb)
+            size_bytes = sum(file.stat().st_size for file in (place / "log").iterdir())
+            case = {
+                "records": planted.records,
+                "log_mb": round(size_bytes / 2**20, 1),
+                "planted": asdict(planted),
+            }
+            for contestant in contestants:
+                command = COMMANDS[contestant](place, memory_mb)
+                case[contestant] = _measured(run_watched(command, "auditing", SECONDS_MAX), planted)
                 step()
-            cases.append({**case, **_ratios(case)})
+            cases.append({**case, **_against_duckdb(case)})
     return {
         "cores": len(cores),
         "memory_mb": memory_mb,
@@ -94,29 +99,23 @@ def _check_room(folder: Path, records: int) -> None:
         )
 
 
-def _size_mb(folder: Path) -> float:
-    return round(sum(file.stat().st_size for file in folder.iterdir()) / 2**20, 1)
-
-
 # --- the contestants ---
 
 
-def _spark(place: Path, planted: Planted, memory_mb: int) -> dict[str, Any]:
+def _spark(place: Path, memory_mb: int) -> list[str]:
     options = [
         "--log", place / "log", "--out", place / "spark", "--master", f"local[{CORES}]",
         "--memory-mb", int(HEAP_SHARE * memory_mb), "--conf", f"spark.local.dir={place}", "--json",
     ]  # fmt: skip
-    command = roamcast_command("pipeline", "audit", *map(str, options))
-    return _measured(run_watched(command, "auditing", SECONDS_MAX), planted)
+    return roamcast_command("pipeline", "audit", *map(str, options))
 
 
-def _duckdb(place: Path, planted: Planted, memory_mb: int) -> dict[str, Any]:
+def _duckdb(place: Path, memory_mb: int) -> list[str]:
     arguments = [place / "log", place / "duckdb", CORES, int(0.9 * memory_mb)]
-    command = [sys.executable, "-m", "roamcast.bench.audit_in_sql", *map(str, arguments)]
-    return _measured(run_watched(command, "auditing", SECONDS_MAX), planted)
+    return [sys.executable, "-m", "roamcast.bench.audit_in_sql", *map(str, arguments)]
 
 
-CONTESTANTS = {"spark": _spark, "duckdb": _duckdb}
+COMMANDS = {"spark": _spark, "duckdb": _duckdb}
 
 
 def _measured(taken: Taken, planted: Planted) -> dict[str, Any]:
@@ -138,33 +137,31 @@ def _measured(taken: Taken, planted: Planted) -> dict[str, Any]:
 # --- what it comes to ---
 
 
-def _ratios(case: dict[str, Any]) -> dict[str, float]:
+def _ratios(above: Row, below: Row, names: Mapping[str, str]) -> dict[str, float]:
+    return {name: round(above[part] / below[part], 2) for name, part in names.items()}
+
+
+def _against_duckdb(case: Row) -> dict[str, float]:
     if "duckdb" not in case:
         return {}
-    return {
-        name: round(case["spark"][part] / case["duckdb"][part], 2)
-        for name, part in (("ratio", "wall_s"), ("ratio_core", "core_s"))
-    }
+    return _ratios(case["spark"], case["duckdb"], {"ratio": "wall_s", "ratio_core": "core_s"})
 
 
-def _growth(cases: list[dict[str, Any]]) -> dict[str, float]:
+def _growth(cases: list[Row]) -> dict[str, float]:
     """How the cost of a record grows from the smallest log to the largest."""
     if len(cases) < 2:
         return {}
-    first, last = cases[0]["spark"], cases[-1]["spark"]
-    return {
-        name: round(last[part] / first[part], 2)
-        for name, part in (("growth", "us_per_record"), ("growth_core", "core_us_per_record"))
-    }
+    names = {"growth": "us_per_record", "growth_core": "core_us_per_record"}
+    return _ratios(cases[-1]["spark"], cases[0]["spark"], names)
 
 
-def _holds(cases: list[dict[str, Any]], memory_mb: int) -> dict[str, bool]:
+def _holds(cases: list[Row], memory_mb: int) -> dict[str, bool]:
     """What was aimed for, as far as these sizes tell."""
     growth = _growth(cases).get("growth")
     of_ten_million = [case for case in cases if case["records"] // SIZES[-1] == 1]
     holds = {
         "finds_what_was_planted": all(
-            case[name]["finds_what_was_planted"] for case in cases for name in CONTESTANTS if name in case
+            case[name]["finds_what_was_planted"] for case in cases for name in COMMANDS if name in case
         ),
         f"peak_within_{memory_mb}_mb": all(case["spark"]["peak_mb"] <= memory_mb for case in cases),
     }

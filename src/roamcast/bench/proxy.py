@@ -18,7 +18,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from typing import Any
 from roamcast.bench.broker import machine
 from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
-from roamcast.errors import InputError
+from roamcast.bench.report import Report, silent
 from roamcast.proxy.adapter import Adapter, ForeignMessage
 from roamcast.proxy.client import Options, RoamingClient
 from roamcast.storage.journal import Sync
@@ -44,32 +44,14 @@ PLAIN, MOVED = ["bench", "plain"], ["bench", "moved"]
 AT_ONCE = 200
 """Publishes that are not yet acknowledged."""
 
-Report = Callable[[int, int], None]
-
-
-def parse_kinds(text: str) -> list[str]:
-    kinds = [part.strip() for part in text.split(",") if part.strip()]
-    for kind in kinds:
-        if kind not in KINDS:
-            raise InputError(f"--against {kind}: valid are {', '.join(KINDS)}, several with a comma")
-    return kinds
-
-
-def parse_syncs(text: str) -> list[Sync]:
-    syncs = [part.strip() for part in text.split(",") if part.strip()]
-    for sync in syncs:
-        if sync not in SYNCS:
-            raise InputError(f"--sync {sync}: valid are {', '.join(SYNCS)}, several with a comma")
-    return [sync for sync in SYNCS if sync in syncs]
-
 
 def run(
-    kinds: Sequence[str], *, syncs: Sequence[Sync] = ("process",), messages: int = 10_000, rounds: int = 9,
-    progress: Report = lambda done, total: None,
+    kinds: Sequence[str], *, syncs: Sequence[str] = ("process",), messages: int = 10_000, rounds: int = 9,
+    progress: Report = silent,
 ) -> dict[str, Any]:  # fmt: skip
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
-    cases = [(kind, sync) for kind in kinds for sync in syncs]
+    cases = [(kind, sync) for kind in kinds for sync in SYNCS if sync in syncs]
     for number, (kind, sync) in enumerate(cases):
         reason = missing(kind)
         if reason is not None:

@@ -6,8 +6,9 @@ The thesis reports minutes for MFT-PubSub and 6 to 16 hours for AODV in Castalia
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from roamcast.bench.report import Report, silent
 from roamcast.bench.sim import Stopwatch
 from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
 from roamcast.simulator.radio.workload import Publishing
@@ -17,8 +18,6 @@ TARGETS_S: dict[RadioProtocol, float] = {"mft": 60.0, "aodv": 180.0}
 DURATION_S = 700.0
 PUBLISHING_SHARE = 5 / 7
 
-Progress = Callable[[int, int], None]
-
 
 def run(
     brokers: int = 32,
@@ -26,13 +25,12 @@ def run(
     duration_s: float = DURATION_S,
     protocols: Sequence[RadioProtocol] = ("mft", "aodv"),
     seed: int = 1,
-    progress: Progress | None = None,
+    progress: Report = silent,
 ) -> dict[str, object]:
     """Measure one run of each protocol."""
     cases = []
     for done, protocol in enumerate(protocols):
-        if progress is not None:
-            progress(done, len(protocols))
+        progress(done, len(protocols))
         cases.append(measure(brokers, speed, duration_s, protocol, seed))
     return {
         "cases": cases,

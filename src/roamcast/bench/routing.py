@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from roamcast.errors import InputError, did_you_mean
+from roamcast.bench.report import Report, silent
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.protocol.messages import Settled, Update
@@ -37,7 +37,6 @@ US_MAX = 1_000.0
 GROWTH_MAX = 3.0
 """… and how many times what it takes in the smallest."""
 
-Progress = Callable[[int, int], None]
 Draw = Callable[[random.Random, int], str]
 
 
@@ -179,7 +178,10 @@ def _timed_all(
     forwarded, entries, text_bytes = pair.routers["a"].size, pair.entries, pair.text_bytes
     for filter in own:
         pair.subscribe("roaming", filter)
-    handoffs = [_timed(partial(pair.hand_over, "roaming", own, *way)) for way in _ways()]
+    handed = time.process_time()
+    for way in [("b", "a"), ("a", "b")] * (HANDOFFS // 2):
+        pair.hand_over("roaming", own, *way)
+    handed_back = time.process_time()
     for filter in own:
         pair.unsubscribe("roaming", filter)
     order = rng.sample(range(count), count)
@@ -192,37 +194,18 @@ def _timed_all(
     return {
         "subscribe_us": (subscribed - started) / count * 1e6,
         "unsubscribe_us": (ended - began) / count * 1e6,
-        "handoff_ms": sum(handoffs) / len(handoffs) * 1e3,
+        "handoff_ms": (handed_back - handed) / HANDOFFS * 1e3,
         "forwarded": forwarded,
         "entries_said": entries,
         "text_bytes_said": text_bytes,
     }
 
 
-def _ways() -> list[tuple[str, str]]:
-    return [("b", "a"), ("a", "b")] * (HANDOFFS // 2)
-
-
-def _timed(do: Callable[[], None]) -> float:
-    started = time.process_time()
-    do()
-    return time.process_time() - started
-
-
-def checked(strategies: Sequence[str] | None) -> Sequence[str]:
-    """Those that were asked for; without any, all that forward filters."""
-    for name in strategies or ():
-        if name not in AGGREGATES:
-            known = did_you_mean(name, AGGREGATES) or f"valid are {', '.join(AGGREGATES)}"
-            raise InputError(f"--strategy {name}: {known}")
-    return strategies or tuple(AGGREGATES)
-
-
 def run(
     sizes: Sequence[int] = SIZES,
     strategies: Sequence[str] = tuple(AGGREGATES),
     seed: int = 1,
-    progress: Progress = lambda done, total: None,
+    progress: Report = silent,
 ) -> dict[str, Any]:
     cases = [
         (workload, strategy, size) for workload in WORKLOADS for strategy in strategies for size in sizes

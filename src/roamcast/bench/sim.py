@@ -22,9 +22,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
+from roamcast.bench.report import Report, silent
 from roamcast.protocol.records import Level, Row
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.network import Action, NetworkSettings, Traffic
@@ -38,8 +40,6 @@ SET_UP_S = 1e-6
 SIMPY_MISSING = "simpy is not installed: pip install simpy, or roamcast[dev]"
 
 Engine = Literal["roamcast", "simpy stores", "simpy callbacks"]
-Progress = Callable[[int, int], None]
-"""Measurements done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def run(
     duration_s: float = 600.0,
     repeat: int = 3,
     seed: int = 7,
-    progress: Progress | None = None,
+    progress: Report = silent,
 ) -> dict[str, object]:
     """Measure grids of these sides; the first runs that long, larger ones shorter.
 
@@ -121,8 +121,7 @@ def run(
     measured: dict[Case, list[Measurement]] = {case: [] for case in cases}
     for done in range(repeat * len(cases)):
         case = cases[done % len(cases)]
-        if progress is not None:
-            progress(done, repeat * len(cases))
+        progress(done, repeat * len(cases))
         measured[case].append(_in_new_process(case))
     return {
         "growth": _growth(measured),
@@ -249,10 +248,11 @@ def _growth(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]:
     small, large = measured[smallest], measured[largest]
     return {
         "brokers": [_brokers(smallest), _brokers(largest)],
-        "steady_median": _steady(statistics.median, small) / _steady(statistics.median, large),
-        "steady_best": _steady(max, small) / _steady(max, large),
-        "with_set_up_median": _median(small) / _median(large),
-        "with_set_up_best": _best(small) / _best(large),
+        **{
+            f"{name}_{word}": choose(map(speed, small)) / choose(map(speed, large))
+            for name, speed in (("steady", _steady), ("with_set_up", _speed))
+            for word, choose in CHOICES.items()
+        },
     }
 
 
@@ -265,16 +265,17 @@ def _comparison(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]
     if any(theirs[0].delivered != ours[0].delivered for theirs in alike.values()):
         raise RuntimeError("SimPy and the simulator delivered different numbers of notifications")
     return {
-        "ratio_to_stores_median": _median(ours) / _median(alike["simpy stores"]),
-        "ratio_to_stores_best": _best(ours) / _best(alike["simpy stores"]),
-        "ratio_to_callbacks_median": _median(ours) / _median(alike["simpy callbacks"]),
-        "ratio_to_callbacks_best": _best(ours) / _best(alike["simpy callbacks"]),
+        **{
+            f"ratio_to_{style}_{word}": choose(map(_speed, ours)) / choose(map(_speed, theirs))
+            for style, theirs in (("stores", alike["simpy stores"]), ("callbacks", alike["simpy callbacks"]))
+            for word, choose in CHOICES.items()
+        },
         "delivered_by_each": ours[0].delivered,
     }
 
 
 def _figures(case: Case, runs: list[Measurement]) -> dict[str, object]:
-    first = runs[0]
+    first, median = runs[0], statistics.median(map(_speed, runs))
     simulator = case.engine == "roamcast"
     return {
         "engine": case.engine,
@@ -292,11 +293,11 @@ def _figures(case: Case, runs: list[Measurement]) -> dict[str, object]:
         "rows": first.rows,
         "core_s_median": statistics.median(one.core_s for one in runs),
         "wall_s_median": statistics.median(one.wall_s for one in runs),
-        "hops_per_s_median": _median(runs),
-        "hops_per_s_best": _best(runs),
-        "steady_hops_per_s_median": _steady(statistics.median, runs),
-        "link_hops_per_s_median": _median(runs) * first.link_hops / first.hops,
-        "access_hops_per_s_median": _median(runs) * first.access_hops / first.hops,
+        "hops_per_s_median": median,
+        "hops_per_s_best": max(map(_speed, runs)),
+        "steady_hops_per_s_median": statistics.median(map(_steady, runs)),
+        "link_hops_per_s_median": median * first.link_hops / first.hops,
+        "access_hops_per_s_median": median * first.access_hops / first.hops,
     }
 
 
@@ -304,13 +305,6 @@ def _brokers(case: Case) -> int:
     return case.side**2
 
 
-def _median(runs: Sequence[Measurement]) -> float:
-    return statistics.median(one.hops_per_s for one in runs)
-
-
-def _steady(choose: Callable[[Iterable[float]], float], runs: Sequence[Measurement]) -> float:
-    return choose([one.steady_hops_per_s for one in runs])
-
-
-def _best(runs: Sequence[Measurement]) -> float:
-    return max(one.hops_per_s for one in runs)
+_speed, _steady = attrgetter("hops_per_s"), attrgetter("steady_hops_per_s")
+CHOICES: dict[str, Callable[[Iterable[float]], float]] = {"median": statistics.median, "best": max}
+"""Which of several runs of a case counts."""

@@ -8,7 +8,7 @@ planted at a given rate and counted: whoever audits the log must find exactly th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from roamcast.bench.report import Report, silent
 from roamcast.records.parquet import ROWS_PER_GROUP, schema
 
 PUBLISHED_PER_FILE = 50_000
@@ -98,7 +99,7 @@ def write_synthetic_log(
     *,
     subscribers: int = 1_000,
     seed: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report = silent,
 ) -> Planted:
     """Write a log of about so many rows into a new folder, and say what is in it."""
     folder.mkdir(parents=True)
@@ -115,8 +116,7 @@ def write_synthetic_log(
             rows = pa.concat_tables([rows, waiting])
         _write(folder / f"part-{number:05d}.parquet", network, rows)
         planted.records += rows.num_rows
-        if progress is not None:
-            progress(number + 1, len(starts))
+        progress(number + 1, len(starts))
     planted.published = published
     return planted
 

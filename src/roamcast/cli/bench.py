@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from roamcast.bench.interrupts import terminations_as_interrupts
+from roamcast.bench.report import check_names, split_names
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
@@ -23,29 +24,29 @@ class Sync(StrEnum):
     GROUP = "group"
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
 def register(app: typer.Typer) -> None:
     group = new_group(
         "Measure how fast the parts are on this machine.",
         examples=["roamcast bench match --subscriptions 10000", "roamcast bench sim"],
     )
     app.add_typer(group, name="bench")
-    group.command("match", epilog=show_examples("roamcast bench match --subscriptions 100000 --json"))(match)
-    group.command("routing", epilog=show_examples("roamcast bench routing --subscriptions 1000 --json"))(
-        routing
-    )
-    group.command("sim", epilog=show_examples("roamcast bench sim --repeat 5 --json"))(sim)
-    group.command(
-        "broker", epilog=show_examples("roamcast bench broker --against mosquitto,amqtt --out figures --json")
-    )(broker)
-    group.command("handoff", epilog=show_examples("roamcast bench handoff --rounds 100 --json"))(handoff)
-    group.command("chaos", epilog=show_examples("roamcast bench chaos --seconds 60 --seed 7 --json"))(chaos)
-    group.command(
-        "location", epilog=show_examples("roamcast bench location --subscriptions 10000 --json")
-    )(location)
-    group.command("pipeline", epilog=show_examples("roamcast bench pipeline --json"))(pipeline)
-    group.command("radio", epilog=show_examples("roamcast bench radio --brokers 32 --json"))(radio)
-    group.command("proxy", epilog=show_examples("roamcast bench proxy --against nats --json"))(proxy)
-    group.command("journal", epilog=show_examples("roamcast bench journal --dir /var/tmp --json"))(journal)
+    for command, example in (
+        (match, "match --subscriptions 100000"),
+        (routing, "routing --subscriptions 1000"),
+        (sim, "sim --repeat 5"),
+        (broker, "broker --against mosquitto,amqtt --out figures"),
+        (handoff, "handoff --rounds 100"),
+        (chaos, "chaos --seconds 60 --seed 7"),
+        (location, "location --subscriptions 10000"),
+        (pipeline, "pipeline"),
+        (radio, "radio --brokers 32"),
+        (proxy, "proxy --against nats"),
+        (journal, "journal --dir /var/tmp"),
+    ):
+        group.command(command.__name__, epilog=show_examples(f"roamcast bench {example} --json"))(command)
 
 
 def match(
@@ -55,20 +56,14 @@ def match(
     attributes: Annotated[int, typer.Option(min=1, help="How many attributes a notification has.")] = 20,
     events: Annotated[int, typer.Option(min=1, help="How many notifications are matched.")] = 1_000,
     seed: Annotated[int, typer.Option(help="What the subscriptions and notifications are drawn from.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the subscriptions that match a notification: the index against one by one."""
     from roamcast.bench import match as benchmark
 
     with progress("matching") as report:
-        result = benchmark.run(
-            subscriptions=subscriptions,
-            attributes=attributes,
-            events=events,
-            seed=seed,
-            progress=report,
-        )
-    show(result, title="bench match", as_json=as_json)
+        result = benchmark.run(subscriptions, attributes, events, seed, report)
+    show(result, "bench match", as_json)
 
 
 def routing(
@@ -80,26 +75,20 @@ def routing(
         list[str] | None, typer.Option(help="A routing strategy; once for each. [default: all that forward]")
     ] = None,
     seed: Annotated[int, typer.Option(help="What the subscriptions are drawn from.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Subscribe, hand over and unsubscribe at one of two brokers: what each routing strategy costs both."""
     from roamcast.bench import routing as benchmark
+    from roamcast.routing.aggregation import AGGREGATES
 
     with progress("routing") as report:
         result = benchmark.run(
             sizes=sorted(subscriptions or benchmark.SIZES),
-            strategies=benchmark.checked(strategy),
+            strategies=check_names("--strategy", strategy or AGGREGATES, AGGREGATES),
             seed=seed,
             progress=report,
         )
-    if as_json:
-        emit_json(result)
-        return
-    cases: Any = result.pop("cases")
-    columns = list(cases[0])
-    rows = [[case[name] for name in columns] for case in cases]
-    table([name.replace("_", " ") for name in columns], rows, title="bench routing")
-    table(["what", "value"], flat(result))
+    show_cases(result, "bench routing", as_json)
 
 
 def sim(
@@ -112,7 +101,7 @@ def sim(
     ] = 600.0,
     repeat: Annotated[int, typer.Option(min=1, help="How often each case is measured.")] = 3,
     seed: Annotated[int, typer.Option(help="What topologies, moves and publications are drawn from.")] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate networks: message hops per second, how that grows, and SimPy beside it."""
     from roamcast.bench import sim as benchmark
@@ -121,17 +110,11 @@ def sim(
         result = benchmark.run(
             sizes=side or (5, 14), duration_s=duration, repeat=repeat, seed=seed, progress=report
         )
-    if as_json:
-        emit_json(result)
-        return
-    cases: Any = result.pop("cases")
     columns = [
         "engine", "brokers", "clients", "mobile", "protocol", "records", "hops", "link_hops", "access_hops",
         "core_s_median", "hops_per_s_median", "hops_per_s_best",
     ]  # fmt: skip
-    rows = [[case[name] for name in columns] for case in cases]
-    table([name.replace("_", " ") for name in columns], rows, title="bench sim")
-    table(["what", "value"], flat(result))
+    show_cases(result, "bench sim", as_json, columns)
 
 
 def location(
@@ -140,14 +123,14 @@ def location(
     ] = 10_000,
     moves: Annotated[int, typer.Option(min=2, help="How many moves are measured in each case.")] = 5_000,
     seed: Annotated[int, typer.Option(help="What locations and moves are drawn from.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Clients walk on a grid of streets: how long a broker takes for one move, near them and further away."""
     from roamcast.bench import location as benchmark
 
     with progress("moving clients") as report:
         result = benchmark.run(subscriptions, moves, seed, progress=report)
-    show(result, title="bench location", as_json=as_json)
+    show(result, "bench location", as_json)
 
 
 def pipeline(
@@ -165,7 +148,7 @@ def pipeline(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="A folder with room for the logs. [default: a temporary one]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Audit logs of a made-up network with Spark on two cores, and with the same audit in DuckDB's SQL.
 
@@ -175,8 +158,7 @@ def pipeline(
     from roamcast.cli.spark import need_spark
 
     need_spark()
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"--dir {folder}: there is no such folder")
+    check_folder(folder)
     with progress("auditing") as report, failing_plainly():
         result = benchmark.run(
             sorted(records or benchmark.SIZES), subscribers, memory_mb, folder, progress=report
@@ -203,9 +185,8 @@ def show_pipeline(result: dict[str, Any]) -> None:
         growth, of_cores = result["growth"], result["growth_core"]
         print(f"a record of the largest log costs {growth} times one of the smallest (of cores {of_cores})")
     for name, holds in result["holds"].items():
-        print(f"{name.replace('_', ' ')}: {'holds' if holds else 'does not hold'}")
-    for name, reason in result["skipped"].items():
-        print(f"{name} is left out: {reason}")
+        print(f"{name.replace('_', ' ')}: {verdict(holds)}")
+    show_skipped(result)
 
 
 def radio(
@@ -215,19 +196,14 @@ def radio(
     speed: Annotated[float, typer.Option(min=0.0, max=1000.0, help="Metres per second.")] = 8.0,
     duration: Annotated[float, typer.Option(min=1.0, help="Seconds of virtual time.")] = 700.0,
     seed: Annotated[int, typer.Option(min=0, help="What ways, shadowing and back-offs are drawn from.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Brokers and clients that move on a radio channel, under MFT-PubSub and AODV: seconds for a run."""
     from roamcast.bench import radio as benchmark
 
     with progress("simulating") as report:
         result = benchmark.run(brokers, speed, duration, seed=seed, progress=report)
-    if as_json:
-        emit_json(result)
-        return
-    cases: Any = result.pop("cases")
-    table([name.replace("_", " ") for name in cases[0]], [list(case.values()) for case in cases])
-    table(["what", "value"], flat(result), title="bench radio")
+    show_cases(result, "bench radio", as_json)
 
 
 def journal(
@@ -235,16 +211,15 @@ def journal(
         Path | None, typer.Option("--dir", help="A folder on the disk to measure. [default: a temporary one]")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each case is measured.")] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Commit to a journal on this disk: per second, with and without a sync, small and large entries."""
     from roamcast.bench import journal as benchmark
 
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"--dir {folder}: there is no such folder")
+    check_folder(folder)
     with progress("committing") as report:
         result = benchmark.run(folder, seconds, progress=report)
-    show(result, title="bench journal", as_json=as_json)
+    show(result, "bench journal", as_json)
 
 
 def broker(
@@ -256,14 +231,15 @@ def broker(
     idle: Annotated[int, typer.Option(min=1, help="Connections that are opened and stay silent.")] = 10_000,
     quick: Annotated[bool, typer.Option("--quick", help="One very short run of each case.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the figure, broker.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """A broker process and others under the same load: messages per second. Exit code 1 if any is lost."""
     from roamcast.bench import broker as benchmark
+    from roamcast.bench.contestants import OTHERS
 
     if out is not None:
         prepare_out_folder(out)
-    names = benchmark.parse_names(against)
+    names = [] if against == "none" else split_names("--against", against, OTHERS)
     if quick:
         seconds, rounds, idle = 0.1, 1, 200
     with progress("measuring brokers") as report, failing_plainly():
@@ -295,21 +271,13 @@ def show_broker(result: dict[str, Any]) -> None:
         rows.append(cells)
     table(columns, rows, title="bench broker: messages per second")
     for title, part in (("latency", "latency"), ("memory with idle connections", "idle")):
-        keys = list(dict.fromkeys(key for row in result[part] for key in row))
-        if keys:
-            table(
-                [k.replace("_", " ") for k in keys],
-                [[r.get(k) for k in keys] for r in result[part]],
-                title=title,
-            )
+        table_of(result[part], title)
     for row in result["cases"]:
         if "target_per_s" in row:
-            asked = f"{row['target_per_s']:,.0f} per second asked for"
-            print(f"{row['case']}: {asked}, {'holds' if row['holds'] else 'does not hold'}")
+            print(f"{row['case']}: {row['target_per_s']:,.0f} per second asked for, {verdict(row['holds'])}")
     for name, settings in result["settings"].items():
         print(f"{name}: {settings}")
-    for name, reason in result["skipped"].items():
-        print(f"{name} is left out: {reason}")
+    show_skipped(result)
     for failure in result["failures"]:
         print(f"failed: {failure}")
 
@@ -321,7 +289,7 @@ def handoff(
         typer.Option(min=0, max=100_000, help="Messages that wait; once for each. [default: 0, 100, 10000]"),
     ] = None,
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """A client moves between two broker processes: how long until it is served, against a plain resume."""
     from roamcast.bench import handoff as benchmark
@@ -365,23 +333,21 @@ def proxy(
     sync: Annotated[
         str, typer.Option(help="buffers.sync of the proxies: process, group, or both with a comma.")
     ] = "process",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """A client of a foreign broker moves in at another site: how long, against the broker's own delivery."""
     from roamcast.bench import proxy as benchmark
 
-    kinds, syncs = benchmark.parse_kinds(against), benchmark.parse_syncs(sync)
+    kinds = split_names("--against", against, benchmark.KINDS)
+    syncs = split_names("--sync", sync, benchmark.SYNCS)
     with progress("moving in") as report, failing_plainly():
         result = benchmark.run(kinds, syncs=syncs, messages=messages, rounds=rounds, progress=report)
     if as_json:
         emit_json(result)
         return
     columns = ["broker", "sync", "messages", "broker_s", "move_in_s", "messages_per_s", "ratio", "holds"]
-    columns.append("through_per_s")
-    rows = [[row[name] for name in columns] for row in result["cases"]]
-    table([name.replace("_", " ") for name in columns], rows, title="bench proxy")
-    for reason in result["skipped"].values():
-        print(f"left out: {reason}")
+    table_of(result["cases"], "bench proxy", [*columns, "through_per_s"])
+    show_skipped(result)
 
 
 def chaos(
@@ -399,7 +365,7 @@ def chaos(
         Path | None,
         typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
     from roamcast.bench import chaos as benchmark
@@ -420,7 +386,7 @@ def chaos(
     else:
         told = [*result["troubles"], *result["examples"]]
         shown = {key: value for key, value in result.items() if key not in ("troubles", "examples", "links")}
-        show(shown | {"links": ", ".join(result["links"])}, title="bench chaos", as_json=False)
+        show(shown | {"links": ", ".join(result["links"])}, "bench chaos", as_json=False)
         print(*told, sep="\n", end="\n" if told else "")
     if not result["kept"]:
         where = f"logs and journals are in {result['folder']}"
@@ -441,11 +407,43 @@ def failing_plainly() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def show(result: dict[str, Any], *, title: str, as_json: bool) -> None:
+def check_folder(folder: Path | None) -> None:
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"--dir {folder}: there is no such folder")
+
+
+def verdict(holds: bool) -> str:
+    return "holds" if holds else "does not hold"
+
+
+def show_skipped(result: dict[str, Any]) -> None:
+    for name, reason in result["skipped"].items():
+        print(f"{name} is left out: {reason}")
+
+
+def show(result: dict[str, Any], title: str, as_json: bool) -> None:
+    """Print a result whose leaves are the rows of one table."""
     if as_json:
         emit_json(result)
     else:
-        table(["what", "value"], list(flat(result)), title=title)
+        table(["what", "value"], flat(result), title=title)
+
+
+def show_cases(result: Any, title: str, as_json: bool, columns: Sequence[str] = ()) -> None:
+    """Print a result with a row for each case, then everything else."""
+    if as_json:
+        emit_json(result)
+        return
+    table_of(result["cases"], title, columns)
+    show({name: value for name, value in result.items() if name != "cases"}, "", as_json=False)
+
+
+def table_of(rows: Sequence[dict[str, Any]], title: str, columns: Sequence[str] = ()) -> None:
+    """Rows as a table; without columns, all that there are."""
+    names = list(columns) or list(dict.fromkeys(name for row in rows for name in row))
+    if names:
+        cells = [[row.get(name) for name in names] for row in rows]
+        table([name.replace("_", " ") for name in names], cells, title=title)
 
 
 def flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -8,11 +8,11 @@ same, in the same order, with the same contents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from roamcast.filters.filter import Filter
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.sweep import Sweep
 from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub, Stamp
 from roamcast.mobility.moving.mobile import Rep
 from roamcast.mobility.moving.recursive_migration import BmigOfLocals, Btab, Fmig
@@ -25,11 +25,6 @@ from roamcast.simulator.story import parse_story
 
 # --- A1: the tables of figure 2.1 ---
 
-A1 = Claim(
-    "A1", "exact",
-    "the routing tables 2.2 and 2.3 of b1 in the network of figure 2.1; s4 is at b2, so its entry for f6 "
-    "leads there, and not to b3 as printed",
-)  # fmt: skip
 FIGURE_2_1 = """
 brokers b1-b2 b1-b3
 at 0.0 s1 attach b1
@@ -51,6 +46,12 @@ TABLE_2_2 = "f1 b2, f1 b3, f1 s1, f2 b2, f3 b3, f4 b2, f6 b2, f6 b3"
 """Filter and interface, with the entry of s4 for f6 as it must be."""
 TABLE_2_3 = "f1 b2 s2, f1 b3 s5, f1 s1 s1, f2 b2 s2, f3 b3 s3, f4 b2 s4, f6 b2 s4, f6 b3 s6"
 """The same, and whose they are."""
+A1 = Claim(
+    "A1", "exact",
+    "the routing tables 2.2 and 2.3 of b1 in the network of figure 2.1; s4 is at b2, so its entry for f6 "
+    "leads there, and not to b3 as printed",
+    f"{TABLE_2_2}; {TABLE_2_3}",
+)  # fmt: skip
 
 
 def tables(quick: bool, sweep: Sweep) -> Findings:
@@ -74,11 +75,8 @@ def tables(quick: bool, sweep: Sweep) -> Findings:
         "table 2.2 is another": without == TABLE_2_2,
         "table 2.3 is another": of_whom == TABLE_2_3,
     }
-    figures: dict[str, object] = {"table 2.2": without, "table 2.3": of_whom}
-    outcome = A1.outcome(
-        all(parts.values()), paper=f"{TABLE_2_2}; {TABLE_2_3}", figures=figures, note=failed(parts)
-    )
-    return Findings([outcome], {"tables": [{"claim": "A1", **figures}]})
+    figures = {"table 2.2": without, "table 2.3": of_whom}
+    return Findings([A1.judge(parts, figures)], {"tables": [{"claim": "A1", **figures}]})
 
 
 def _name(filter: Filter) -> str:
@@ -87,15 +85,6 @@ def _name(filter: Filter) -> str:
 
 
 # --- A2 to A5: the migrations ---
-
-A2 = Claim("A2", "exact", "simple migration (figure 3.1), first approach: the 13 messages of section 3.4")
-A3 = Claim("A3", "exact", "complex migration (figure 3.2), first approach: the 12 messages of section 3.4")
-A4 = Claim("A4", "exact", "simple migration under MFT-PubSub: the 2 messages of section 4.4")
-A5 = Claim(
-    "A5", "exact",
-    "complex migration under MFT-PubSub: the 13 messages of section 4.4; then every broker routes s6 "
-    "correctly, and nothing published meanwhile is lost",
-)  # fmt: skip
 
 NETWORK = "brokers b1-b2 b1-b3 b2-b4 b2-b5 b3-b6 b3-b7\n" + "".join(
     f"at 0 s{n} attach b{n}\nat {n} s{n} subscribe x = {n}\n" for n in range(1, 8)
@@ -128,6 +117,21 @@ MESSAGES_OF_A5 = (
     "b6→b5 BSUB s6 [f6] (1,1) 0, b5→b2 BSUB s6 [f6] (1,1) 1, b2→b4 BSUB s6 [f6] (1,1) 2, "
     "b2→b1 BSUB s6 [f6] (1,1) 2, b2→b3 BSUB s6 [f6] (1,1) 2, b3→b7 BSUB s6 [f6] (1,1) 3"
 )
+A2 = Claim(
+    "A2", "exact", "simple migration (figure 3.1), first approach: the 13 messages of section 3.4",
+    MESSAGES_OF_A2,
+)  # fmt: skip
+A3 = Claim(
+    "A3", "exact", "complex migration (figure 3.2), first approach: the 12 messages of section 3.4",
+    MESSAGES_OF_A3,
+)  # fmt: skip
+A4 = Claim("A4", "exact", "simple migration under MFT-PubSub: the 2 messages of section 4.4", MESSAGES_OF_A4)
+A5 = Claim(
+    "A5", "exact",
+    "complex migration under MFT-PubSub: the 13 messages of section 4.4; then every broker routes s6 "
+    "correctly, and nothing published meanwhile is lost",
+    MESSAGES_OF_A5,
+)  # fmt: skip
 
 
 def told(sender: str, message: Message) -> str:
@@ -183,9 +187,9 @@ def expected_messages(text: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def judge_migration(claim: Claim, story: str, protocol: str, text: str, more: str = "") -> Outcome:
+def judge_migration(claim: Claim, story: str, protocol: str, more: str = "") -> Outcome:
     _, network, messages = play(story, protocol)
-    expected = expected_messages(text)
+    expected = expected_messages(claim.paper)
     parts = {
         "the messages are others": by_link(messages) == by_link(expected),
         "not every way leads to its subscriber": not wrong_ways(network),
@@ -204,7 +208,7 @@ def judge_migration(claim: Claim, story: str, protocol: str, text: str, more: st
         }
         parts["something was lost"] = result.lost == 0 and result.violations_total == 0
         parts["nothing was published"] = result.published > 0
-    return claim.outcome(all(parts.values()), paper=text, figures=figures, note=failed(parts))
+    return claim.judge(parts, figures)
 
 
 def wrong_ways(network: MobileNetwork) -> list[str]:
@@ -223,14 +227,12 @@ def wrong_ways(network: MobileNetwork) -> list[str]:
 def migrations(quick: bool, sweep: Sweep) -> Findings:
     first, mft = "recursive_migration", "mft"
     outcomes = [
-        judge_migration(A2, SIMPLE, first, MESSAGES_OF_A2),
-        judge_migration(A3, COMPLEX, first, MESSAGES_OF_A3),
-        judge_migration(A4, SIMPLE, mft, MESSAGES_OF_A4),
-        judge_migration(A5, COMPLEX, mft, MESSAGES_OF_A5, PUBLISHED),
+        judge_migration(A2, SIMPLE, first),
+        judge_migration(A3, COMPLEX, first),
+        judge_migration(A4, SIMPLE, mft),
+        judge_migration(A5, COMPLEX, mft, PUBLISHED),
     ]
-    rows: list[Row] = [
-        {"claim": one.claim, "holds": one.holds, "count": one.figures["count"]} for one in outcomes
-    ]
+    rows = [{"claim": one.claim, "holds": one.holds, "count": one.figures["count"]} for one in outcomes]
     return Findings(outcomes, {"migrations": rows})
 
 
@@ -240,6 +242,7 @@ A6 = Claim(
     "A6", "exact",
     "a subscriber that left in one partition is gone after the merge under MFT-PubSub (4.6); under the first "
     "approach it stays as a phantom (3.5)",
+    "gone under MFT, a phantom under the first approach",
 )  # fmt: skip
 LEAVES = """
 brokers b1-b2 b2-b3
@@ -263,18 +266,17 @@ def phantoms(quick: bool, sweep: Sweep) -> Findings:
         "a phantom under MFT": not found["mft, s at b1"] and not found["mft, s at b3"],
         "no phantom under the first approach": len(found["recursive_migration, s at b3"]) == 3,
     }
-    figures: dict[str, object] = {name: " ".join(have) or "nobody" for name, have in found.items()}
-    outcome = A6.outcome(
-        all(parts.values()), paper="gone under MFT, a phantom under the first approach",
-        figures=figures, note=failed(parts),
-    )  # fmt: skip
-    return Findings([outcome], {"phantoms": [{"claim": "A6", **figures}]})
+    figures = {name: " ".join(have) or "nobody" for name, have in found.items()}
+    return Findings([A6.judge(parts, figures)], {"phantoms": [{"claim": "A6", **figures}]})
 
 
-_RUNS: dict[str, tuple[str, tuple[Claim, ...], Callable[[bool, Sweep], Findings]]] = {
-    "amozarrain-tables": ("Routing tables of figure 2.1", (A1,), tables),
-    "amozarrain-migrations": ("Brokers migrate: figures 3.1, 3.2, 4.1 and 4.2", (A2, A3, A4, A5), migrations),
-    "amozarrain-phantoms": ("Subscribers that left while a part was away", (A6,), phantoms),
-}
-for _id, (_title, _claims, _run) in _RUNS.items():
-    register(Experiment(_id, _title, _claims, _run))
+register(Experiment("amozarrain-tables", "Routing tables of figure 2.1", (A1,), tables))
+register(
+    Experiment(
+        "amozarrain-migrations",
+        "Brokers migrate: figures 3.1, 3.2, 4.1 and 4.2",
+        (A2, A3, A4, A5),
+        migrations,
+    )
+)
+register(Experiment("amozarrain-phantoms", "Subscribers that left while a part was away", (A6,), phantoms))

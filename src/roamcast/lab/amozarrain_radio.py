@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any, Literal
 
-from roamcast.lab import amozarrain_radio_figures as pictures
-from roamcast.lab.curves import Curve, as_rows, curves_of, power
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Row, Sweep
-from roamcast.models.intervals import Bounds, mean_interval
+from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named, runs_of
+from roamcast.lab.curves import Curve, Curves, means_of, power
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, LOST
+from roamcast.lab.rows import Row, distinct, mean_of, rounded, where
+from roamcast.lab.sweep import Job, Sweep
+from roamcast.models.intervals import bounds_of, mean_interval
 from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
 from roamcast.simulator.radio.workload import SIDES_M, SPEEDS, Configuration, Publishing
 
@@ -44,18 +47,24 @@ A7 = Claim(
     "A7", "shape",
     "delivery rate falls with network size for both MFT-PubSub and AODV; MFT-PubSub's improves with speed "
     "(fig. 4.4)",
+    "both are strongly affected by the network's size; MFT-PubSub even improves with speed",
 )  # fmt: skip
 A8 = Claim(
     "A8", "order",
     "C16: MFT-PubSub delivers more messages than AODV at every speed (fig. 4.5b); C32 at 8 m/s: AODV "
     "delivers more (fig. 4.5a)",
+    "C16: MFT-PubSub outperforms AODV at all speeds; C32 at 8 m/s: AODV has delivered more",
 )  # fmt: skip
 A9 = Claim(
     "A9", "order",
     "messages sent per node at 8 m/s: AODV fewer at C2, then explodes with size; MFT-PubSub barely changes "
     "(fig. 4.8); its total is linear in nodes",
+    "smallest: AODV fewer; then an explosion of AODV's; MFT-PubSub's barely change, its total is linear",
 )  # fmt: skip
-A10 = Claim("A10", "shape", "nodes near the leader carry more load; brokers send more than clients")
+A10 = Claim(
+    "A10", "shape", "nodes near the leader carry more load; brokers send more than clients",
+    "most of the work is done by brokers; nodes closer to the leader have a higher load",
+)  # fmt: skip
 
 LEVEL_MAX = 0.01
 """A rate that rises by more than this from one size to the next does not fall; seeds scatter by less."""
@@ -65,19 +74,22 @@ BARELY_MAX = 1.5
 """Barely changes: the dearest size is at most half above the cheapest."""
 LINEAR_POWERS = (0.9, 1.1)
 
+PENS: dict[str, Pen] = {MFT: Pen("MFT-PubSub", ARRIVED, "o"), AODV: Pen("AODV", LOST, "s")}
+SHADES = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#041f4a")
+SPEED_PENS = {
+    f"{speed:g} m/s": Pen(f"{speed:g} m/s", shade, marker)
+    for speed, shade, marker in zip(SPEEDS, SHADES, "os^Dv", strict=True)
+}
+
 
 @dataclass(frozen=True)
-class RadioJob:
+class RadioJob(Job):
     protocol: RadioProtocol
     brokers: int
     speed: float
     seed: int
     duration_s: float = DURATION_S
     publishing_s: float = PUBLISHING_S
-
-    @property
-    def name(self) -> str:
-        return f"{self.protocol} C{self.brokers} {self.speed:g} m/s seed={self.seed}"
 
     @property
     def cost(self) -> float:
@@ -89,12 +101,7 @@ def measure(job: RadioJob) -> Row:
     publishing = Publishing(until_s=job.publishing_s)
     return figures_of(
         RadioScenario(
-            job.brokers,
-            job.speed,
-            job.protocol,
-            job.seed,
-            duration_s=job.duration_s,
-            publishing=publishing,
+            job.brokers, job.speed, job.protocol, job.seed, duration_s=job.duration_s, publishing=publishing
         )
     )
 
@@ -117,19 +124,14 @@ def figures_of(scenario: RadioScenario) -> Row:
 
 def jobs(quick: bool) -> list[RadioJob]:
     """Quick: a shorter time, three speeds, and AODV in the largest network at one of them."""
-    if quick:
-        seeds, lengths = range(1, SEEDS_QUICK + 1), (DURATION_QUICK_S, PUBLISHING_QUICK_S)
-        return [
-            RadioJob(protocol, size, speed, seed, *lengths)
-            for protocol, size, speed in itertools.product((MFT, AODV), SIZES, SPEEDS_QUICK)
-            if not (protocol == AODV and size == LARGEST and speed != SPEED)
-            for seed in seeds
-        ]
-    return [
-        RadioJob(protocol, size, speed, seed)
-        for protocol, size, speed in itertools.product((MFT, AODV), SIZES, SPEEDS)
-        for seed in range(1, (SEEDS_AODV_LARGEST if (protocol, size) == (AODV, LARGEST) else SEEDS) + 1)
-    ]
+    lengths = (DURATION_QUICK_S, PUBLISHING_QUICK_S) if quick else (DURATION_S, PUBLISHING_S)
+    made = []
+    for protocol, size, speed in itertools.product((MFT, AODV), SIZES, SPEEDS_QUICK if quick else SPEEDS):
+        is_longest = (protocol, size) == (AODV, LARGEST)
+        if not (quick and is_longest and speed != SPEED):
+            seeds = SEEDS_QUICK if quick else SEEDS_AODV_LARGEST if is_longest else SEEDS
+            made += [RadioJob(protocol, size, speed, seed, *lengths) for seed in range(1, seeds + 1)]
+    return made
 
 
 def experiment(quick: bool, sweep: Sweep) -> Findings:
@@ -137,129 +139,162 @@ def experiment(quick: bool, sweep: Sweep) -> Findings:
 
 
 def findings_of(rows: Sequence[Row]) -> Findings:
-    at_speed = [row for row in rows if row["speed"] == SPEED]
-    rates: dict[str, dict[str, Curve]] = {
-        protocol: by_speed(rows, protocol, "brokers", "delivery_rate") for protocol in (MFT, AODV)
+    at_speed = where(rows, speed=SPEED)
+    labelled = [{**row, "speed": f"{row['speed']:g} m/s"} for row in rows]
+    rates: dict[str, Curves] = {
+        protocol: Curves(where(labelled, protocol=protocol), "speed", "brokers", "delivery_rate")
+        for protocol in (MFT, AODV)
     }
-    delivered = curves_of(at_speed, "protocol", "brokers", "delivered")
-    at_size = curves_of([row for row in rows if row["brokers"] == SIZE], "protocol", "speed", "delivered")
-    others = {
-        column: curves_of(at_speed, "protocol", "brokers", column)
-        for column in ("delay_mean_s", "hops_mean", "hops_max", "messages_per_node", "messages")
+    at_size = Curves(where(rows, brokers=SIZE), "protocol", "speed", "delivered")
+    by_size = {
+        column: Curves(at_speed, "protocol", "brokers", column)
+        for column in ("delivered", "delay_mean_s", "hops_mean", "hops_max", "messages_per_node")
     }
     tables = {
         "runs": list(rows),
-        **{f"fig44_{name}": as_rows(rates[name], "speed", "brokers", "delivery_rate") for name in rates},
-        "fig45a_delivered": as_rows(delivered, "protocol", "brokers", "delivered"),
-        "fig45b_delivered": as_rows(at_size, "protocol", "speed", "delivered"),
-        "fig46_delay": as_rows(others["delay_mean_s"], "protocol", "brokers", "delay_mean_s"),
-        "fig47_hops": as_rows(others["hops_mean"], "protocol", "brokers", "hops_mean"),
-        "fig48_messages": as_rows(others["messages_per_node"], "protocol", "brokers", "messages_per_node"),
+        **{f"fig44_{name}": found.table() for name, found in rates.items()},
+        "fig45a_delivered": by_size["delivered"].table(),
+        "fig45b_delivered": at_size.table(),
+        "fig46_delay": by_size["delay_mean_s"].table(),
+        "fig47_hops": by_size["hops_mean"].table(),
+        "fig48_messages": by_size["messages_per_node"].table(),
     }
-    length_s = max(row["duration_s"] for row in rows)
     outcomes = [judge_a7(rows), judge_a8(rows), judge_a9(at_speed), judge_a10(at_speed)]
-    return Findings(
-        outcomes,
-        tables,
-        {
-            "fig44_delivery_rate": lambda figure: pictures.draw_fig44(figure, rates, length_s),
-            "fig45_delivered": lambda figure: pictures.draw_fig45(figure, delivered, at_size, length_s),
-            "fig46_delay": lambda figure: pictures.draw_fig46(figure, others["delay_mean_s"], length_s),
-            "fig47_hops": lambda figure: pictures.draw_fig47(
-                figure, others["hops_mean"], others["hops_max"], length_s
-            ),
-            "fig48_messages": lambda figure: pictures.draw_fig48(
-                figure, others["messages_per_node"], length_s
-            ),
-            "load": lambda figure: pictures.draw_load(figure, at_speed, length_s),
-        },
-    )
+    length_s = max(row["duration_s"] for row in rows)
+    return Findings(outcomes, tables, charts(rates, by_size, at_size, at_speed, length_s))
 
 
-def by_speed(rows: Iterable[Row], protocol: str, x: str, y: str) -> dict[str, Curve]:
-    """One curve for each speed."""
-    labelled = [{**row, "case": f"{row['speed']:g} m/s"} for row in rows if row["protocol"] == protocol]
-    return curves_of(labelled, "case", x, y)
+def charts(
+    rates: Mapping[str, Curves], by_size: Mapping[str, Curves], at_size: Curves, at_speed: Sequence[Row],
+    length_s: float,
+) -> dict[str, Chart]:  # fmt: skip
+    sizes = {x: f"C{x:g}" for x in sorted({x for curve in by_size["delivered"].values() for x in curve.xs})}
+    across = {"xscale": "log", "xlabel": "configuration (brokers)"}
+
+    def panel(column: str, label: str, said: Mapping[str, object], title: str = "",
+              legend: dict[str, str] | None = None) -> Panel:  # fmt: skip
+        drawn = curves(by_size[column], PENS)
+        return Panel(drawn, {**across, "ylabel": label, **said}, title, sizes, legend)
+
+    def chart(title: str, runs: str, *panels: Panel, share: Literal["none", "all"] = "none") -> Chart:
+        about = f"{runs}, of {length_s:g} s each; setting of Amozarrain 2021, section 4.5.2"
+        return Chart(title, about, panels, share=share)
+
+    from_0, logarithmic = {"ylim": (0, None)}, {"yscale": "log"}
+    rated = {**across, "ylabel": "delivered of what was owed, %", "ylim": (0, 104)}
+    sent, hops = "messages sent by a node in a run", "hops of a delivered notification"
+    count = "notifications delivered in a run"
+    runs = runs_of(by_size["delivered"])
+    return {
+        "fig44_delivery_rate": chart(
+            "Delivery rate against the size of the network, figure 4.4",
+            runs_of({f"{name} {speed}": one for name in rates for speed, one in rates[name].items()}),
+            *(
+                Panel(curves(found, SPEED_PENS, scale=100), rated, PENS[name].label, sizes,
+                      {"loc": "lower left"} if name == MFT else None)
+                for name, found in rates.items()
+            ),
+            share="all",
+        ),
+        "fig45_delivered": chart(
+            "Notifications delivered, figure 4.5", runs,
+            panel("delivered", count, from_0, "(a) at 8 m/s", {}),
+            Panel(curves(at_size, PENS), {"xlabel": "speed, m/s", "ylabel": count, **from_0}, "(b) C16"),
+        ),
+        "fig46_delay": chart(
+            "End-to-end delay at 8 m/s, figure 4.6", runs_of(by_size["delay_mean_s"]),
+            panel("delay_mean_s", "published to delivered, mean, s", logarithmic, legend={}),
+        ),
+        "fig47_hops": chart(
+            "Hops at 8 m/s, figure 4.7", runs_of(by_size["hops_mean"]),
+            panel("hops_mean", hops, from_0, "(a) mean of a run", {"loc": "lower right"}),
+            panel("hops_max", hops, from_0, "(b) most in a run"),
+        ),
+        "fig48_messages": chart(
+            "Messages sent at 8 m/s, figure 4.8", runs,
+            panel("messages_per_node", sent, logarithmic, legend={}),
+        ),
+        "load": load_chart(where(at_speed, protocol=MFT), chart, sent),
+    }  # fmt: skip
+
+
+def load_chart(rows: Sequence[Row], chart: Callable[..., Chart], sent: str) -> Chart:
+    """Who sends how much under MFT-PubSub: by role, and by distance from the leader."""
+    sizes = sorted(distinct(rows, "brokers"))
+    roles = {
+        f"{role}s": [mean_of(where(rows, brokers=size), f"messages_per_{role}") or 0.0 for size in sizes]
+        for role in ROLES
+    }
+    by_hops = {
+        f"C{size}": [mean_of(where(rows, brokers=size), f"load_at_{hops}_hops") or 0.0 for hops in range(4)]
+        for size in sizes
+        if size >= 8
+    }
+    return chart(
+        "Who sends how much at 8 m/s under MFT-PubSub",
+        in_words(max((len(where(rows, brokers=size)) for size in sizes), default=0)).partition(" with")[0],
+        Panel(bars(roles, (ARRIVED, "#2e7d4f", LOST)),
+              {"xlabel": "configuration (brokers)", "ylabel": sent},
+              ticks=named([f"C{size}" for size in sizes]), legend={}, grid="y"),
+        Panel(bars(by_hops, ("#9ecae1", "#3182bd", "#08306b")),
+              {"xlabel": "hops from the leader", "ylabel": "messages sent by a broker in a second"},
+              ticks=named(["leader", "1", "2", "3 or more"]), legend={"loc": "best"}, grid="y"),
+    )  # fmt: skip
 
 
 def differences(
-    rows: Iterable[Row], y: str, of: Mapping[str, object], against: Mapping[str, object]
+    rows: Sequence[Row], y: str, of: Mapping[str, object], against: Mapping[str, object]
 ) -> list[float]:
     """What the rows like `of` have more than those like `against` that have all else in common."""
-    keys = [key for key in ("protocol", "brokers", "speed", "seed") if key not in of]
+    keys = [key for key in ("protocol", "rule", "brokers", "speed", "seed") if key not in of]
 
-    def like(wanted: Mapping[str, object]) -> dict[tuple[object, ...], float]:
-        chosen = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-        return {tuple(row[key] for key in keys): row[y] for row in chosen if row[y] is not None}
+    def like(wanted: Mapping[str, Any]) -> dict[tuple[object, ...], float]:
+        return {
+            tuple(row.get(key) for key in keys): row[y] for row in where(rows, **wanted) if row[y] is not None
+        }
 
     left, right = like(of), like(against)
     return [left[key] - right[key] for key in left if key in right]
 
 
-def interval(values: Sequence[float]) -> Bounds | None:
-    return mean_interval(values) if len(values) > 1 else None
-
-
 def is_above(values: Sequence[float]) -> bool | None:
     """Whether differences lie above 0; None: seeds scatter more than that, so it cannot be said."""
-    bounds = interval(values)
-    if bounds is None or bounds.low <= 0.0 < bounds.high:
+    if len(values) < 2:
         return None
-    return bounds.low > 0.0
-
-
-def conclude(parts: Mapping[str, bool | None]) -> tuple[bool | None, str]:
-    """Whether a claim holds whose parts these are, each named by what is wrong if it does not; and a note."""
-    note = failed({text: holds is not False for text, holds in parts.items()})
-    if open_parts := [text for text, holds in parts.items() if holds is None]:
-        undecided = f"cannot be told from these seeds, whether {'; '.join(open_parts)}"
-        note = f"{note}; {undecided}" if note else undecided
-    if False in parts.values():
-        return False, note
-    return (None, note) if None in parts.values() else (True, note)
+    low, high = mean_interval(values)
+    return None if low <= 0.0 < high else low > 0.0
 
 
 def shown(values: Sequence[float], digits: int = 4) -> list[float]:
-    """Mean, and the bounds of its 95 % interval."""
-    bounds = interval(values)
-    return [round(one, digits) for one in (fmean(values), *(bounds or ()))] if values else []
+    """Mean, and the bounds of its 95 % interval if there are several values."""
+    return rounded([fmean(values), *(bounds_of(values) if len(values) > 1 else ())], digits) if values else []
 
 
 # --- A7: figure 4.4 ---
 
 
 def judge_a7(rows: Sequence[Row]) -> Outcome:
-    curves = {
-        protocol: curves_of([row for row in rows if row["protocol"] == protocol], "protocol", "brokers",
-                            "delivery_rate")[protocol]
-        for protocol in (MFT, AODV)
-    }  # fmt: skip
+    curves = Curves(rows, "protocol", "brokers", "delivery_rate")
     slow, fast = min(row["speed"] for row in rows), max(row["speed"] for row in rows)
+    mft = where(rows, protocol=MFT)
     gains = {
-        f"C{size}": differences(
-            [row for row in rows if row["protocol"] == MFT and row["brokers"] == size],
-            "delivery_rate", {"speed": fast}, {"speed": slow},
-        )
+        f"C{size}": differences(where(mft, brokers=size), "delivery_rate", {"speed": fast}, {"speed": slow})
         for size in SIZES
-    }  # fmt: skip
+    }
     pooled = [gain for size in SIZES[2:] for gain in gains[f"C{size}"]]
     parts: dict[str, bool | None] = {
-        f"{protocol}'s rate does not fall with size": falls(curve) for protocol, curve in curves.items()
+        f"{protocol}'s rate does not fall with size": falls(curves[protocol]) for protocol in (MFT, AODV)
     }
     parts["MFT-PubSub's rate does not improve with speed in C8 to C32"] = is_above(pooled)
-    figures: dict[str, object] = {
+    figures = {
         "sizes": [f"C{size:g}" for size in curves[MFT].xs],
-        "rate, mean over speeds": {
-            name: [round(mean, 4) for mean in one.means] for name, one in curves.items()
-        },
+        "rate, mean over speeds": means_of(curves, 4),
         f"mft, rate at {fast:g} m/s less that at {slow:g} m/s (mean, low, high)": {
             name: shown(values) for name, values in gains.items()
         },
         "the same, C8 to C32 together": shown(pooled),
     }
-    paper = "both are strongly affected by the network's size; MFT-PubSub even improves with speed"
-    holds, note = conclude(parts)
-    return A7.outcome(holds, paper=paper, figures=figures, note=note)
+    return A7.judge(parts, figures)
 
 
 def falls(curve: Curve) -> bool:
@@ -271,39 +306,33 @@ def falls(curve: Curve) -> bool:
 
 
 def judge_a8(rows: Sequence[Row]) -> Outcome:
-    at_size = [row for row in rows if row["brokers"] == SIZE]
-    speeds = sorted({row["speed"] for row in at_size})
+    at_size, largest = where(rows, brokers=SIZE), where(rows, brokers=LARGEST, speed=SPEED)
     mft, aodv = {"protocol": MFT}, {"protocol": AODV}
     mft_more = {
-        speed: differences([row for row in at_size if row["speed"] == speed], "delivered", mft, aodv)
-        for speed in speeds
-    }  # fmt: skip
-    largest = [row for row in rows if row["brokers"] == LARGEST and row["speed"] == SPEED]
+        f"{speed:g} m/s": differences(where(at_size, speed=speed), "delivered", mft, aodv)
+        for speed in sorted(distinct(at_size, "speed"))
+    }
     aodv_more = differences(largest, "delivered", aodv, mft)
     parts = {
-        f"C{SIZE} at {speed:g} m/s: MFT-PubSub does not deliver more": is_above(values)
+        f"C{SIZE} at {speed}: MFT-PubSub does not deliver more": is_above(values)
         for speed, values in mft_more.items()
     }
     parts[f"C{LARGEST} at {SPEED:g} m/s: AODV does not deliver more"] = is_above(aodv_more)
-    figures: dict[str, object] = {
+    figures = {
         f"C{SIZE}, delivered": {
             name: [round(mean) for mean in curve.means]
-            for name, curve in curves_of(at_size, "protocol", "speed", "delivered").items()
+            for name, curve in Curves(at_size, "protocol", "speed", "delivered").items()
         },
         f"C{SIZE}, MFT-PubSub's less AODV's (mean, low, high)": {
-            f"{speed:g} m/s": shown(values, 1) for speed, values in mft_more.items()
+            speed: shown(values, 1) for speed, values in mft_more.items()
         },
         f"C{LARGEST} at {SPEED:g} m/s, delivered": {
             name: round(curve.means[0])
-            for name, curve in curves_of(largest, "protocol", "brokers", "delivered").items()
+            for name, curve in Curves(largest, "protocol", "brokers", "delivered").items()
         },
         f"C{LARGEST} at {SPEED:g} m/s, AODV's less MFT-PubSub's (mean, low, high)": shown(aodv_more, 1),
     }
-    holds, note = conclude(parts)
-    if is_above(aodv_more) is False:
-        note += f" ({WHY_AODV_DELIVERS_LESS})"
-    paper = "C16: MFT-PubSub outperforms AODV at all speeds; C32 at 8 m/s: AODV has delivered more"
-    return A8.outcome(holds, paper=paper, figures=figures, note=note)
+    return A8.judge(parts, figures, why=WHY_AODV_DELIVERS_LESS if is_above(aodv_more) is False else "")
 
 
 WHY_AODV_DELIVERS_LESS = (
@@ -316,9 +345,10 @@ WHY_AODV_DELIVERS_LESS = (
 
 
 def judge_a9(rows: Sequence[Row]) -> Outcome:
-    per_node = curves_of(rows, "protocol", "brokers", "messages_per_node")
-    total = curves_of([row for row in rows if row["protocol"] == MFT], "protocol", "nodes", "messages")[MFT]
-    smallest = [row for row in rows if row["brokers"] == SIZES[0]]
+    mft = where(rows, protocol=MFT)
+    per_node = Curves(rows, "protocol", "brokers", "messages_per_node")
+    total = Curves(mft, "protocol", "nodes", "messages")[MFT]
+    smallest = where(rows, brokers=SIZES[0])
     mft_more = differences(smallest, "messages_per_node", {"protocol": MFT}, {"protocol": AODV})
     low, high = LINEAR_POWERS
     exponent = power(total.xs, total.means)
@@ -329,8 +359,8 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
         f"MFT-PubSub changes by more than {BARELY_MAX:g}": per_node[MFT].spread <= BARELY_MAX,
         "MFT-PubSub's total is not linear in nodes": low <= exponent <= high,
     }
-    kinds = sorted({key for row in rows if row["protocol"] == MFT for key in row if key.startswith("sent_")})
-    figures: dict[str, object] = {
+    kinds = sorted({key for row in mft for key in row if key.startswith("sent_")})
+    figures = {
         "sizes": [f"C{size:g}" for size in per_node[MFT].xs],
         "messages per node": {name: [round(mean) for mean in one.means] for name, one in per_node.items()},
         "C2, MFT-PubSub's less AODV's (mean, low, high)": shown(mft_more, 1),
@@ -339,21 +369,15 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
         "MFT-PubSub, power of the number of nodes in its total": exponent,
         "MFT-PubSub, messages of each kind per node at C2 and C32": {
             kind.removeprefix("sent_"): [
-                round(_per_node(rows, size, kind), 1) for size in (SIZES[0], LARGEST)
+                per_node_of(where(mft, brokers=size), kind) for size in (SIZES[0], LARGEST)
             ]
             for kind in kinds
         },
     }
-    holds, note = conclude(parts)
-    notes = [note]
-    if parts["C2: AODV does not send fewer"] is False:
-        notes.append(WHY_AODV_SENDS_MORE)
-    if not parts[f"MFT-PubSub changes by more than {BARELY_MAX:g}"]:
+    notes = [WHY_AODV_SENDS_MORE] if parts["C2: AODV does not send fewer"] is False else []
+    if per_node[MFT].spread > BARELY_MAX:
         notes.append(WHY_MFT_GROWS)
-    paper = (
-        "smallest: AODV fewer; then an explosion of AODV's; MFT-PubSub's barely change, its total is linear"
-    )
-    return A9.outcome(holds, paper=paper, figures=figures, note="; ".join(filter(None, notes)))
+    return A9.judge(parts, figures, notes=notes)
 
 
 WHY_AODV_SENDS_MORE = (
@@ -366,60 +390,50 @@ WHY_MFT_GROWS = (
 )
 
 
-def _per_node(rows: Iterable[Row], size: int, column: str) -> float:
-    counts = [
-        row.get(column, 0) / row["nodes"] for row in rows if row["protocol"] == MFT and row["brokers"] == size
-    ]
-    return fmean(counts) if counts else 0.0
+def per_node_of(rows: Sequence[Row], column: str) -> float:
+    return round(fmean(row.get(column, 0) / row["nodes"] for row in rows), 1) if rows else 0.0
 
 
 # --- A10: who sends them ---
 
 
+ROLES = ("broker", "publisher", "subscriber")
+
+
 def judge_a10(rows: Sequence[Row]) -> Outcome:
-    mft = [row for row in rows if row["protocol"] == MFT]
-    large = [row for row in mft if row["brokers"] >= 8]
+    mft = where(rows, protocol=MFT)
+    sizes = sorted(distinct(mft, "brokers"))
+    large = {f"C{size}": where(mft, brokers=size) for size in sizes if size >= 8}
     nearer = {
-        f"C{size}": [
-            row["load_near"] - row["load_far"]
-            for row in large
-            if row["brokers"] == size and row["load_near"] is not None and row["load_far"] is not None
+        name: [
+            near - far
+            for near, far in ((row["load_near"], row["load_far"]) for row in found)
+            if near is not None and far is not None
         ]
-        for size in sorted({row["brokers"] for row in large})
+        for name, found in large.items()
     }
-    roles = ("broker", "publisher", "subscriber")
-    by_role = {
-        role: curves_of(mft, "protocol", "brokers", f"messages_per_{role}")[MFT].means for role in roles
-    }
-    clients = zip(by_role["publisher"], by_role["subscriber"], strict=True)
+    by_role = {role: Curves(mft, "protocol", "brokers", f"messages_per_{role}")[MFT].means for role in ROLES}
     parts = {
         f"{name}: brokers near the leader do not send more than those far from it": is_above(values)
         for name, values in nearer.items()
     }
     parts["brokers do not send more than clients"] = all(
-        broker > max(both) for broker, both in zip(by_role["broker"], clients, strict=True)
+        broker > max(clients) for broker, *clients in zip(*by_role.values(), strict=True)
     )
-    hops = [f"load_at_{hops}_hops" for hops in range(4)]
-    figures: dict[str, object] = {
-        "sizes": [f"C{size}" for size in sorted({row["brokers"] for row in mft})],
+    figures = {
+        "sizes": [f"C{size}" for size in sizes],
         "messages per node by role": {
             role: [round(mean) for mean in means] for role, means in by_role.items()
         },
         "messages a second of a broker 0, 1, 2, 3 and more hops from its leader": {
-            name: [_mean(large, int(name[1:]), column) for column in hops] for name in nearer
+            name: [mean_of(found, f"load_at_{hops}_hops", 2) for hops in range(4)]
+            for name, found in large.items()
         },
         "0 and 1 hops less 2 and more (mean, low, high)": {
             name: shown(values, 2) for name, values in nearer.items()
         },
     }
-    paper = "most of the work is done by brokers; nodes closer to the leader have a higher load"
-    holds, note = conclude(parts)
-    return A10.outcome(holds, paper=paper, figures=figures, note=note)
-
-
-def _mean(rows: Iterable[Row], size: int, column: str) -> float | None:
-    values = [row[column] for row in rows if row["brokers"] == size and row[column] is not None]
-    return round(fmean(values), 2) if values else None
+    return A10.judge(parts, figures)
 
 
 register(

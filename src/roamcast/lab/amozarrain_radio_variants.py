@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
-from roamcast.lab import amozarrain_radio_variants_figures as pictures
+from matplotlib.axes import Axes
+
 from roamcast.lab.amozarrain_radio import (
     AODV,
     BARELY_MAX,
@@ -22,17 +24,19 @@ from roamcast.lab.amozarrain_radio import (
     DURATION_S,
     LARGEST,
     MFT,
+    PENS,
     PUBLISHING_QUICK_S,
     PUBLISHING_S,
     SIZES,
     SPEED,
-    conclude,
     figures_of,
     is_above,
     shown,
-)
+)  # fmt: skip
+from roamcast.lab.charts import Chart, Panel
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row, distinct, where
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mobility.moving.mft import MftPublished
 from roamcast.simulator.radio.aodv import AodvSettings
@@ -50,16 +54,19 @@ R3 = Claim(
     "R3", "order",
     "A8, C32 at 8 m/s, is decided by the medium access: MFT-PubSub delivers more if frames are acknowledged; "
     "with Castalia's CSMA, which acknowledges nothing, AODV does",
+    "C32 at 8 m/s: AODV has delivered more (fig. 4.5a)",
 )  # fmt: skip
 R4 = Claim(
     "R4", "order",
     "A9, C2, is decided by periods and by who beats: AODV sends fewer if heartbeats are four times as "
     "frequent as hellos, if hellos come every 5 s, if clients send heartbeats as well, or if neither counts",
+    "for the smallest configuration AODV needs fewer",
 )  # fmt: skip
 R5 = Claim(
     "R5", "shape",
     "A9, growth of MFT-PubSub's messages: no choice tried keeps them within half from C2 to C32, and all "
     "that grows is what migrations cost; sending together saves a quarter or more, and delivers no less",
+    "MFT-PubSub barely changes in number",
 )  # fmt: skip
 
 
@@ -74,6 +81,10 @@ class Variant:
     quick: bool = False
     long: bool = False
     """Run in full length at C32 as well."""
+
+    def runs(self, protocol: RadioProtocol) -> str:
+        """The variant of which this protocol's runs are taken."""
+        return self.name if protocol in self.of else self.against
 
 
 BOTH: tuple[RadioProtocol, ...] = (MFT, AODV)
@@ -133,7 +144,7 @@ BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 
 @dataclass(frozen=True)
-class VariantJob:
+class VariantJob(Job):
     variant: str
     scenario: RadioScenario
 
@@ -153,22 +164,16 @@ def measure(job: VariantJob) -> Row:
 
 
 def jobs(quick: bool) -> list[VariantJob]:
-    chosen = [variant for variant in VARIANTS if variant.quick or not quick]
-    short = [
-        VariantJob(one.name, scenario(one, protocol, size, seed))
-        for one in chosen
+    short, long = (DURATION_QUICK_S, PUBLISHING_QUICK_S), (DURATION_S, PUBLISHING_S)
+    chosen = [(one, SEEDS, short) for one in VARIANTS if one.quick or not quick]
+    if not quick:
+        chosen += [(one, {LARGEST: SEEDS_LONG}, long) for one in VARIANTS if one.long]
+    return [
+        VariantJob(one.name, scenario(one, protocol, size, seed, *lengths))
+        for one, sizes, lengths in chosen
         for protocol in one.of
-        for size, seeds in SEEDS.items()
+        for size, seeds in sizes.items()
         for seed in range(1, seeds + 1)
-    ]
-    if quick:
-        return short
-    return short + [
-        VariantJob(one.name, scenario(one, protocol, LARGEST, seed, DURATION_S, PUBLISHING_S))
-        for one in chosen
-        if one.long
-        for protocol in one.of
-        for seed in range(1, SEEDS_LONG + 1)
     ]
 
 
@@ -193,14 +198,53 @@ def findings_of(rows: Sequence[Row]) -> Findings:
     table = [comparison for variant in VARIANTS for comparison in compare(rows, variant)]
     outcomes = [judge_r3(rows), judge_r4(rows), judge_r5(rows)]
     tables = {"runs": list(rows), "variants": table, "counting": counted(rows)}
+    lengths_s = sorted(distinct(table, "duration_s"))
+    shortest = where(table, duration_s=lengths_s[0])
+    delivered = {
+        f"runs of {length_s:g} s": pairs(where(table, duration_s=length_s), "c32_delivered")
+        for length_s in lengths_s
+    }
+    messages = {
+        f"C{size}, runs of {lengths_s[0]:g} s": pairs(shortest, f"c{size}_messages_per_node")
+        for size in (SMALLEST, LARGEST)
+    }
     return Findings(
         outcomes,
         tables,
         {
-            "delivered": lambda figure: pictures.draw_delivered(figure, table),
-            "messages": lambda figure: pictures.draw_messages(figure, table),
+            "delivered": chart(
+                "Who delivers more at C32: MFT-PubSub or AODV",
+                "notifications delivered in a run at C32, 8 m/s", delivered,
+            ),
+            "messages": chart(
+                "Who sends more: MFT-PubSub or AODV", "messages sent by a node, 8 m/s", messages
+            ),
         },
-    )
+    )  # fmt: skip
+
+
+def chart(title: str, label: str, panels: Mapping[str, Callable[[Axes], None]]) -> Chart:
+    about = "means over seeds; one choice at a time, the other protocol under the same radio and publishing"
+    said = {"xlabel": label, "xlim": (0, None)}
+    shown = [Panel(draw, said, name) for name, draw in panels.items()]
+    return Chart(title, about, shown, size=(5.2 + 4.3 * len(shown), 8.4), has_key=True)
+
+
+def pairs(rows: Sequence[Row], column: str) -> Callable[[Axes], None]:
+    """One line for each variant, from what one protocol has to what the other has."""
+
+    def draw(axes: Axes) -> None:
+        for at, row in enumerate(rows):
+            ends = [row[key] for protocol in PENS if (key := f"{protocol}_{column}") in row]
+            axes.plot(ends, [at] * len(ends), color="#b9c3cb", linewidth=1.2, zorder=1)
+        for protocol, pen in PENS.items():
+            found = [(row[key], at) for at, row in enumerate(rows) if (key := f"{protocol}_{column}") in row]
+            xs, places = zip(*found, strict=True) if found else ((), ())
+            axes.scatter(xs, places, color=pen.colour, marker=pen.marker, label=pen.label, zorder=2)
+        axes.set_yticks(range(len(rows)), [row["variant"] for row in rows], fontsize=8.5)
+        axes.invert_yaxis()
+
+    return draw
 
 
 # --- one variant against the other protocol ---
@@ -208,52 +252,41 @@ def findings_of(rows: Sequence[Row]) -> Findings:
 
 def runs_of(
     rows: Sequence[Row],
-    variant: str,
-    protocol: str,
+    variant: Variant,
+    protocol: RadioProtocol,
     brokers: int,
     duration_s: float,
     y: str | Callable[[Row], float],
 ) -> dict[int, float]:
     """Seed to what came out."""
-    value = y if callable(y) else lambda row: float(row[y])
-    return {
-        row["seed"]: value(row)
-        for row in rows
-        if (row["variant"], row["protocol"], row["brokers"], row["duration_s"])
-        == (variant, protocol, brokers, duration_s)
-    }
+    found = where(
+        rows, variant=variant.runs(protocol), protocol=protocol, brokers=brokers, duration_s=duration_s
+    )
+    return {row["seed"]: y(row) if callable(y) else float(row[y]) for row in found}
+
+
+def more_of(these: Mapping[int, float], those: Mapping[int, float]) -> list[float]:
+    """What the first have more than the second, seed by seed."""
+    return [these[seed] - those[seed] for seed in these if seed in those]
 
 
 def aodv_more(
     rows: Sequence[Row], variant: Variant, brokers: int, duration_s: float, y: str | Callable[[Row], float]
 ) -> list[float]:
     """What AODV has more than MFT-PubSub, seed by seed."""
-    found = {
-        protocol: runs_of(
-            rows,
-            variant.name if protocol in variant.of else variant.against,
-            protocol,
-            brokers,
-            duration_s,
-            y,
-        )
-        for protocol in BOTH
-    }
-    return [found[AODV][seed] - found[MFT][seed] for seed in found[AODV] if seed in found[MFT]]
+    mft, aodv = (runs_of(rows, variant, protocol, brokers, duration_s, y) for protocol in BOTH)
+    return more_of(aodv, mft)
 
 
 def compare(rows: Sequence[Row], variant: Variant) -> list[Row]:
     """One row for each length of run: what each protocol did, and whether the thesis's orders hold."""
     compared = []
-    for duration_s in sorted({row["duration_s"] for row in rows if row["variant"] == variant.name}):
+    for duration_s in sorted(distinct(where(rows, variant=variant.name), "duration_s")):
         made: Row = {"variant": variant.name, "duration_s": duration_s}
-        for protocol in BOTH:
-            name = variant.name if protocol in variant.of else variant.against
-            for size in SIZES:
-                for y in ("delivered", "delivery_rate", "messages_per_node", "migrations"):
-                    values = list(runs_of(rows, name, protocol, size, duration_s, y).values())
-                    if values:
-                        made[f"{protocol}_c{size}_{y}"] = round(fmean(values), 3)
+        for protocol, size in product(BOTH, SIZES):
+            for y in ("delivered", "delivery_rate", "messages_per_node", "migrations"):
+                if values := runs_of(rows, variant, protocol, size, duration_s, y).values():
+                    made[f"{protocol}_c{size}_{y}"] = round(fmean(values), 3)
         for size, y in ((LARGEST, "delivered"), (SMALLEST, "messages_per_node")):
             made[f"aodv_more_c{size}_{y}"] = shown(aodv_more(rows, variant, size, duration_s, y), 1)
         made["mft_growth"] = _ratio(
@@ -271,16 +304,15 @@ def _ratio(row: Row, above: str, below: str) -> float | None:
 
 
 def judge_r3(rows: Sequence[Row]) -> Outcome:
-    lengths = sorted({row["duration_s"] for row in rows})
+    lengths = sorted(distinct(rows, "duration_s"))
     expected = {"as set": False, "Castalia's CSMA": True, "as in the text": True}
     parts: dict[str, bool | None] = {}
-    for duration_s in lengths:
-        for name, is_more in expected.items():
-            more = aodv_more(rows, BY_NAME[name], LARGEST, duration_s, "delivered")
-            who = "AODV" if is_more else "MFT-PubSub"
-            parts[f"{name}, {duration_s:g} s: {who} does not deliver more"] = is_above(
-                more if is_more else [-one for one in more]
-            )
+    for duration_s, (name, is_more) in product(lengths, expected.items()):
+        more = aodv_more(rows, BY_NAME[name], LARGEST, duration_s, "delivered")
+        who = "AODV" if is_more else "MFT-PubSub"
+        parts[f"{name}, {duration_s:g} s: {who} does not deliver more"] = is_above(
+            more if is_more else [-one for one in more]
+        )
     figures: dict[str, object] = {
         f"C{LARGEST}, {duration_s:g} s, AODV's less MFT-PubSub's (mean, low, high)": {
             variant.name: shown(values, 1)
@@ -289,20 +321,12 @@ def judge_r3(rows: Sequence[Row]) -> Outcome:
         }
         for duration_s in lengths
     }
-    rates = {
+    figures[f"C{LARGEST}, {lengths[-1]:g} s, rate of what was owed"] = {
         f"{name}, {protocol}": round(fmean(found), 3)
-        for name in expected
-        for protocol in BOTH
-        if (found := list(
-            runs_of(rows, name if protocol in BY_NAME[name].of else BY_NAME[name].against, protocol, LARGEST,
-                    lengths[-1], "delivery_rate").values()
-        ))
-    }  # fmt: skip
-    figures[f"C{LARGEST}, {lengths[-1]:g} s, rate of what was owed"] = rates
-    holds, note = conclude(parts)
-    return R3.outcome(
-        holds, paper="C32 at 8 m/s: AODV has delivered more (fig. 4.5a)", figures=figures, note=note
-    )
+        for name, protocol in product(expected, BOTH)
+        if (found := runs_of(rows, BY_NAME[name], protocol, LARGEST, lengths[-1], "delivery_rate").values())
+    }
+    return R3.judge(parts, figures)
 
 
 # --- R4: A9 at C2 ---
@@ -328,7 +352,7 @@ def judge_r4(rows: Sequence[Row]) -> Outcome:
     parts["as set: AODV sends fewer"] = is_above(differences["as set"])
     bare = aodv_more(rows, BY_NAME["as set"], SMALLEST, duration_s, COUNTING[BARE])
     parts["without hellos and heartbeats AODV does not send fewer"] = is_above([-one for one in bare])
-    figures: dict[str, object] = {
+    figures = {
         f"C{SMALLEST}, messages per node, AODV's less MFT-PubSub's (mean, low, high)": {
             name: shown(values, 1) for name, values in differences.items() if values
         },
@@ -336,10 +360,7 @@ def judge_r4(rows: Sequence[Row]) -> Outcome:
             row["what counts"]: row["aodv_more"] for row in counted(rows)
         },
     }
-    holds, note = conclude(parts)
-    return R4.outcome(
-        holds, paper="for the smallest configuration AODV needs fewer", figures=figures, note=note
-    )
+    return R4.judge(parts, figures)
 
 
 BARE = "without hellos and heartbeats"
@@ -362,14 +383,14 @@ def _kinds(row: Row, *kinds: str) -> float:
 def counted(rows: Sequence[Row]) -> list[Row]:
     """As set: what each protocol sends in C2 and C32, by what counts as a message."""
     duration_s = min(row["duration_s"] for row in rows)
+    as_set = BY_NAME["as set"]
     made = []
     for name, rule in COUNTING.items():
         one: Row = {"what counts": name}
-        for protocol in BOTH:
-            for size in (SMALLEST, LARGEST):
-                values = runs_of(rows, "as set", protocol, size, duration_s, rule).values()
-                one[f"{protocol}_c{size}"] = round(fmean(values), 1) if values else None
-        one["aodv_more"] = shown(aodv_more(rows, BY_NAME["as set"], SMALLEST, duration_s, rule), 1)
+        for protocol, size in product(BOTH, (SMALLEST, LARGEST)):
+            values = runs_of(rows, as_set, protocol, size, duration_s, rule).values()
+            one[f"{protocol}_c{size}"] = round(fmean(values), 1) if values else None
+        one["aodv_more"] = shown(aodv_more(rows, as_set, SMALLEST, duration_s, rule), 1)
         one["mft_growth"] = _ratio(one, f"mft_c{LARGEST}", f"mft_c{SMALLEST}")
         made.append(one)
     return made
@@ -387,20 +408,16 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
         for variant in VARIANTS
         if MFT in variant.of and (table := compare(rows, variant)) and table[0]["mft_growth"] is not None
     }
-    together = BY_NAME["MFT: sent together"]
-    apart, grouped = (
-        runs_of(rows, name, MFT, LARGEST, duration_s, "messages_per_node")
-        for name in ("as set", together.name)
+    apart, together = (
+        {
+            y: runs_of(rows, BY_NAME[name], MFT, LARGEST, duration_s, y)
+            for y in ("messages_per_node", "delivered")
+        }
+        for name in ("as set", "MFT: sent together")
     )
-    delivered_apart, delivered_grouped = (
-        runs_of(rows, name, MFT, LARGEST, duration_s, "delivered") for name in ("as set", together.name)
-    )
-    more = [
-        delivered_grouped[seed] - delivered_apart[seed]
-        for seed in delivered_grouped
-        if seed in delivered_apart
-    ]
-    saved = [1.0 - grouped[seed] / apart[seed] for seed in grouped if seed in apart]
+    more = more_of(together["delivered"], apart["delivered"])
+    sent, grouped = apart["messages_per_node"], together["messages_per_node"]
+    saved = [1.0 - grouped[seed] / sent[seed] for seed in grouped if seed in sent]
     barely = [name for name, (ratio, _) in growth.items() if ratio <= BARELY_MAX]
     steady = next(row["mft_growth"] for row in counted(rows) if row["what counts"] == STEADY)
     parts: dict[str, bool | None] = {
@@ -410,7 +427,7 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
         f"sending together saves less than {SAVED_MIN:.0%}": bool(saved) and fmean(saved) >= SAVED_MIN,
         "sending together delivers less": None if not more else fmean(more) >= 0,
     }
-    figures: dict[str, object] = {
+    figures = {
         "messages per node, C32 / C2, and the power of the number of nodes in all": {
             name: list(found) for name, found in growth.items()
         },
@@ -418,8 +435,7 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
         "C32, sent together: share of messages saved (mean, low, high)": shown(saved, 3),
         "C32, sent together: delivered more (mean, low, high)": shown(more, 1),
     }
-    holds, note = conclude(parts)
-    return R5.outcome(holds, paper="MFT-PubSub barely changes in number", figures=figures, note=note)
+    return R5.judge(parts, figures)
 
 
 def _exponent(row: Row) -> float | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -23,32 +22,43 @@ from roamcast.bench.foreign_brokers import foreign_network, missing
 from roamcast.bench.processes import BenchFailed
 from roamcast.lab import caporuscio_figures as pictures
 from roamcast.lab import caporuscio_judges as judges
-from roamcast.lab.caporuscio_judges import note_of, of, verdict
 from roamcast.lab.caporuscio_runs import AT_ONCE, Trip, batches, measure
 from roamcast.lab.caporuscio_size import sizes
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Failure, Row, Sweep
-from roamcast.models.intervals import mean_interval
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.rows import Row, grouped, mean_of, sums_of, where
+from roamcast.lab.sweep import Failure, Sweep
+from roamcast.models.intervals import bounds_of
 from roamcast.proxy.client import SyncOption
 from roamcast.slow_link.channel import HEADER_BYTES, PROFILES
 
-C1 = Claim("C1", "order", "without the service, everything published while away is lost (fig. 8, 9a)")
+C1 = Claim(
+    "C1", "order", "without the service, everything published while away is lost (fig. 8, 9a)",
+    "everything is lost while away",
+)  # fmt: skip
 C2 = Claim(
     "C2", "order",
     "with the basic service nearly all arrives: systems that flood lose nothing, systems that propagate "
     "subscriptions may lose a few at move-in (fig. 9b, table 3)",
+    "flooding systems lose 0; Siena 0, 2, 10 with s = 10, 50, 100",
 )  # fmt: skip
-C3 = Claim("C3", "exact", "with ping, nothing is lost on any system without cycles (table 3)")
+C3 = Claim(
+    "C3", "exact", "with ping, nothing is lost on any system without cycles (table 3)", "0 lost with ping"
+)
 C4 = Claim(
     "C4", "shape",
     "wired: duplicates grow with s times p; ping adds few on flooding systems, more (45 % at worst) on "
     "propagating ones (fig. 10)",
+    "proportional to s and p; ping adds up to 45 % on Siena",
 )  # fmt: skip
-C5 = Claim("C5", "shape", "move-in over the slow link takes longer with more subscriptions (table 3)")
+C5 = Claim(
+    "C5", "shape", "move-in over the slow link takes longer with more subscriptions (table 3)",
+    "13.6, 48.6, 95.0 s on Elvin; 13.9, 40.5, 74.8 s on FioranoMQ; Siena 8.3, 11.0, 10.8 s (basic)",
+)  # fmt: skip
 C6 = Claim(
     "C6", "order",
     "the core is shared, an adapter is small and alone knows its broker (table 4: 639 lines of core, 755 to "
     "936 for each system)",
+    "639 lines of core; 797, 936 and 755 for each system",
 )  # fmt: skip
 
 MAIN = ("mosquitto", "nats", "activemq")
@@ -169,27 +179,21 @@ def run_traces(quick: bool, sweep: Sweep) -> Findings:
         [none_outcome(rows, reasons), basic_outcome(rows, reasons)],
         {"trips": table_of(rows)},
         {
-            "fig-8": partial(pictures.draw_fig8, rows=rows),
-            **{
-                f"fig-{number}": partial(pictures.draw_systems, rows=rows, link=link, options=options)
-                for number, link, options in (
-                    ("9", "wired", ("none", "basic", "ping")), ("11", "gprs", ("none", "basic")),
-                )
-            },
+            "fig-8": pictures.slow_traces(rows),
+            "fig-9": pictures.traces(rows, "wired", ("none", "basic", "ping")),
+            "fig-11": pictures.traces(rows, "gprs", ("none", "basic")),
         },
-    )  # fmt: skip
+    )
 
 
 def none_outcome(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
     figures, parts = judges.judge_none(rows)
-    paper = "everything is lost while away"
-    return C1.outcome(verdict(parts), paper=paper, figures=figures, note=note_of(parts, *reasons))
+    return C1.judge(parts, figures, notes=reasons)
 
 
 def basic_outcome(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
     figures, parts = judges.judge_basic(rows)
-    paper = "flooding systems lose 0; Siena 0, 2, 10 with s = 10, 50, 100"
-    return C2.outcome(verdict(parts), paper=paper, figures=figures, note=note_of(parts, *reasons))
+    return C2.judge(parts, figures, notes=reasons)
 
 
 register(
@@ -215,19 +219,18 @@ def run_ping(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
     rows = travel(sweep, (ping_trips(quick, systems), PING_AT_ONCE))
     figures: dict[str, object] = {}
-    parts: dict[str, bool] = {}
+    parts: dict[str, bool | None] = {}
     for system in systems:
-        found = of(rows, system=system)
-        lost, copies = (sum(row[name] for row in found) for name in ("lost", "lost_copies"))
+        found = where(rows, system=system)
+        sums = sums_of(found, ("published", "lost", "lost_copies", "duplicates"))
+        lost, copies = sums["lost"], sums["lost_copies"]
         figures[system] = {
-            "trips": len(found), "published": sum(row["published"] for row in found), "lost": lost,
-            "lost copies": copies, "duplicates": sum(row["duplicates"] for row in found),
+            "trips": len(found), "published": sums["published"], "lost": lost, "lost copies": copies,
+            "duplicates": sums["duplicates"],
         }  # fmt: skip
         parts[f"{system}: {len(found)} of {PING_RUNS[quick]} trips"] = len(found) == PING_RUNS[quick]
         parts[f"{system}: {lost} lost, {copies} copies"] = lost == copies == 0
-    holds = all(parts.values()) if parts else None
-    outcome = C3.outcome(holds, paper="0 lost with ping", figures=figures, note=note_of(parts, *reasons))
-    return Findings([outcome], {"trips": table_of(rows)})
+    return Findings([C3.judge(parts, figures, notes=reasons)], {"trips": table_of(rows)})
 
 
 register(Experiment("caporuscio-ping", "Many moves with ping: nothing is lost", (C3,), run_ping))
@@ -276,18 +279,11 @@ def run_duplicates(quick: bool, sweep: Sweep) -> Findings:
     rows, narrowed = ([row for row in found if (row["link"] == "narrow") is one] for one in (False, True))
     figures, parts = judges.judge_duplicates(rows)
     why, explanation = judges.explain_duplicates(narrowed)
-    outcome = C4.outcome(
-        verdict(parts), figures=figures | {f"narrow way: {name}": value for name, value in why.items()},
-        paper="proportional to s and p; ping adds up to 45 % on Siena",
-        note=note_of(parts, explanation, *reasons),
-    )  # fmt: skip
+    figures |= {f"narrow way: {name}": value for name, value in why.items()}
     return Findings(
-        [outcome],
+        [C4.judge(parts, figures, notes=[explanation, *reasons])],
         {"trips": table_of(rows), "narrow": table_of(narrowed)},
-        {
-            "fig-10": partial(pictures.draw_fig10, rows=rows),
-            "fig-10-why": partial(pictures.draw_why, rows=narrowed),
-        },
+        {"fig-10": pictures.duplicates(rows), "fig-10-why": pictures.causes(narrowed)},
     )
 
 
@@ -324,35 +320,25 @@ def run_slow(quick: bool, sweep: Sweep) -> Findings:
             reasons.append(f"{system} sends a copy for each subscription, so s = {many}")
     table = table3(rows)
     parts = judges.judge_slow(rows)
-    outcome = C5.outcome(
-        verdict(parts), note=note_of(parts, *reasons),
-        figures={f"{row.pop('system')} s={row.pop('s')}": row for row in map(dict, table)}
-        | {"each subscription adds to a move-in": list(parts)},
-        paper="13.6, 48.6, 95.0 s on Elvin; 13.9, 40.5, 74.8 s on FioranoMQ; Siena 8.3, 11.0, 10.8 s (basic)",
-    )  # fmt: skip
+    figures = {f"{row.pop('system')} s={row.pop('s')}": row for row in map(dict, table)}
+    outcome = C5.judge(parts, figures | {"each subscription adds to a move-in": list(parts)}, notes=reasons)
     return Findings(
-        [outcome],
-        {"table-3": table, "trips": table_of(rows)},
-        {"table-3": partial(pictures.draw_delays, rows=rows)},
+        [outcome], {"table-3": table, "trips": table_of(rows)}, {"table-3": pictures.delays(rows)}
     )
 
 
 def table3(rows: Sequence[Row]) -> list[Row]:
     """Delay, losses and duplicates upon reattach, as the paper's table has them."""
-    points = dict.fromkeys((row["system"], row["s"]) for row in rows)
     table: list[Row] = []
-    for system, s in points:
-        line: Row = {"system": system, "s": s, "trips": len(of(rows, system=system, s=s))}
-        for name, key in (("delay", "move_in_s"), ("losses", "lost"), ("duplicates", "duplicates")):
-            for option in ("basic", "ping"):
-                values = [row[key] for row in of(rows, system=system, s=s, option=option)]
-                mean = fmean(values)
-                if name == "delay":
-                    line[f"delay {option} ms"] = round(1000 * mean)
-                    bounds = mean_interval(values) if len(values) > 1 else (mean, mean)
-                    line[f"delay {option} ms, from to"] = [round(1000 * bound) for bound in bounds]
-                else:
-                    line[f"{name} {option}"] = round(mean, 1)
+    for (system, s), trips in grouped(rows, "system", "s").items():
+        line: Row = {"system": system, "s": s, "trips": len(trips)}
+        for option in SYNCHRONISED:
+            delays_s = [row["move_in_s"] for row in where(trips, option=option)]
+            line[f"delay {option} ms"] = round(1000 * fmean(delays_s))
+            line[f"delay {option} ms, from to"] = [round(1000 * bound) for bound in bounds_of(delays_s)]
+        for name, column in (("losses", "lost"), ("duplicates", "duplicates")):
+            for option in SYNCHRONISED:
+                line[f"{name} {option}"] = mean_of(where(trips, option=option), column, 1)
         table.append(line)
     return table
 
@@ -370,12 +356,10 @@ def run_size(quick: bool, sweep: Sweep) -> Findings:
         f"{name} has {lines} lines, the core {found.core}": lines < found.core
         for name, lines in adapters.items()
     } | {f"{module} of the core imports {name}": False for module, name in found.leaks}
-    outcome = C6.outcome(
-        all(parts.values()), paper="639 lines of core; 797, 936 and 755 for each system", note=failed(parts),
-        figures={"core, lines": found.core, "client and server around it, lines": found.around, **adapters},
-    )  # fmt: skip
+    figures = {"core, lines": found.core, "client and server around it, lines": found.around, **adapters}
     rows = [{"part": "core", "lines": found.core}, {"part": "around", "lines": found.around}]
-    return Findings([outcome], {"table-4": rows + [{"part": n, "lines": c} for n, c in adapters.items()]})
+    rows += [{"part": name, "lines": lines} for name, lines in adapters.items()]
+    return Findings([C6.judge(parts, figures)], {"table-4": rows})
 
 
 register(Experiment("caporuscio-size", "Table 4: how large the core and the adapters are", (C6,), run_size))

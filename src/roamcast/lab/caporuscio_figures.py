@@ -3,66 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from roamcast.lab.curves import Pen, curves_of, draw
-from roamcast.lab.figures import Trace, draw_trace
-from roamcast.lab.sweep import Row
+from roamcast.lab.charts import Chart, Panel, Pen, curves
+from roamcast.lab.curves import Curves
+from roamcast.lab.figures import ARRIVED, LOST, Trace, draw_trace
+from roamcast.lab.rows import Row, distinct, where
 
 NAMES = {"mosquitto": "Mosquitto", "nats": "NATS", "activemq": "ActiveMQ", "roamcast": "Roamcast"}
 WORDS = {"none": "no service", "basic": "basic service", "delay": "delay option", "ping": "ping option"}
-LINKS = {"wired": "wired", "gprs": "over GPRS"}
 FIG8_S = 50
-LEGEND_INCHES = 0.3
-PENS = {
-    "basic": Pen("basic", "#1f6fb2", "o"),
-    "ping": Pen("with ping", "#c8372d", "s"),
-}
+PENS = {"basic": Pen("basic", ARRIVED, "o"), "ping": Pen("with ping", LOST, "s")}
 
 
-def draw_fig8(figure: Figure, rows: Sequence[Row]) -> None:
+def slow_traces(rows: Sequence[Row]) -> Chart:
     """One system over the slow link, without and with the service; NATS stands for Siena."""
-    slow = [row for row in rows if row["link"] == "gprs"]
-    systems = [system for system in ("nats", *NAMES) if any(row["system"] == system for row in slow)]
-    if not systems:
-        return
-    chosen = [row for row in slow if row["system"] == systems[0] and row["s"] <= FIG8_S]
-    panels(figure, [chosen], ["none", "basic"])
-    finish(figure, "End-to-end effect of the mobility service over GPRS, figure 8", LEGEND_INCHES)
+    slow = where(rows, link="gprs")
+    system = next((one for one in ("nats", *NAMES) if where(slow, system=one)), "")
+    chosen = [row for row in where(slow, system=system) if row["s"] <= FIG8_S]
+    panels = [trace_panel(where(chosen, option=option)) for option in ("none", "basic")] if chosen else []
+    title = "End-to-end effect of the mobility service over GPRS, figure 8"
+    return Chart(title, "", panels, size=(8.8, 5), has_key=True)
 
 
-def draw_systems(figure: Figure, rows: Sequence[Row], link: str, options: Sequence[str]) -> None:
+def traces(rows: Sequence[Row], link: str, options: Sequence[str]) -> Chart:
     """A line of panels for each option, a column for each system."""
-    systems = [
-        [row for row in rows if row["link"] == link and row["system"] == system]
-        for system in NAMES
-        if any(row["system"] == system and row["link"] == link for row in rows)
-    ]
-    if not systems:
-        return
-    panels(figure, systems, options)
-    number = {"wired": "9", "gprs": "11"}[link]
-    finish(figure, f"Departures and arrivals, {LINKS[link]}, figure {number}", LEGEND_INCHES)
+    found = where(rows, link=link)
+    systems = [system for system in NAMES if where(found, system=system)]
+    panels = [trace_panel(where(found, option=one, system=system)) for one in options for system in systems]
+    title = {"wired": "wired, figure 9", "gprs": "over GPRS, figure 11"}[link]
+    size = (4.1 * len(systems) + 0.6, 3.7 * len(options) + 1.3)
+    return Chart(f"Departures and arrivals, {title}", "", panels, len(systems), size, has_key=True)
 
 
-def panels(figure: Figure, systems: Sequence[Sequence[Row]], options: Sequence[str]) -> None:
-    across = len(systems) > 1
-    lines, columns = (len(options), len(systems)) if across else (1, len(options))
-    figure.set_size_inches(4.1 * columns + 0.6, 3.7 * lines + 1.3)
-    grid: Any = figure.subplots(lines, columns, squeeze=False)
-    for column, found in enumerate(systems):
-        for line, option in enumerate(options):
-            axes: Axes = grid[line][column] if across else grid[0][line]
-            row = traced([one for one in found if one["option"] == option])
-            if row is not None:
-                draw_trace(axes, trace_of(row), has_note=False)
-                axes.set_ylabel("arrived, time in s")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+def trace_panel(rows: Sequence[Row]) -> Panel:
+    row = traced(rows)
+    if row is None:
+        return Panel(lambda axes: axes.set_axis_off())
+    return Panel(partial(draw_trace, trace=trace_of(row), has_note=False), {"ylabel": "arrived, time in s"})
 
 
 def traced(rows: Sequence[Row]) -> Row | None:
@@ -88,81 +69,52 @@ def trace_of(row: Row) -> Trace:
     return Trace(label, points, row["left_s"], row["attached_s"], row["left_s"] + row["move_out_s"])
 
 
-def finish(figure: Figure, title: str, bottom_inches: float = 0.0) -> None:
-    """Put a title above everything, and leave room for what is below it."""
-    _, height = figure.get_size_inches()
-    figure.suptitle(title, x=0.02, y=1 - 0.12 / height, va="top", ha="left", fontsize=12, fontweight="bold")
-    figure.tight_layout(rect=(0, bottom_inches / height, 1, 1 - 0.1 / height))
+def panel(rows: Sequence[Row], column: str, label: str, title: str, *, has_legend: bool) -> Panel:
+    """A figure of the trips against how many subscriptions the client has."""
+
+    def draw(axes: Axes) -> None:
+        curves(Curves(rows, "option", "s", column), PENS)(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    said = {"xlabel": "subscriptions s", "ylabel": label, "ylim": (0, None)}
+    return Panel(draw, said, title, legend={} if has_legend else None)
 
 
-def draw_fig10(figure: Figure, rows: Sequence[Row]) -> None:
-    """Duplicates against subscriptions, a column for each system, at the rate where most is to be seen."""
-    if not rows:
-        return
-    systems = [system for system in NAMES if any(row["system"] == system for row in rows)]
-    rates = sorted({row["p"] for row in rows})
-    figure.set_size_inches(3.7 * len(systems) + 0.8, 2.9 * len(rates) + 0.9)
-    grid: Any = figure.subplots(len(rates), len(systems), squeeze=False)
-    for line, rate in enumerate(rates):
-        for column, system in enumerate(systems):
-            axes: Axes = grid[line][column]
-            found = [row for row in rows if row["system"] == system and row["p"] == rate]
-            draw(axes, curves_of(found, "option", "s", "duplicates"), PENS)
-            axes.set_title(f"{NAMES[system]}, p = {rate:g} per second", loc="left", fontsize=10)
-            count_subscriptions(axes)
-            axes.set_ylabel("duplicates per move")
-            axes.set_ylim(bottom=0)
-    grid[0][0].legend(frameon=False, loc="upper left")
-    finish(figure, "Duplicates upon a move, figure 10")
+def duplicates(rows: Sequence[Row]) -> Chart:
+    """A column for each system, a line for each rate."""
+    systems = [system for system in NAMES if where(rows, system=system)]
+    kinds = [(rate, system) for rate in sorted(distinct(rows, "p")) for system in systems]
+    panels = [
+        panel(where(rows, system=system, p=rate), "duplicates", "duplicates per move",
+              f"{NAMES[system]}, p = {rate:g} per second", has_legend=not number)
+        for number, (rate, system) in enumerate(kinds)
+    ]  # fmt: skip
+    return Chart("Duplicates upon a move, figure 10", "", panels, len(systems))
 
 
-def count_subscriptions(axes: Axes) -> None:
-    axes.set_xlabel("subscriptions s")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def draw_delays(figure: Figure, rows: Sequence[Row]) -> None:
+def delays(rows: Sequence[Row]) -> Chart:
     """How long a move-in takes over the slow link."""
-    if not rows:
-        return
-    systems = [system for system in NAMES if any(row["system"] == system for row in rows)]
-    figure.set_size_inches(3.7 * len(systems) + 0.8, 4.2)
-    grid: Any = figure.subplots(1, len(systems), squeeze=False)
-    for axes, system in zip(grid[0], systems, strict=False):
-        found = [row for row in rows if row["system"] == system]
-        draw(axes, curves_of(found, "option", "s", "move_in_s"), PENS)
-        axes.set_title(NAMES[system], loc="left", fontsize=10)
-        count_subscriptions(axes)
-        axes.set_ylabel("move-in, s")
-        axes.set_ylim(bottom=0)
-    grid[0][0].legend(frameon=False, loc="upper left")
-    finish(figure, "Move-in over GPRS, p = 2 per second, table 3")
-
-
-def draw_why(figure: Figure, rows: Sequence[Row]) -> None:
-    """Duplicates and losses over a narrow way to the broker, with and without confirmed subscriptions."""
-    kinds = [
-        ("Mosquitto, waits for confirmations", "mosquitto", False),
-        ("NATS, waits for confirmations", "nats", False),
-        ("NATS, does not wait", "nats", True),
+    systems = [system for system in NAMES if where(rows, system=system)]
+    panels = [
+        panel(where(rows, system=system), "move_in_s", "move-in, s", NAMES[system], has_legend=not number)
+        for number, system in enumerate(systems)
     ]
-    columns = {
-        title: [row for row in rows if row["system"] == system and row["hasty"] == is_hasty]
-        for title, system, is_hasty in kinds
-        if any(row["system"] == system for row in rows)
+    return Chart("Move-in over GPRS, p = 2 per second, table 3", "", panels)
+
+
+def causes(rows: Sequence[Row]) -> Chart:
+    """Duplicates and losses over a narrow way to the broker, with and without confirmed subscriptions."""
+    kinds = {
+        "Mosquitto, waits for confirmations": where(rows, system="mosquitto", hasty=False),
+        "NATS, waits for confirmations": where(rows, system="nats", hasty=False),
+        "NATS, does not wait": where(rows, system="nats", hasty=True),
     }
-    if not columns:
-        return
-    figure.set_size_inches(3.8 * len(columns), 6.4)
-    grid: Any = figure.subplots(2, len(columns), squeeze=False, sharey="row")
-    for column, (title, found) in enumerate(columns.items()):
-        for line, what in enumerate(("duplicates", "lost")):
-            axes: Axes = grid[line][column]
-            draw(axes, curves_of(found, "option", "s", what), PENS)
-            axes.set_title(title, loc="left", fontsize=10)
-            count_subscriptions(axes)
-            axes.set_ylabel(f"{what} per move")
-    for line in range(2):
-        grid[line][0].set_ylim(bottom=0)  # Not before all are drawn: then the top would no longer follow.
-    grid[0][0].legend(frameon=False, loc="upper left")
-    finish(figure, "Where the duplicates of ping come from: a narrow way to the broker, p = 20 per second")
+    shown = {title: found for title, found in kinds.items() if found}
+    panels = [
+        panel(found, what, f"{what} per move", title,
+              has_legend=what == "duplicates" and found is next(iter(shown.values())))
+        for what in ("duplicates", "lost")
+        for title, found in shown.items()
+    ]  # fmt: skip
+    title = "Where the duplicates of ping come from: a narrow way to the broker, p = 20 per second"
+    return Chart(title, "", panels, len(shown), share="row")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from roamcast.lab.curves import plane
-from roamcast.lab.sweep import Row
+from roamcast.lab.curves import Slope, plane
+from roamcast.lab.rows import Row, distinct, grouped, mean_of, rounded, sums_of, where
 from roamcast.models.intervals import Bounds, mean_interval, share_interval
 
 FLOODING = ("mosquitto",)
@@ -22,27 +22,9 @@ Parts = dict[str, bool | None]
 Figures = dict[str, object]
 
 
-def verdict(parts: Mapping[str, bool | None]) -> bool | None:
-    """Nothing holds of which a part does not; and what cannot be told of a part cannot be told of all."""
-    found = list(parts.values())
-    if False in found:
-        return False
-    return True if found and None not in found else None
-
-
-def note_of(parts: Mapping[str, bool | None], *reasons: str) -> str:
-    """Why it is not simply so."""
-    wrong = [text for text, is_so in parts.items() if is_so is False]
-    unknown = [f"cannot be told: {text}" for text, is_so in parts.items() if is_so is None]
-    return "; ".join([*wrong, *unknown, *filter(None, reasons)])
-
-
-def of(rows: Iterable[Row], **wanted: object) -> list[Row]:
-    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-
-
-def systems_of(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(row["system"] for row in rows))
+def above_0(bounds: Bounds | Slope, little: float = 0.0) -> bool | None:
+    """Whether what lies between these bounds is above 0; None: it may be, or below `little`."""
+    return True if bounds.low > 0 else False if bounds.high <= little else None
 
 
 def rare(counted: int, total: int) -> float:
@@ -56,9 +38,9 @@ def rare(counted: int, total: int) -> float:
 def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
     figures: Figures = {}
     parts: Parts = {}
-    for system in systems_of(rows):
-        found = of(rows, system=system, option="none")
-        away, lost = (sum(row[name] for row in found) for name in ("away", "lost_away"))
+    for system in distinct(rows, "system"):
+        found = where(rows, system=system, option="none")
+        away, lost = sums_of(found, ("away", "lost_away")).values()
         arrived = sum(row["away"] > row["lost_away"] for row in found)
         figures[system] = {
             "trips": len(found), "published while away": away, "of these lost": lost,
@@ -75,9 +57,9 @@ def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
 def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
     figures: Figures = {}
     parts: Parts = {}
-    for system in systems_of(rows):
-        found = [row for row in of(rows, system=system, option="basic") if row["away"]]
-        away, lost = sum(row["away"] for row in found), sum(row["lost"] for row in found)
+    for system in distinct(rows, "system"):
+        found = [row for row in where(rows, system=system, option="basic") if row["away"]]
+        away, lost = sums_of(found, ("away", "lost")).values()
         shares = [1 - row["lost"] / row["away"] for row in found]
         low, high = mean_interval(shares) if len(found) > 1 else (0.0, 1.0)
         figures[system] = {
@@ -104,30 +86,24 @@ def judge_duplicates(rows: Sequence[Row]) -> tuple[Figures, Parts]:
     figures: Figures = {}
     parts: Parts = {}
     added: dict[str, Bounds] = {}
-    for system in systems_of(rows):
-        figures[system] = {}
+    for system in distinct(rows, "system"):
+        of_system: Figures = {}
         for option in ("basic", "ping"):
-            found = of(rows, system=system, option=option)
+            found = where(rows, system=system, option=option)
             slope = plane([{**row, "sp": row["s"] * row["p"]} for row in found], "duplicates", ["sp"])["sp"]
             text = f"{system} {option}: {1000 * slope.low:.2g} to {1000 * slope.high:.2g} more for 1000 s·p"
-            parts[text] = True if slope.low > 0 else False if slope.high <= 0 else None
-            figures[system] |= {  # type: ignore[operator]
+            parts[text] = above_0(slope)
+            of_system |= {
                 f"{option}: trips": len(found),
                 f"{option}: duplicates": mean_duplicates(found),
                 f"{option}: more for 1000 s·p": [round(1000 * slope.low, 3), round(1000 * slope.high, 3)],
             }
-        added[system] = share_added(of(rows, system=system))
-        figures[system] |= {"ping adds, share": [round(bound, 3) for bound in added[system]]}  # type: ignore[operator]
-    for system in added:
+        added[system] = share_added(where(rows, system=system))
+        figures[system] = {**of_system, "ping adds, share": rounded(added[system], 3)}
+    for system, share in added.items():
         if system not in FLOODING:
-            parts[f"ping adds {words(added[system])} on {system}"] = adds(added[system])
+            parts[f"ping adds {words(share)} on {system}"] = above_0(share, LITTLE)
     return figures, parts | compare_added(added)
-
-
-def adds(share: Bounds) -> bool | None:
-    if share.low > 0:
-        return True
-    return False if share.high < LITTLE else None
 
 
 def compare_added(added: Mapping[str, Bounds]) -> Parts:
@@ -151,7 +127,7 @@ def share_added(rows: Sequence[Row]) -> Bounds:
     By pairs: trips of one kind and number went at the same time, so the machine's load is not in it.
     """
     basic, ping = (
-        {(row["s"], row["p"], row["number"]): row["duplicates"] for row in of(rows, option=option)}
+        {(row["s"], row["p"], row["number"]): row["duplicates"] for row in where(rows, option=option)}
         for option in ("basic", "ping")
     )
     pairs = [(basic[kind], ping[kind]) for kind in basic if kind in ping]
@@ -164,20 +140,19 @@ def share_added(rows: Sequence[Row]) -> Bounds:
 
 def mean_duplicates(rows: Iterable[Row]) -> dict[str, float]:
     """Per move, by s and p, in their order."""
-    found: dict[tuple[int, float], list[int]] = {}
-    for row in rows:
-        found.setdefault((row["s"], row["p"]), []).append(row["duplicates"])
-    ordered = sorted(found, key=lambda one: (one[1], one[0]))
-    return {f"s={s} p={p:g}": round(fmean(found[s, p]), 2) for s, p in ordered}
+    found = grouped(rows, "p", "s")
+    return {
+        f"s={s} p={p:g}": round(fmean(row["duplicates"] for row in found[p, s]), 2) for p, s in sorted(found)
+    }
 
 
 def explain_duplicates(rows: Sequence[Row]) -> tuple[Figures, str]:
     """Trips with a narrow way to the broker: whether ping's duplicates come from subscriptions that return
     before the broker has them, as those of the paper's Siena do."""
     kinds = {
-        "mosquitto, confirmed": of(rows, system="mosquitto"),
-        "nats, confirmed": of(rows, system="nats", hasty=False),
-        "nats, not confirmed": of(rows, system="nats", hasty=True),
+        "mosquitto, confirmed": where(rows, system="mosquitto"),
+        "nats, confirmed": where(rows, system="nats", hasty=False),
+        "nats, not confirmed": where(rows, system="nats", hasty=True),
     }
     figures: Figures = {}
     for kind, found in kinds.items():
@@ -185,10 +160,10 @@ def explain_duplicates(rows: Sequence[Row]) -> tuple[Figures, str]:
             figures[kind] = {
                 "trips": len(found),
                 **{
-                    f"{option}: {name}": round(fmean(row[name] for row in of(found, option=option)), 2)
+                    f"{option}: {name}": mean_of(where(found, option=option), name, 2)
                     for name in ("duplicates", "lost") for option in ("basic", "ping")
                 },
-                "ping adds, share": [round(bound, 3) for bound in share_added(found)],
+                "ping adds, share": rounded(share_added(found), 3),
             }  # fmt: skip
     here, there = (kinds[f"nats, {kind}"] for kind in ("confirmed", "not confirmed"))
     if not here or not there or share_added(here).high >= share_added(there).low:
@@ -205,10 +180,10 @@ def explain_duplicates(rows: Sequence[Row]) -> tuple[Figures, str]:
 
 def judge_slow(rows: Sequence[Row]) -> Parts:
     parts: Parts = {}
-    for system in systems_of(rows):
+    for system in distinct(rows, "system"):
         for option in ("basic", "ping"):
-            found = of(rows, system=system, option=option)
+            found = where(rows, system=system, option=option)
             slope = plane(found, "move_in_s", ["s"])["s"]
             text = f"{system} {option}: each subscription adds {slope.low:.3f} to {slope.high:.3f} s"
-            parts[text] = True if slope.low > 0 else False if slope.high <= 0 else None
+            parts[text] = above_0(slope)
     return parts

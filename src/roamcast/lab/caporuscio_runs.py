@@ -19,7 +19,7 @@ from tempfile import mkdtemp
 
 from roamcast.bench.foreign_brokers import ForeignNetwork
 from roamcast.bench.processes import HOST, free_port
-from roamcast.lab.sweep import Row
+from roamcast.lab.rows import Row
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage
 from roamcast.proxy.client import MoveFailed, Options, RoamingClient, SyncOption
 from roamcast.proxy.config import Broker, Buffers, Config, Listener, Neighbour, Peers, Ping

@@ -13,17 +13,20 @@ and not acknowledged yet.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 
-from roamcast.broker.core import BrokerCore
-from roamcast.lab import comparison_figures as pictures
+from matplotlib.axes import Axes
+
+from roamcast.lab.charts import Chart, Panel
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
 from roamcast.lab.measure import Window
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row, grouped, mean_of, sums_of, where
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility import PROTOCOLS, Promise, find_protocol
 from roamcast.protocol import records
 from roamcast.protocol.messages import Message, Relayed, cause_of
@@ -35,6 +38,7 @@ P1 = Claim(
     "P1", "exact",
     "(ours) the same scenario under every protocol: whatever is lost, duplicate or out of order is what its "
     "promise excuses, and nothing at all where it excuses only full buffers",
+    "every protocol keeps its promise",
 )  # fmt: skip
 
 ORDER = (
@@ -55,15 +59,11 @@ def compared() -> list[str]:
 
 
 @dataclass(frozen=True)
-class ComparisonJob:
+class ComparisonJob(Job):
     protocol: str
     movement: str
     seed: int
     quick: bool
-
-    @property
-    def name(self) -> str:
-        return f"comparison {self.protocol} {self.movement} seed={self.seed}"
 
     @property
     def cost(self) -> float:
@@ -106,12 +106,9 @@ class Sampler:
         for action in actions:
             if self._network is not None and self.next_s <= self._network.now < self.until_s:
                 self.next_s = self._network.now + SAMPLE_EVERY_S
-                self.stored += map(stored_at, self._network.brokers.values())
+                for broker in self._network.brokers.values():
+                    self.stored.append(sum(len(queue) for _, queue in broker.protocol.stored()))
             yield action
-
-
-def stored_at(broker: BrokerCore) -> int:
-    return sum(len(queue) for _, queue in broker.protocol.stored())
 
 
 class Watch(Window):
@@ -201,11 +198,7 @@ def comparison(quick: bool, sweep: Sweep) -> Findings:
         [judge_p1(rows)],
         {"comparison": summary, "comparison_runs": rows},
         {
-            f"comparison_{movement}": partial(
-                pictures.draw_comparison,
-                rows=[row for row in summary if row["movement"] == movement],
-                setting=PLACES[movement],
-            )
+            f"comparison_{movement}": chart(where(summary, movement=movement), PLACES[movement])
             for movement in MOVEMENTS
         },
     )
@@ -216,25 +209,72 @@ PLACES = {"uniform": "clients move to any broker", "NBR": "clients move to a bro
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """One row for each protocol and way of moving: sums of counts, means over seeds of what is a rate."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["movement"], row["protocol"]), []).append(row)
     return [
         {
             "movement": movement,
             "protocol": protocol,
             "runs": len(group),
-            **{name: sum(row[name] for row in group) for name in SUMMED},
-            **{name: mean_of(row[name] for row in group) for name in AVERAGED},
+            **sums_of(group, SUMMED),
+            **{name: mean_of(group, name, 4) for name in AVERAGED},
             "stored_per_broker_max": max(row["stored_per_broker_max"] for row in group),
         }
-        for (movement, protocol), group in groups.items()
+        for (movement, protocol), group in grouped(rows, "movement", "protocol").items()
     ]
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(fmean(known), 4) if known else None
+def chart(rows: Sequence[Row], setting: str) -> Chart:
+    """Four panels, one bar for each protocol in each, the first on top."""
+    names, places = [row["protocol"] for row in rows], list(range(len(rows)))[::-1]
+    wrongs = ("lost", "duplicates")
+    percent = [{**row, **{name: 100 * row[name] / row["expected"] for name in wrongs}} for row in rows]
+
+    def panel(said: Mapping[str, object], *parts: tuple[str, str, str], mark: tuple[str, str] | None = None,
+              scale: float = 1.0) -> Panel:  # fmt: skip
+        """Bars of these columns, one behind the end of the other, and a mark for another column."""
+
+        def draw(axes: Axes) -> None:
+            ends = [0.0] * len(rows)
+            for column, label, colour in parts:
+                values = [scale * (row[column] or 0) for row in percent]
+                axes.barh(places, values, left=ends, color=colour, label=label)
+                ends = [end + value for end, value in zip(ends, values, strict=True)]
+            if mark is not None:
+                column, label = mark
+                axes.plot(
+                    [math.nan if row[column] is None else scale * row[column] for row in rows], places,
+                    linestyle="none", marker="|", markersize=11, markeredgewidth=2, color=INK, label=label,
+                )  # fmt: skip
+            axes.set_yticks(places, names)
+
+        legend = {"fontsize": 8.5, "ncols": 2, "loc": "lower left", "bbox_to_anchor": (0, 0.98)}
+        return Panel(draw, {"ylabel": "mobility protocol", **said}, legend=legend, grid="x")
+
+    runs = rows[0]["runs"] if rows else 0
+    return Chart(
+        "The protocols side by side", f"{setting}; {runs} run{'s' * (runs != 1)} each",
+        [
+            panel(
+                {"xlabel": "overhead per handoff, hops by cause"},
+                ("signalling_per_handoff_hops", "handoff", ARRIVED),
+                ("transfer_per_handoff_hops", "transfer", "#9cc3e4"),
+            ),
+            panel(
+                {"xlabel": "attach to first waiting notification, ms"}, ("delay_mean_s", "mean", ARRIVED),
+                mark=("delay_p95_s", "95th percentile"), scale=1000,
+            ),
+            panel(
+                {"xlabel": "notifications stored at one broker, logarithmic", "xscale": "log",
+                 "xlim": (0.1, None)},
+                ("stored_per_broker_mean", "mean over brokers and time", ARRIVED),
+                mark=("stored_per_broker_max", "largest seen"),
+            ),
+            panel(
+                {"xlabel": "lost and duplicate, % of what is owed"},
+                ("lost", "lost", LOST), ("duplicates", "duplicate", QUIET),
+            ),
+        ],
+        columns=2, size=(11, 7.2),
+    )  # fmt: skip
 
 
 def excuses_only_full_buffers(promise: Promise) -> bool:
@@ -256,12 +296,8 @@ def judge_p1(rows: Sequence[Row]) -> Outcome:
         }
         for row in summarise(rows)
     }
-    return P1.outcome(
-        not wrong if rows else None,
-        paper="every protocol keeps its promise",
-        figures={"runs": len(rows), **figures},
-        note="; ".join(sorted(wrong)),
-    )
+    note = "; ".join(sorted(wrong))
+    return P1.outcome(not wrong if rows else None, {"runs": len(rows), **figures}, note)
 
 
 register(Experiment("comparison", "Every protocol in the same scenario", (P1,), comparison))

@@ -1,4 +1,4 @@
-"""Measured curves: means over seeds with their intervals, how they bend, and how they are drawn."""
+"""Measured curves: means over seeds with their intervals, and how they bend."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 
-from roamcast.lab.sweep import Row
-from roamcast.models.intervals import mean_interval, t_factor
-
-GRID = "#e3e8ec"
+from roamcast.lab.rows import Row, rounded
+from roamcast.models.intervals import bounds_of, t_factor
 
 
 @dataclass(frozen=True)
@@ -63,30 +60,37 @@ class Slope(NamedTuple):
     high: float
 
 
-def curves_of(rows: Iterable[Row], by: str, x: str, y: str) -> dict[str, Curve]:
-    """One curve for each value of `by`: y against x. Rows without a y are passed over."""
-    values: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        if row[y] is not None:
-            values.setdefault(row[by], {}).setdefault(row[x], []).append(row[y])
-    return {
-        name: Curve(tuple(_point(at, points[at]) for at in sorted(points))) for name, points in values.items()
-    }
+class Curves(dict[str, Curve]):
+    """One curve for each value of the column `by`: the means of column `y` against column `x`."""
+
+    def __init__(self, rows: Iterable[Row], by: str, x: str, y: str) -> None:
+        """Rows without a y are passed over."""
+        values: dict[str, dict[float, list[float]]] = {}
+        for row in rows:
+            if row[y] is not None:
+                values.setdefault(row[by], {}).setdefault(row[x], []).append(row[y])
+        super().__init__(
+            (name, Curve(tuple(_point(x, points[x]) for x in sorted(points))))
+            for name, points in values.items()
+        )
+        self.columns = by, x, y
+
+    def table(self) -> list[Row]:
+        """The points as rows."""
+        by, x, y = self.columns
+        return [
+            {by: name, x: point.x, y: point.mean, "low": point.low, "high": point.high, "runs": point.runs}
+            for name, curve in self.items()
+            for point in curve.points
+        ]
 
 
 def _point(x: float, values: list[float]) -> Point:
-    mean = fmean(values)
-    low, high = mean_interval(values) if len(values) > 1 else (mean, mean)
-    return Point(x, mean, low, high, len(values))
+    return Point(x, fmean(values), *bounds_of(values), len(values))
 
 
-def as_rows(curves: Mapping[str, Curve], by: str, x: str, y: str) -> list[Row]:
-    """The points of curves as a table."""
-    return [
-        {by: name, x: point.x, y: point.mean, "low": point.low, "high": point.high, "runs": point.runs}
-        for name, curve in curves.items()
-        for point in curve.points
-    ]
+def means_of(curves: Mapping[str, Curve], digits: int = 3) -> dict[str, list[float]]:
+    return {name: rounded(curve.means, digits) for name, curve in curves.items()}
 
 
 def power(xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -113,35 +117,3 @@ def plane(rows: Sequence[Row], y: str, xs: Sequence[str]) -> dict[str, Slope]:
         x: Slope(float(solution[i]), float(solution[i] - reach[i]), float(solution[i] + reach[i]))
         for i, x in enumerate(xs, start=1)
     }
-
-
-# --- drawing ---
-
-
-@dataclass(frozen=True)
-class Pen:
-    """How one curve is drawn and what the legend calls it."""
-
-    label: str
-    colour: str
-    marker: str = "o"
-    line: str = "-"
-
-
-def draw(axes: Axes, curves: Mapping[str, Curve], pens: Mapping[str, Pen], scale: float = 1.0) -> None:
-    """Every curve that has a pen, in the pens' order, with its intervals; y is multiplied by `scale`."""
-    for name, pen in pens.items():
-        if name not in curves:
-            continue
-        points = curves[name].points
-        reach = [
-            [scale * (point.mean - point.low) for point in points],
-            [scale * (point.high - point.mean) for point in points],
-        ]
-        axes.errorbar(
-            [point.x for point in points], [scale * point.mean for point in points], yerr=reach,
-            label=pen.label, color=pen.colour, marker=pen.marker, linestyle=pen.line,
-            linewidth=1.6, markersize=5, capsize=3, elinewidth=1,
-        )  # fmt: skip
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)

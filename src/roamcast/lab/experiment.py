@@ -1,28 +1,32 @@
 """Claims, the experiments that check them, and what an experiment finds.
 
-A claim is a sentence of a published document that can be checked. An experiment covers one or more
-claims: it has its runs done by a `Sweep` and gives `Findings`, in which every claim has an outcome.
-One that does not hold is a finding like any other, and says so.
+A claim is a sentence of a published document that can be checked. An experiment checks one or more claims:
+a `Sweep` runs its jobs, and the experiment returns `Findings` with one outcome for each claim. A claim that
+does not hold is a valid finding.
 
-A new experiment is made in a module of its own, ends with `register`, and has a line in `catalogue`.
+A new experiment has a module of its own, which ends with `register`, and a line in `catalogue`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from roamcast.errors import InputError
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row
+from roamcast.lab.sweep import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal["exact", "order", "shape", "erratum"]
-"""A number or a sequence that must come out; who is better; how a curve bends; a document that
-contradicts itself, of which both readings are shown."""
+"""exact: a number or sequence that must be reproduced; order: which is better; shape: how a curve bends;
+erratum: the document contradicts itself, and both readings are shown."""
+
+Parts = Mapping[str, bool | None]
+"""Parts of a claim, each named by what is wrong if the part does not hold. None: undecided."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,32 @@ class Claim:
     id: str
     kind: Kind
     text: str
+    paper: str = ""
+    """What the document says or prints, which the measurement is compared with."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InputError(f"claim {self.id}: kind {self.kind!r}; valid: {', '.join(get_args(Kind))}")
 
-    def outcome(
-        self, holds: bool | None, *, paper: str, figures: Mapping[str, object], note: str = ""
+    def outcome(self, holds: bool | None, figures: Mapping[str, object], note: str = "") -> Outcome:
+        return Outcome(self.id, self.kind, holds, self.paper, dict(figures), note)
+
+    def open(self, note: str) -> Outcome:
+        """The claim is undecided; the note says why."""
+        return self.outcome(None, {}, note)
+
+    def judge(
+        self, parts: Parts, figures: Mapping[str, object], *, why: str = "", notes: Iterable[str] = ()
     ) -> Outcome:
-        return Outcome(self.id, self.kind, holds, paper, dict(figures), note)
+        """A claim holds if all its parts hold; without a false part, an undecided one leaves it open.
+
+        The note lists the false and the undecided parts, `why` in brackets if there are any, and `notes`.
+        """
+        unclear = [text for text, holds in parts.items() if holds is False]
+        holds = False if unclear else None if None in parts.values() or not parts else True
+        unclear += [f"undecided: {text}" for text, holds in parts.items() if holds is None]
+        note = "; ".join(unclear) + (f" ({why})" if unclear and why else "")
+        return self.outcome(holds, figures, "; ".join(filter(None, [note, *notes])))
 
 
 @dataclass(frozen=True)
@@ -48,11 +69,11 @@ class Outcome:
     claim: str
     kind: Kind
     holds: bool | None
-    """None: it cannot be said, and `note` tells why."""
+    """None: undecided, and `note` says why."""
     paper: str
-    """The document's word or number."""
+    """What the document says or prints."""
     figures: dict[str, object]
-    """What was measured, and with which thresholds it was compared."""
+    """Measured values, and the thresholds they are compared with."""
     note: str = ""
 
     @property
@@ -62,13 +83,13 @@ class Outcome:
 
 @dataclass
 class Findings:
-    """Everything that an experiment gives."""
+    """Everything that an experiment returns."""
 
     outcomes: list[Outcome]
     tables: dict[str, list[Row]] = field(default_factory=dict)
     """Name to rows."""
-    figures: dict[str, Callable[[Figure], None]] = field(default_factory=dict)
-    """Name to what draws it on an empty figure."""
+    figures: Mapping[str, Callable[[Figure], None]] = field(default_factory=dict)
+    """Name to a function that draws on an empty figure, usually a `Chart`."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +98,9 @@ class Experiment:
     title: str
     claims: tuple[Claim, ...]
     run: Callable[[bool, Sweep], Findings]
-    """Called with whether it has to be quick."""
+    """Called with True for a smaller setting."""
     run_on_trace: Callable[[Sweep, Path, Path], Findings] | None = None
-    """The same on a trace that a user has: called with its file and that of an overlay of its brokers."""
+    """Runs on a user's trace: called with the trace file and the file with an overlay of its brokers."""
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -87,7 +108,7 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def register(experiment: Experiment) -> Experiment:
-    """Make an experiment known. Every claim has one experiment, and no id means two things."""
+    """Add an experiment. Every claim belongs to one experiment, and every id is unique."""
     taken = {name for known in EXPERIMENTS.values() for name in names_of(known)}
     for name in names_of(experiment):
         if name in taken:
@@ -97,7 +118,7 @@ def register(experiment: Experiment) -> Experiment:
 
 
 def names_of(experiment: Experiment) -> list[str]:
-    """What a user can call it by: its id, or a claim's."""
+    """The ids that select an experiment: its own and those of its claims."""
     return [experiment.id, *(claim.id for claim in experiment.claims)]
 
 
@@ -107,28 +128,24 @@ def select(experiments: Sequence[Experiment], ids: Iterable[str]) -> dict[Experi
     An experiment's id stands for all its claims; no id at all stands for everything.
     """
     wanted = list(dict.fromkeys(ids)) or [experiment.id for experiment in experiments]
+    known = [name for one in experiments for name in names_of(one)]
     for name in wanted:
-        if not any(_means(name, one) for one in experiments):
-            known = [name for one in experiments for name in names_of(one)]
+        if name.lower() not in map(str.lower, known):
             raise InputError(f"there is no claim or experiment {name!r}; valid: {', '.join(known)}")
+    called = {name.lower() for name in wanted}
     chosen: dict[Experiment, list[Claim]] = {}
     for experiment in experiments:
-        whole = any(name.lower() == experiment.id.lower() for name in wanted)
-        called = {name.lower() for name in wanted}
+        whole = experiment.id.lower() in called
         claims = [claim for claim in experiment.claims if whole or claim.id.lower() in called]
         if claims:
             chosen[experiment] = claims
     return chosen
 
 
-def _means(name: str, experiment: Experiment) -> bool:
-    return name.lower() in (known.lower() for known in names_of(experiment))
-
-
 def conduct(
     experiment: Experiment, quick: bool, sweep: Sweep, trace: tuple[Path, Path] | None = None
 ) -> Findings:
-    """Run an experiment, and see to it that it says something about each of its claims, once."""
+    """Run an experiment and check that it returns exactly one outcome for each of its claims."""
     if trace is None:
         findings = experiment.run(quick, sweep)
     elif experiment.run_on_trace is not None:
@@ -137,23 +154,10 @@ def conduct(
         raise InputError(f"experiment {experiment.id}: takes no trace")
     said = sorted(outcome.claim for outcome in findings.outcomes)
     if said != sorted(claim.id for claim in experiment.claims):
-        raise RuntimeError(f"experiment {experiment.id} is about other claims than it names: {said}")
+        raise RuntimeError(f"experiment {experiment.id} returned outcomes for other claims: {said}")
     return findings
 
 
 def as_row(outcome: Outcome, experiment: Experiment) -> dict[str, Any]:
     """An outcome as plain data."""
-    return {
-        "claim": outcome.claim,
-        "kind": outcome.kind,
-        "holds": outcome.holds,
-        "paper": outcome.paper,
-        "figures": outcome.figures,
-        "note": outcome.note,
-        "experiment": experiment.id,
-    }
-
-
-def failed(parts: Mapping[str, bool]) -> str:
-    """The parts of a claim that do not hold, as a note."""
-    return "; ".join(text for text, holds in parts.items() if not holds)
+    return {**asdict(outcome), "experiment": experiment.id}

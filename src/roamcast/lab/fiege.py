@@ -15,9 +15,11 @@ from itertools import pairwise
 from statistics import fmean
 
 from roamcast.filters.selector import parse
-from roamcast.lab import fiege_figures as pictures
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.charts import Chart, Panel, bars, named
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, QUIET
+from roamcast.lab.rows import Row, distinct, grouped, sums_of, where
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility import Settings
 from roamcast.mobility.relocation import Relocation, Replay, Resubscribe
 from roamcast.protocol import records
@@ -35,11 +37,13 @@ F1 = Claim(
     "F1", "exact",
     "figure 5 with one producer (section 4.1): the entries lead from the producer over the junction B4 to "
     "B1; B5 and B6 hold nothing of C",
+    "(C, F) leads to B1; B5 and B6 hold nothing of C",
 )  # fmt: skip
 F2 = Claim(
     "F2", "exact",
     "figure 5 with several producers (section 4.1): B5 keeps its entry, which now points to B4; B6 holds "
     "nothing of C",
+    "(C, F) at B5 is kept and points to B4; B6 holds nothing",
 )  # fmt: skip
 
 FILTER = "x > 1"
@@ -137,7 +141,7 @@ def left_over(network: Network) -> list[str]:
     return found
 
 
-def judge_figure_5(claim: Claim, text: str, told: str) -> Outcome:
+def judge_figure_5(claim: Claim, text: str) -> Outcome:
     run, witness = play(parse_story(text))
     result, messages = run.result, ", ".join(witness.messages)
     entries, left = entries_of(run.network, FILTER), left_over(run.network)
@@ -147,7 +151,7 @@ def judge_figure_5(claim: Claim, text: str, told: str) -> Outcome:
         f"left over: {', '.join(left)}": not left,
         "not everything was delivered once and in order": result.violations_total == result.lost == 0,
     }
-    figures: dict[str, object] = {
+    figures = {
         "final entries (C, F)": entries,
         "told": TABLES[text],
         "messages": messages,
@@ -156,14 +160,11 @@ def judge_figure_5(claim: Claim, text: str, told: str) -> Outcome:
         "lost": result.lost,
         "violations": result.violations_total,
     }
-    return claim.outcome(all(parts.values()), paper=told, figures=figures, note=failed(parts))
+    return claim.judge(parts, figures)
 
 
 def figure_5(quick: bool, sweep: Sweep) -> Findings:
-    outcomes = [
-        judge_figure_5(F1, ONE_PRODUCER, "(C, F) leads to B1; B5 and B6 hold nothing of C"),
-        judge_figure_5(F2, SEVERAL_PRODUCERS, "(C, F) at B5 is kept and points to B4; B6 holds nothing"),
-    ]
+    outcomes = [judge_figure_5(F1, ONE_PRODUCER), judge_figure_5(F2, SEVERAL_PRODUCERS)]
     rows = [{"claim": one.claim, "holds": one.holds, **one.figures} for one in outcomes]
     return Findings(outcomes, {"figure_5": rows})
 
@@ -174,6 +175,7 @@ F7 = Claim(
     "F7", "exact",
     "relocation: no loss, no duplicate, sender FIFO, old broker freed, with caches large enough; with a ring "
     "buffer of n and a time to live, exactly the expected ones are missing",
+    "complete, no duplicates, sender FIFO, resources freed; caches bounded by size and age",
 )  # fmt: skip
 
 AWAY_FROM_S, EVERY_S, BACK_S = 2.0, 0.5, 8.0
@@ -216,20 +218,12 @@ def expected_missing(ring: int | None, ttl_s: float | None) -> int:
 
 
 @dataclass(frozen=True)
-class RelocationJob:
+class RelocationJob(Job):
     """One story of the fuzzer."""
 
     seed: int
     limited: bool
     """Whether the caches have a size and an age by which they give notifications up."""
-
-    @property
-    def name(self) -> str:
-        return f"relocation {'limited' if self.limited else 'roomy'} seed={self.seed}"
-
-    @property
-    def cost(self) -> float:
-        return 1.0
 
 
 def relocate(job: RelocationJob) -> Row:
@@ -281,33 +275,27 @@ def relocation(quick: bool, sweep: Sweep) -> Findings:
 
 
 def judge_f7(rows: Sequence[Row], tried: Sequence[Row]) -> Outcome:
-    counts = ("handoffs", "expected", "lost", "duplicates", "out_of_order", "violations", "left_over")
-    sums = {
-        kind: {name: sum(row[name] for row in rows if row["caches"] == kind) for name in counts}
-        for kind in ("roomy", "limited")
-    }
-    given_up = sum(row["given_up_by_caches"] for row in rows if row["caches"] == "limited")
-    roomy, limited = sums.values()
     wrong = ("duplicates", "out_of_order", "violations", "left_over")
-    parts = {f"roomy caches: {roomy[name]} {name}": roomy[name] == 0 for name in ("lost", *wrong)}
+    counts = ("handoffs", "expected", "lost", *wrong)
+    roomy, limited = (sums_of(where(rows, caches=kind), counts) for kind in ("roomy", "limited"))
+    given_up = sum(row["given_up_by_caches"] for row in where(rows, caches="limited"))
+    inexact = where(tried, exactly=False)
+    parts: dict[str, bool | None] = {
+        f"roomy caches: {roomy[name]} {name}": roomy[name] == 0 for name in ("lost", *wrong)
+    }
     parts |= {f"limited caches: {limited[name]} {name}": limited[name] == 0 for name in wrong}
     parts["limited caches lose what they did not give up"] = limited["lost"] == given_up
-    inexact = [row for row in tried if not row["exactly"]]
     parts[f"{len(inexact)} caches miss others than expected"] = not inexact
-    enough = roomy["handoffs"] > 0 and limited["lost"] > 0 and len(tried) > 0
-    figures: dict[str, object] = {
+    if not (roomy["handoffs"] and limited["lost"] and tried):
+        return F7.open("too few runs: nothing moved or no cache gave anything up")
+    figures = {
         "runs": len(rows),
         "caches large enough": roomy,
         "caches limited in size and age": {**limited, "given up by caches": given_up},
         "limits and places tried": len(tried),
         "of them exactly as expected": len(tried) - len(inexact),
     }
-    return F7.outcome(
-        all(parts.values()) if enough else None,
-        paper="complete, no duplicates, sender FIFO, resources freed; caches bounded by size and age",
-        figures=figures,
-        note=failed(parts) if enough else "too few runs: nothing moved or no cache gave anything up",
-    )
+    return F7.judge(parts, figures)
 
 
 # --- F8: routing strategies ---
@@ -316,6 +304,7 @@ F8 = Claim(
     "F8", "order",
     "(ours) simple, identity, covering and merging routing deliver the same notifications; table sizes and "
     "control traffic fall in that order",
+    "the same deliveries; simple, identity, covering, merging in falling order",
 )  # fmt: skip
 
 STRATEGIES = ("simple", "identity", "covering", "merging")
@@ -323,7 +312,11 @@ WORKLOADS = ("nested", "ranges", "groups")
 PROTOCOL = "sub_unsub"
 """It works with all four, and its handoffs are subscriptions and unsubscriptions: tables change all the
 time, and every change is said to the neighbours."""
-MEASURES = ("table_entries", "control_hops")
+MEASURES = {
+    "table_entries": "routing entries, all brokers together",
+    "control_hops": "hops of subscribing and unsubscribing",
+}
+DESCRIBED = {"nested": "ranges within ranges", "ranges": "they overlap", "groups": "equal or apart"}
 
 WHY_MERGING_COSTS_MORE = (
     "a merged filter changes with each of its parts and is then said anew, where an equal filter of someone "
@@ -332,17 +325,13 @@ WHY_MERGING_COSTS_MORE = (
 
 
 @dataclass(frozen=True)
-class RoutingJob:
+class RoutingJob(Job):
     """The same scenario under each strategy."""
 
     workload: str
     seed: int
     side: int
     protocol: str = PROTOCOL
-
-    @property
-    def name(self) -> str:
-        return f"routing {self.protocol} {self.workload} side={self.side} seed={self.seed}"
 
     @property
     def cost(self) -> float:
@@ -414,12 +403,30 @@ def routing(quick: bool, sweep: Sweep) -> Findings:
     # That all strategies deliver the same must not depend on how handoffs are made.
     jobs += [RoutingJob(workload, 1, 3, "multi_hop_handoff") for workload in WORKLOADS]
     rows = sweep.run(route, jobs)
-    means = mean_sizes([row for row in rows if row["protocol"] == PROTOCOL])
+    means = mean_sizes(where(rows, protocol=PROTOCOL))
     return Findings(
         [judge_f8(rows, means)],
         {"routing_runs": rows, "routing": means},
-        {"routing": lambda figure: pictures.draw_routing(figure, means, STRATEGIES, WORKLOADS)},
+        {"routing": chart(means)},
     )
+
+
+def chart(means: Sequence[Row]) -> Chart:
+    """Table sizes and control traffic, one bar for each strategy and workload."""
+    workloads = distinct(means, "workload")
+    panels = [
+        Panel(
+            bars({one: [row[name] for row in where(means, strategy=one)] for one in STRATEGIES},
+                 (QUIET, "#9cc3e4", ARRIVED, "#2e7d4f"), counted=True),
+            {"xlabel": "workload", "ylabel": label}, "",
+            named([f"{name}\n({DESCRIBED[name]})" for name in workloads]),
+            {"ncols": 4, "fontsize": 9} if name == "table_entries" else None, 1.15, "y",
+        )
+        for name, label in MEASURES.items()
+    ]  # fmt: skip
+    runs = max((row["runs"] for row in means), default=0)
+    about = f"means of {runs} runs; a quarter of the clients roam, under sub_unsub"
+    return Chart("Table size and control traffic under each routing strategy", about, panels)
 
 
 def mean_sizes(rows: Sequence[Row]) -> list[Row]:
@@ -432,53 +439,37 @@ def mean_sizes(rows: Sequence[Row]) -> list[Row]:
             "runs": len(group),
             **{name: fmean(row["strategies"][strategy][name] for row in group) for name in names},
         }
-        for workload in dict.fromkeys(row["workload"] for row in rows)
+        for (workload,), group in grouped(rows, "workload").items()
         for strategy in STRATEGIES
-        for group in [[row for row in rows if row["workload"] == workload]]
     ]
 
 
 def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
     """Falling: no step up in any workload, and a step down in some. Two strategies may cost the same where
     the filters leave the better one nothing to do."""
-    counts = {name: sum(row[name] for row in rows) for name in ("deliveries", "handoffs", "clients_changed")}
+    counts = sums_of(rows, ("deliveries", "handoffs", "clients_changed"))
     violations = sum(one["violations"] for row in rows for one in row["strategies"].values())
     figures: dict[str, object] = {"runs": 4 * len(rows), **counts, "violations": violations}
-    parts = {
+    parts: dict[str, bool | None] = {} if means else {"there are no runs": None}
+    parts |= {
         f"{counts['clients_changed']} clients got something else": counts["clients_changed"] == 0,
         f"{violations} violations": violations == 0,
     }
+    why = ""
     for measure in MEASURES:
-        sizes = {(row["workload"], row["strategy"]): row[measure] for row in means}
-        for workload in dict.fromkeys(row["workload"] for row in means):
-            series = [round(sizes[workload, strategy]) for strategy in STRATEGIES]
-            figures[f"{measure.replace('_', ' ')}, {workload}"] = series
-    order, reasons = judge_order(means)
-    parts |= order
-    return F8.outcome(
-        all(parts.values()) if means else None,
-        paper="the same deliveries; simple, identity, covering, merging in falling order",
-        figures=figures,
-        note=failed(parts) + (f" ({'; '.join(reasons)})" if reasons else ""),
-    )
-
-
-def judge_order(means: Sequence[Row]) -> tuple[dict[str, bool], list[str]]:
-    """What is to be true of each step from one strategy to the next, and reasons for what is not."""
-    parts: dict[str, bool] = {}
-    reasons: list[str] = []
-    for measure in MEASURES:
-        sizes = {(row["workload"], row["strategy"]): row[measure] for row in means}
-        workloads = list(dict.fromkeys(row["workload"] for row in means))
         name = measure.replace("_", " ")
+        sizes = {workload: {row["strategy"]: row[measure] for row in of_it}
+                 for (workload,), of_it in grouped(means, "workload").items()}  # fmt: skip
+        for workload, found in sizes.items():
+            figures[f"{name}, {workload}"] = [round(found[strategy]) for strategy in STRATEGIES]
         for worse, better in pairwise(STRATEGIES):
-            ratios = {one: sizes[one, better] / sizes[one, worse] for one in workloads}
+            ratios = {workload: found[better] / found[worse] for workload, found in sizes.items()}
             for workload, ratio in ratios.items():
                 parts[f"{name}, {workload}: {better} is {ratio:.3f} of {worse}"] = ratio <= 1
             parts[f"{name}: {better} is nowhere below {worse}"] = any(one < 1 for one in ratios.values())
             if (measure, better) == ("control_hops", "merging") and max(ratios.values(), default=0) > 1:
-                reasons.append(WHY_MERGING_COSTS_MORE)
-    return parts, reasons
+                why = WHY_MERGING_COSTS_MORE
+    return F8.judge(parts, figures, why=why)
 
 
 register(Experiment("fiege-fig5", "Fiege et al., figure 5: a client relocates", (F1, F2), figure_5))

@@ -14,9 +14,14 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from roamcast.lab import fiege_location_figures as pictures
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Row, Sweep
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from roamcast.lab.charts import Chart, Panel
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, LOST, QUIET
+from roamcast.lab.rows import Row, rounded, sums_of, where
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.protocol.effects import MoveTo
 from roamcast.routing.location.ploc import Rule
 from roamcast.simulator.fuzz import fuzz
@@ -32,6 +37,7 @@ F3 = Claim(
     "tables 1 to 4 (sections 5.2, 5.3): ploc on the movement graph of figure 7, the filters along the way "
     "while the client goes from a to b to d, sub/unsub and flooding as limits, and the steps for concrete "
     "times",
+    "tables 1 to 4; sums of 120, 170, 220 ms with stays of 100 ms take 1, 1, 2 steps",
 )  # fmt: skip
 
 GRAPH = "graph a-b a-c b-d c-d"
@@ -112,7 +118,7 @@ def tables(quick: bool, sweep: Sweep) -> Findings:
     found: dict[str, Any] = {
         "table 1": table(each_a_step),
         "table 2": {time: tuple(reversed(row)) for time, row in enumerate(told(each_a_step, "bd"))},
-        "table 3, sub/unsub": table("link 0.1\nstay inf", everything_at_producer=True),
+        "table 3, sub-unsub": table("link 0.1\nstay inf", everything_at_producer=True),
         "table 3, flooding": table("link 0.1\nstay 0", everything_at_producer=True),
         "table 4": table(f"{timed}\nsteps table_4"),
     }
@@ -126,7 +132,7 @@ def as_rows(rows: Sets) -> list[Row]:
 PRINTED: dict[str, Sets] = {
     "table 1": TABLE_1,
     "table 2": TABLE_2,
-    "table 3, sub/unsub": TABLE_3_SUB_UNSUB,
+    "table 3, sub-unsub": TABLE_3_SUB_UNSUB,
     "table 3, flooding": TABLE_3_FLOODING,
     "table 4": TABLE_4,
 }
@@ -148,15 +154,8 @@ def judge_f3(found: dict[str, Sets]) -> Outcome:
     steps = steps_for_times()
     parts["table 4 is not 1, 1, 2 steps"] = steps["rounded down, one way (table 4)"] == [1, 1, 2]
     parts["figure 13 does not give 2, 2, 3 steps"] = steps["rounded up, one way (figure 13)"] == [2, 2, 3]
-    return F3.outcome(
-        all(parts.values()),
-        paper="tables 1 to 4; sums of 120, 170, 220 ms with stays of 100 ms take 1, 1, 2 steps",
-        figures={
-            "tables as printed": sum(found[name] == printed for name, printed in PRINTED.items()),
-            **steps,
-        },
-        note=failed(parts),
-    )
+    printed = sum(found[name] == expected for name, expected in PRINTED.items())
+    return F3.judge(parts, {"tables as printed": printed, **steps})
 
 
 # --- the promise (section 3.3, figure 4), and what the naive solution misses (figure 3) ---
@@ -165,6 +164,7 @@ F6 = Claim(
     "F6", "exact",
     "logical mobility delivers as if everything were flooded (section 3.3): none missing and none extra in "
     "any epoch while clients keep to the times; one that is too fast misses exactly what the timing predicts",
+    "as if flooding; sub/unsub is silent for 2 t_d after a move, and starves at shorter stays",
 )  # fmt: skip
 
 SEEDS_PER_JOB = 10
@@ -176,16 +176,8 @@ STAYS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
 @dataclass(frozen=True)
-class SeedsJob:
+class SeedsJob(Job):
     first: int
-
-    @property
-    def name(self) -> str:
-        return f"seeds {self.first} to {self.first + SEEDS_PER_JOB - 1}"
-
-    @property
-    def cost(self) -> float:
-        return 1.0
 
 
 def try_seeds(job: SeedsJob) -> Row:
@@ -204,19 +196,11 @@ def try_seeds(job: SeedsJob) -> Row:
 
 
 @dataclass(frozen=True)
-class BlackoutJob:
+class BlackoutJob(Job):
     """A client that stays so many t_d at each location, under the naive solution or the algorithm."""
 
     solution: str
     stay: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.solution}, stays of {self.stay:g} delays"
-
-    @property
-    def cost(self) -> float:
-        return 1.0
 
 
 def walk(job: BlackoutJob) -> Row:
@@ -271,20 +255,50 @@ def logical(quick: bool, sweep: Sweep) -> Findings:
     solutions = ("sub/unsub", "adaptive")
     walks = sweep.run(walk, [BlackoutJob(solution, stay) for solution in solutions for stay in STAYS])
     return Findings(
-        [judge_f6(rows, walks)],
-        {"location_seeds": rows, "blackout": walks},
-        {"blackout": lambda figure: pictures.draw_blackout(figure, walks, DELAY_S)},
+        [judge_f6(rows, walks)], {"location_seeds": rows, "blackout": walks}, {"blackout": blackout(walks)}
     )
+
+
+def blackout(walks: Sequence[Row]) -> Chart:
+    """Figure 3, measured: the share of what flooding brings, against how long the client stays."""
+    longest = max(row["stay_delays"] for row in walks)
+
+    def draw(axes: Axes) -> None:
+        for solution, colour, label in (
+            ("sub/unsub", LOST, "unsubscribe and subscribe at each move"),
+            ("adaptive", ARRIVED, "the algorithm of section 5"),
+        ):
+            points = [(row["stay_delays"], row["share"]) for row in where(walks, solution=solution)]
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=label, linestyle="none")
+        stays = [2 + (longest - 2) * step / 100 for step in range(101)]
+        axes.plot(
+            [0, *stays], [0, *(1 - 2 / stay for stay in stays)], color=QUIET, linestyle="--", linewidth=1,
+            label="1 - 2 t_d / stay: silence for two delays",
+        )  # fmt: skip
+        axes.axvline(2, color=QUIET, linewidth=0.8, linestyle=":")
+        axes.annotate(
+            "at shorter stays\nit gets nothing", (2, 0.75), (-6, 0), textcoords="offset points",
+            ha="right", va="center", fontsize=9,
+        )  # fmt: skip
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+    said = {
+        "xlabel": "stay at each location, in one-way delays t_d to the producer",
+        "ylabel": "delivered, of what flooding delivers", "xlim": (0, longest * 1.02), "ylim": (-0.03, 1.05),
+    }  # fmt: skip
+    panel = Panel(draw, said, legend={"fontsize": 9, "loc": "lower right"})
+    about = f"t_d is {DELAY_S * 1000:.0f} ms; 24 moves for each point"
+    return Chart("What a client misses that moves from location to location", about, [panel])
 
 
 def judge_f6(rows: Sequence[Row], walks: Sequence[Row]) -> Outcome:
     """And of figure 3: after each move, sub/unsub brings nothing for two delays."""
+    if not rows or not walks:
+        return F6.open("runs are missing")
     counted = ("seeds", "notifications", "deliveries", "epochs", "handoffs", "blacked_out", "violations")
-    totals = {name: sum(row[name] for row in rows) for name in counted}
-    naive = [row for row in walks if row["solution"] == "sub/unsub"]
-    adaptive = [row for row in walks if row["solution"] == "adaptive"]
-    expected = [min(2.0, row["stay_delays"]) for row in naive]
-    wrong = [row for row, due in zip(naive, expected, strict=True) if abs(row["silence_delays"] - due) > 0.1]
+    totals = sums_of(rows, counted)
+    naive, adaptive = (where(walks, solution=solution) for solution in ("sub/unsub", "adaptive"))
+    wrong = [row for row in naive if abs(row["silence_delays"] - min(2.0, row["stay_delays"])) > 0.1]
     starved = [row["stay_delays"] for row in naive if row["delivered"] == 0]
     parts = {
         f"{totals['violations']} violations": totals["violations"] == 0,
@@ -294,18 +308,14 @@ def judge_f6(rows: Sequence[Row], walks: Sequence[Row]) -> Outcome:
         == [row["stay_delays"] for row in naive if row["stay_delays"] <= 2],
         "the algorithm misses something": all(row["delivered"] == row["owed"] for row in adaptive),
     }
-    return F6.outcome(
-        all(parts.values()) if rows and walks else None,
-        paper="as if flooding; sub/unsub is silent for 2 t_d after a move, and starves at shorter stays",
-        figures={
-            **totals,
-            "silence of sub/unsub after a move, in t_d": [round(row["silence_delays"], 2) for row in naive],
-            "stays, in t_d": [row["stay_delays"] for row in naive],
-            "share of sub/unsub": [round(row["share"], 3) for row in naive],
-            "share of the algorithm": [round(row["share"], 3) for row in adaptive],
-        },
-        note=failed(parts),
-    )
+    figures = {
+        **totals,
+        "silence of sub/unsub after a move, in t_d": rounded((row["silence_delays"] for row in naive), 2),
+        "stays, in t_d": [row["stay_delays"] for row in naive],
+        "share of sub/unsub": rounded((row["share"] for row in naive), 3),
+        "share of the algorithm": rounded((row["share"] for row in adaptive), 3),
+    }
+    return F6.judge(parts, figures)
 
 
 register(Experiment("fiege-tables", "Fiege et al., section 5: tables 1 to 4", (F3,), tables))

@@ -19,12 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor
 
+from matplotlib.axes import Axes
+
 from roamcast.errors import InputError
 from roamcast.filters.expression import Value
 from roamcast.filters.own import Possible, Values
-from roamcast.lab import fiege_location_figures as pictures
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.charts import Chart, Panel
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, LOST, QUIET
+from roamcast.lab.rows import Row, rounded
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.protocol import records
 from roamcast.protocol.effects import AttachTo, MoveTo, PublishThis, SubscribeTo
 from roamcast.protocol.messages import Message, Update
@@ -42,11 +46,13 @@ F4 = Claim(
     "F4", "exact",
     "figure 9's formulas (appendix B.2): flooding 882,090 messages/s; stays of 10 s: 35,283.6 t + "
     "363·floor(t/10); stays of 1 s: 106,506.4 t",
+    "882,090; 35,283.6 t + 363·floor(t/10); 106,506.4 t",
 )  # fmt: skip
 F5 = Claim(
     "F5", "order",
     "a simulation of the same setting: the algorithm stays below flooding for both speeds, and slower "
     "movement saves more; what the links let through is what the formulas say, within 2 %",
+    "below flooding, and slower movement saves more",
 )  # fmt: skip
 
 DEGREE, LEVELS, PRODUCERS_PER_BROKER = 3, 5, 10
@@ -105,19 +111,16 @@ def judge_f4() -> Outcome:
         "stays of 1 s, per second": (formula(1, 1), 106_506.4),
     }
     parts = {f"{name}: {found:,.1f}": abs(found - due) < 0.05 for name, (found, due) in values.items()}
-    return F4.outcome(
-        all(parts.values()),
-        paper="882,090; 35,283.6 t + 363·floor(t/10); 106,506.4 t",
-        figures={
-            "brokers, local brokers, links, producers": [BROKERS, LOCAL_BROKERS, LINKS, PRODUCERS],
-            **{name: round(found, 1) for name, (found, _) in values.items()},
-            "steps by level, stays of 10 s": [steps_at(level, 10, PUBLISHED) for level in range(1, 6)],
-            "steps by level, stays of 1 s": [steps_at(level, 1, PUBLISHED) for level in range(1, 6)],
-            "the same, round trips": [steps_at(level, 1, Rule()) for level in range(1, 6)],
-            "stays of 1 s, per second, round trips": round(formula(1, 1, Rule()), 1),
-        },
-        note=failed(parts),
-    )
+    levels = range(1, LEVELS + 1)
+    figures = {
+        "brokers, local brokers, links, producers": [BROKERS, LOCAL_BROKERS, LINKS, PRODUCERS],
+        **{name: round(found, 1) for name, (found, _) in values.items()},
+        "steps by level, stays of 10 s": [steps_at(level, 10, PUBLISHED) for level in levels],
+        "steps by level, stays of 1 s": [steps_at(level, 1, PUBLISHED) for level in levels],
+        "the same, round trips": [steps_at(level, 1, Rule()) for level in levels],
+        "stays of 1 s, per second, round trips": round(formula(1, 1, Rule()), 1),
+    }
+    return F4.judge(parts, figures)
 
 
 # --- the simulation ---
@@ -159,7 +162,7 @@ def parent_of(broker: str) -> str:
 
 
 @dataclass(frozen=True)
-class TrafficJob:
+class TrafficJob(Job):
     """One run: which way notifications are sent, how long the consumer stays, and for how long."""
 
     mode: str
@@ -167,10 +170,6 @@ class TrafficJob:
     stay_s: float
     duration_s: float
     rule: Rule = PUBLISHED
-
-    @property
-    def name(self) -> str:
-        return f"{self.mode}, stays of {self.stay_s:g} s, {self.rule.distance}, {self.duration_s:g} s"
 
     @property
     def cost(self) -> float:
@@ -301,8 +300,57 @@ def traffic(quick: bool, sweep: Sweep) -> Findings:
     return Findings(
         [judge_f4(), judge_f5(rows)],
         {"traffic": rows, "figure_9": figure_9()},
-        {"figure_9": lambda figure: pictures.draw_traffic(figure, figure_9(), rows)},
+        {"figure_9": chart(rows)},
     )
+
+
+def chart(rows: Sequence[Row]) -> Chart:
+    """Figure 9: total messages over time by formula, and beside it what was measured, per second."""
+    formulas, bars = figure_9(), rates_of(rows)
+
+    def draw_total(axes: Axes) -> None:
+        for name, colour, label in (
+            ("flooding", QUIET, "flooding"),
+            ("stay_1", LOST, "stays of 1 s"),
+            ("stay_10", ARRIVED, "stays of 10 s"),
+        ):
+            totals = [row[name] for row in formulas]
+            axes.plot([row["time_s"] for row in formulas], totals, color=colour, label=label, linewidth=1.8)
+
+    def draw_rates(axes: Axes) -> None:
+        labels, values, colours = zip(*bars, strict=True)
+        drawn = axes.barh(labels, values, color=colours, height=0.7)
+        axes.bar_label(drawn, labels=[f"{value:,.0f}" for value in values], padding=3, fontsize=8)
+        axes.tick_params(axis="y", labelsize=8)
+        axes.invert_yaxis()
+
+    total = {"yscale": "log", "xlabel": "time in s", "ylabel": "messages in total, by the formulas"}
+    rates = {"xscale": "log", "xlim": (100, 1e7)}
+    return Chart(
+        "Messages for one moving consumer among 2,430 producers (figure 9)",
+        "364 brokers, 100 locations; links to the clients' brokers take 600 ms, the others 10 ms",
+        [
+            Panel(draw_total, total, legend={"fontsize": 9, "loc": "lower right"}),
+            Panel(draw_rates, {**rates, "xlabel": "hops over the links of the tree per second, measured"}),
+        ],
+    )
+
+
+def rates_of(rows: Sequence[Row]) -> list[tuple[str, float, str]]:
+    """Label, hops per second and colour of each bar."""
+    bars = []
+    for row in rows:
+        colour, stays = {10.0: ARRIVED, 1.0: LOST}[row["stay_s"]], f"stays of {row['stay_s']:g} s"
+        hops = per_second(row, "notification_hops", "control_hops")
+        if row["mode"] == "flooding":
+            bars.append(("flooding", hops, QUIET))
+            continue
+        rule = ", round trips" if row["rule"].startswith("round") else ""
+        bars.append((f"{row['mode']},\n{stays}{rule}", hops, colour))
+        if row["offered"] and not rule:
+            offered = per_second(row, "offered", "control_hops")
+            bars.append((f"let through by links,\n{stays}", offered, colour))
+    return sorted(bars, key=lambda bar: -bar[1])
 
 
 def figure_9() -> list[Row]:
@@ -327,7 +375,7 @@ def judge_f5(rows: Sequence[Row]) -> Outcome:
     wanted += [("broadcast", stay_s, published) for stay_s in STAYS_S]
     wanted.append(("flooding", STAYS_S[0], published))
     if not all(key in found for key in wanted):
-        return F5.outcome(None, paper="below flooding", figures={}, note="runs are missing")
+        return F5.open("runs are missing")
 
     def hops(mode: str, rule: str = published) -> list[float]:
         """Slow movement first."""
@@ -350,20 +398,16 @@ def judge_f5(rows: Sequence[Row]) -> Outcome:
         f"what the links let through is {off[0]:+.1%} and {off[1]:+.1%} off": max(map(abs, off)) <= 0.02,
         "violations": not any(row["violations"] for row in rows),
     }
-    return F5.outcome(
-        all(parts.values()),
-        paper="below flooding, and slower movement saves more",
-        figures={
-            "flooding, hops/s": round(flooded),
-            "formula, stays of 10 s and 1 s": [round(one, 1) for one in due],
-            "what the links let through": [round(one, 1) for one in let_through],
-            "off the formula": [f"{one:+.2%}" for one in off],
-            "broadcasting what matches": [round(one, 1) for one in hops("broadcast")],
-            "reverse path": [round(one, 1) for one in measured],
-            "reverse path, round trips": [round(one, 1) for one in corrected],
-        },
-        note=failed(parts) or WHY_BELOW,
-    )
+    figures = {
+        "flooding, hops/s": round(flooded),
+        "formula, stays of 10 s and 1 s": rounded(due),
+        "what the links let through": rounded(let_through),
+        "off the formula": [f"{one:+.2%}" for one in off],
+        "broadcasting what matches": rounded(hops("broadcast")),
+        "reverse path": rounded(measured),
+        "reverse path, round trips": rounded(corrected),
+    }
+    return F5.judge(parts, figures, notes=[WHY_BELOW] if all(parts.values()) else [])
 
 
 WHY_BELOW = (

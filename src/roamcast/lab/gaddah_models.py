@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row, rounded
+from roamcast.lab.sweep import Sweep
 from roamcast.models.cost import (
     CASES,
     DISCONNECT_S,
@@ -28,23 +29,32 @@ G1 = Claim(
     "G1", "exact",
     "random mobility (eq. 6.4 to 6.12), 6 brokers, 200 subscribers: 0.147679 connected to each broker, "
     "0.025316 handing off, 0.088608 disconnected, 29.5358 subscribers per broker",
+    "0.147679, 0.025316, 0.088608; 29.5358 subscribers per broker",
 )  # fmt: skip
 G2 = Claim(
     "G2", "exact",
     "neighbouring mobility (table 6.1): 0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198 connected to the "
     "brokers, 0.1209 disconnected or handing off",
+    "0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198; 0.1209",
 )  # fmt: skip
-G3 = Claim("G3", "exact", "the fitted curve (eq. 6.18) gives 218.983 messages/s at 29.5358 subscribers")
+G3 = Claim(
+    "G3", "exact", "the fitted curve (eq. 6.18) gives 218.983 messages/s at 29.5358 subscribers", "218.983"
+)
 G4 = Claim(
     "G4", "exact",
     "table 3.2: N1 times 3.29 over the disconnect time; up to 1.7 sends, pro-active costs less than "
     "reactive in all five cases",
+    "20 values; up to 1.7 sends below reactive in all five cases",
 )  # fmt: skip
-G5 = Claim("G5", "exact", "R1 (eq. 3.16) at 600 s and 30 s: 0.808 in case 1, 0.191 in case 5")
+G5 = Claim(
+    "G5", "exact", "R1 (eq. 3.16) at 600 s and 30 s: 0.808 in case 1, 0.191 in case 5",
+    "0.80 (case 1), 0.19 (case 5)",
+)  # fmt: skip
 G6 = Claim(
     "G6", "erratum",
     "R2 (eq. 3.17) at 60 s and 30 s: printed 13.95 and 5.51 (ratio 1), 21.10 and 6.02 (ratio 0); by table "
     "3.1 it is 17.18, 5.78, 21.32 and 6.07",
+    "13.95, 5.51 (ratio 1); 21.10, 6.02 (ratio 0)",
 )  # fmt: skip
 
 SUBSCRIBERS = 200
@@ -105,15 +115,14 @@ def judge_g1(published: Presence, forks: Presence) -> Outcome:
     )
     return G1.outcome(
         holds,
-        paper="0.147679, 0.025316, 0.088608; 29.5358 subscribers per broker",
-        figures={
+        {
             "by his matrix": {**shares(published), "subscribers per broker": round(per_broker, 4)},
             "by the forks of fig. 6.1": {
                 **shares(forks),
                 "subscribers per broker": round(expected_clients(forks.connect["b1"], SUBSCRIBERS), 3),
             },
         },
-        note="his matrix sends 1/7 of the disconnected to handoff, figure 6.1 and the simulation 1/2: "
+        "his matrix sends 1/7 of the disconnected to handoff, figure 6.1 and the simulation 1/2: "
         "the simulation is to be compared with the latter",
     )
 
@@ -130,16 +139,13 @@ def judge_g2(found: Presence) -> Outcome:
     away = found.disconnect + found.handoff
     places = [found.connect[broker] for broker in BROKERS]
     holds = all(near(one, printed, 4) for one, printed in zip(places, TABLE_6_1, strict=True))
-    return G2.outcome(
-        holds and near(away, 0.1209, 4),
-        paper=f"{', '.join(f'{value:.4f}' for value in TABLE_6_1)}; 0.1209",
-        figures={"connected, b1 to b6": [round(one, 5) for one in places], "away": round(away, 5)},
-    )
+    figures = {"connected, b1 to b6": rounded(places, 5), "away": round(away, 5)}
+    return G2.outcome(holds and near(away, 0.1209, 4), figures)
 
 
 def judge_g3() -> Outcome:
     found = THROUGHPUT_PUBLISHED(29.5358)
-    return G3.outcome(near(found, 218.983, 3), paper="218.983", figures={"messages/s": round(found, 4)})
+    return G3.outcome(near(found, 218.983, 3), {"messages/s": round(found, 4)})
 
 
 def judge_g4(table: Sequence[Row]) -> Outcome:
@@ -151,14 +157,13 @@ def judge_g4(table: Sequence[Row]) -> Outcome:
     holds = len(table) == 20 and not wrong and not any(dearer[sends] for sends in (1.3, 1.5, 1.7))
     return G4.outcome(
         holds,
-        paper="20 values; up to 1.7 sends below reactive in all five cases",
-        figures={
+        {
             "values": len(table),
             "largest difference": max(abs(row["found"] - row["printed"]) for row in table),
             "cases in which pro-active costs more, at 600 s": by_sends(dearer),
             "the same at 60 s": by_sends(at_60_s),
         },
-        note="for the connect time of 600 s that the text uses; at 60 s, 1.7 sends are too many in case 5",
+        "for the connect time of 600 s that the text uses; at 60 s, 1.7 sends are too many in case 5",
     )
 
 
@@ -178,9 +183,8 @@ def judge_g5() -> Outcome:
     found = {case: bound_against_reactive(Setting(CASES[case], 600.0, 30.0)) for case in (1, 5)}
     return G5.outcome(
         near(found[1], 0.808, 3) and near(found[5], 0.191, 3),
-        paper="0.80 (case 1), 0.19 (case 5)",
-        figures={f"case {case}": round(value, 4) for case, value in found.items()},
-        note="0.808 is printed as 0.80: cut off, not rounded",
+        {f"case {case}": round(value, 4) for case, value in found.items()},
+        "0.808 is printed as 0.80: cut off, not rounded",
     )
 
 
@@ -203,9 +207,8 @@ def judge_g6() -> Outcome:
         reproduced.append(differs and near(found, by_table, 2) and near(explained, printed, 2))
     return G6.outcome(
         all(reproduced),
-        paper="13.95, 5.51 (ratio 1); 21.10, 6.02 (ratio 0)",
-        figures=figures,
-        note="the printed values do not follow from table 3.1; they come out with other handoff times of "
+        figures,
+        "the printed values do not follow from table 3.1; they come out with other handoff times of "
         "pro-active (to a neighbour, elsewhere), which the thesis gives nowhere",
     )
 

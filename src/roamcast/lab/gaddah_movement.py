@@ -9,16 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from roamcast.lab import gaddah_figures as pictures
-from roamcast.lab.curves import Curve, curves_of
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
+from matplotlib.axes import Axes
+
+from roamcast.lab.charts import Chart, Panel, Pen, curves, in_words, runs_of
+from roamcast.lab.curves import Curve, Curves
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, LOST, QUIET
 from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
 from roamcast.lab.gaddah_testbed import CHANGING, BuildingJob, simulate
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row, where
+from roamcast.lab.sweep import Sweep
 from roamcast.models.ctmc import expected_clients, movement_chain, presence
-from roamcast.models.intervals import Bounds, mean_interval
+from roamcast.models.intervals import bounds_of
 
 RND, NBR = "RND", "NBR"
+TESTBED = "testbed of Gaddah 2008, section 4.4, simulated"
 
 
 # --- equations 3.5 and 3.6: the neighbour graph ---
@@ -27,6 +32,7 @@ G13 = Claim(
     "G13", "shape",
     "the probability of a neighbour-graph miss (eq. 3.5) starts near 1 and goes to 0; unused edges leave "
     "by the LRU rule, and F_pos (eq. 3.6) shows what they cost",
+    "F_neg about 1 in the initial phase, closer to 0 in the steady state; F_pos > 0: unnecessary edges",
 )  # fmt: skip
 
 GRAPH_SUBSCRIBERS = 20
@@ -51,11 +57,31 @@ def neighbour_graph(quick: bool, sweep: Sweep) -> Findings:
     rows = [point for row in sweep.run(simulate, graph_jobs(quick)) for point in row["graph"]]
     for row in rows:
         row["all"] = ""
-    curves = {y: curves_of(rows, "all", "time_s", y).get("", Curve(())) for y in GRAPH_FIGURES}
+    found = {y: Curves(rows, "all", "time_s", y).get("", Curve(())) for y in GRAPH_FIGURES}
     return Findings(
-        [judge_g13(curves)],
-        {"graph": rows},
-        {"eq3_5_and_3_6_neighbour_graph": lambda figure: pictures.draw_graph(figure, curves, GRAPH_S / 3)},
+        [judge_g13(found)], {"graph": rows}, {"eq3_5_and_3_6_neighbour_graph": graph_chart(found)}
+    )
+
+
+def graph_chart(found: Mapping[str, Curve]) -> Chart:
+    shares = {
+        "f_neg": Pen("F_neg, moves without an edge", LOST, ""),
+        "f_pos": Pen("F_pos, time of edges for nothing", ARRIVED, ""),
+    }
+    degree = {"neighbours": Pen("neighbours of a broker", "#2e7d4f", "")}
+
+    def panel(pens: Mapping[str, Pen], label: str, limits: tuple[float, float | None]) -> Panel:
+        def draw(axes: Axes) -> None:
+            curves(found, pens)(axes)
+            axes.axvline(GRAPH_S / 3, color=QUIET, linestyle=":")
+
+        across = "time, s (dotted: from random to neighbouring movement)"
+        return Panel(draw, {"xlabel": across, "ylabel": label, "ylim": limits}, legend={"loc": "best"})
+
+    return Chart(
+        "The neighbour graph learns and forgets, equations 3.5 and 3.6",
+        f"pro-active; {runs_of(found)}; {TESTBED}",
+        [panel(shares, "share", (0, 1.05)), panel(degree, "neighbours of a broker, mean", (0, None))],
     )
 
 
@@ -63,12 +89,9 @@ GRAPH_FIGURES = ("f_neg", "f_pos", "neighbours", "removals")
 
 
 def judge_g13(curves: Mapping[str, Curve]) -> Outcome:
-    paper = (
-        "F_neg about 1 in the initial phase, closer to 0 in the steady state; F_pos > 0: unnecessary edges"
-    )
     f_neg, f_pos, neighbours = (curves[name] for name in GRAPH_FIGURES[:3])
     if not f_neg.points:
-        return G13.outcome(None, paper=paper, figures={}, note="no runs")
+        return G13.open("no runs")
     change_s = GRAPH_S / 3
     learnt = fmean(f_neg.at(x) for x in f_neg.xs if change_s - 300 <= x <= change_s)
     before, after = f_pos.at(change_s), max(point.mean for point in f_pos.points if point.x > change_s)
@@ -90,7 +113,7 @@ def judge_g13(curves: Mapping[str, Curve]) -> Outcome:
         "F_pos at the end": round(f_pos.means[-1], 3),
         "edges removed": round(curves["removals"].means[-1], 1),
     }
-    return G13.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+    return G13.judge(parts, figures)
 
 
 # --- figures 6.5 and 6.8: where subscribers are ---
@@ -99,6 +122,7 @@ G14 = Claim(
     "G14", "shape",
     "simulated subscribers per broker agree with the Markov chain of the same forks within the 95 % "
     "interval (fig. 6.5, 6.8)",
+    "the simulation lies within the bounds of the model",
 )  # fmt: skip
 
 OUTSIDE_MAX = 2
@@ -115,11 +139,33 @@ def place_jobs(quick: bool) -> list[BuildingJob]:
 
 def places(quick: bool, sweep: Sweep) -> Findings:
     rows = place_rows(sweep.run(simulate, place_jobs(quick)))
-    return Findings(
-        [judge_g14(rows)],
-        {"places": rows},
-        {"fig6_5_and_6_8_places": lambda figure: pictures.draw_places(figure, rows)},
-    )
+    about = f"200 subscribers; {in_words(max(row['runs'] for row in rows))}; {TESTBED}"
+    chart = Chart(
+        "Where subscribers are, figures 6.5 and 6.8", about,
+        [place_panel(where(rows, movement=RND), "random"),
+         place_panel(where(rows, movement=NBR), "neighbouring")],
+    )  # fmt: skip
+    return Findings([judge_g14(rows)], {"places": rows}, {"fig6_5_and_6_8_places": chart})
+
+
+def place_panel(rows: Sequence[Row], name: str) -> Panel:
+    chosen = [row for row in rows if row["place"] != "all"]
+
+    def draw(axes: Axes) -> None:
+        ticks = range(len(chosen))
+        axes.bar(ticks, [row["expected"] for row in chosen], color="#c9dcec", label="Markov chain")
+        reach = [
+            [row["measured"] - row["low"] for row in chosen],
+            [row["high"] - row["measured"] for row in chosen],
+        ]
+        axes.errorbar(
+            list(ticks), [row["measured"] for row in chosen], yerr=reach, color=ARRIVED, marker="o",
+            linestyle="", capsize=4, markersize=5, label="simulated",
+        )  # fmt: skip
+        axes.set_xticks(ticks, [row["place"].upper() for row in chosen])
+
+    said = {"xlabel": "broker", "ylabel": "subscribers attached, mean"}
+    return Panel(draw, said, f"{name} movement", legend={"ncols": 2, "fontsize": 9}, room=1.15, grid="y")
 
 
 def place_rows(runs: Sequence[Row]) -> list[Row]:
@@ -127,13 +173,13 @@ def place_rows(runs: Sequence[Row]) -> list[Row]:
     rows: list[Row] = []
     for movement in (RND, NBR):
         found = presence(movement_chain(movement, NEIGHBOURS, TIMES)).connect
-        of_it = [run for run in runs if run["movement"] == movement]
+        of_it = where(runs, movement=movement)
         for place in (*BROKERS, "all"):
             values = [
                 sum(run["attached"].values()) if place == "all" else run["attached"][place] for run in of_it
             ]
             share = sum(found.values()) if place == "all" else found[place]
-            low, high = mean_interval(values) if len(values) > 1 else Bounds(values[0], values[0])
+            low, high = bounds_of(values)
             expected = expected_clients(min(share, 1.0), of_it[0]["subscribers"])
             rows.append({"movement": movement, "place": place, "measured": fmean(values), "low": low,
                          "high": high, "expected": expected, "runs": len(values),
@@ -155,12 +201,8 @@ def judge_g14(rows: Sequence[Row]) -> Outcome:
     figures["allowed"] = OUTSIDE_MAX
     figures["all brokers by his matrix (RND)"] = round(published, 2)
     figures["his matrix within the interval"] = bool(everywhere["low"] <= published <= everywhere["high"])
-    return G14.outcome(
-        len(outside) <= OUTSIDE_MAX,
-        paper="the simulation lies within the bounds of the model",
-        figures=figures,
-        note=f"outside: {', '.join(outside)}" if outside else "",
-    )
+    note = f"outside: {', '.join(outside)}" if outside else ""
+    return G14.outcome(len(outside) <= OUTSIDE_MAX, figures, note)
 
 
 register(Experiment("gaddah-neighbours", "Gaddah, section 3.3: neighbour graph", (G13,), neighbour_graph))

@@ -31,12 +31,14 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from roamcast.broker.inputs import MachineInput
+from roamcast.lab.measure import Window
+from roamcast.lab.rows import Row
 from roamcast.lab.summary import percentile
-from roamcast.lab.sweep import Row
+from roamcast.lab.sweep import Job
 from roamcast.mobility.base import Settings
 from roamcast.mobility.proactive import Proactive
 from roamcast.mobility.reactive import ForwardBuffered
@@ -77,7 +79,7 @@ PERCENTS = range(2, 101, 2)
 
 
 @dataclass(frozen=True)
-class BuildingJob:
+class BuildingJob(Job):
     """One run; the defaults are those of table 4.1."""
 
     protocol: str
@@ -94,10 +96,6 @@ class BuildingJob:
     warm_up_s: float = 300.0
     window_s: float = 300.0
     seed: int = 1
-
-    @property
-    def name(self) -> str:
-        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
     @property
     def cost(self) -> float:
@@ -141,12 +139,7 @@ class LoadedNetwork(Network):
 
 def simulate(job: BuildingJob) -> Row:
     """Run the testbed; the row has the job's own fields, and what was measured in its window."""
-    topology = building()
-    testbed = Testbed(job, topology)
-    return {
-        **{field.name: getattr(job, field.name) for field in fields(job)},
-        **testbed.run(),
-    }
+    return {**asdict(job), **Testbed(job, building()).run()}
 
 
 def building() -> Topology:
@@ -268,12 +261,12 @@ class Testbed:
 # --- what is counted ---
 
 
-class Meter:
+class Meter(Window):
     """Counts what happens in the window of a run."""
 
     def __init__(self, job: BuildingJob) -> None:
+        super().__init__(START_S + job.warm_up_s, START_S + job.end_s)
         self.job = job
-        self.from_s, self.until_s = START_S + job.warm_up_s, START_S + job.end_s
         self.worked: Counter[str] = Counter()
         self._worked_before: Counter[str] = Counter()
         self._wanted_by: dict[int, list[str]] = {}
@@ -288,10 +281,6 @@ class Meter:
         self.duplicates = 0
         self.latency_s = 0.0
         self.transferred = 0
-        self.handoffs = 0
-        self.delays_s: list[float] = []
-        self.nothing_waiting = 0
-        self._attached_at: dict[str, float] = {}
         self._attached: Counter[str] = Counter()
         self._samples = 0
         self.graph: list[Row] = []
@@ -337,20 +326,7 @@ class Meter:
             self.received[row.broker or ""] += 1
             self.duplicates += again
             self.latency_s += row.time - published_s
-        attached_s = self._attached_at.pop(client, None)
-        if attached_s is not None:
-            if published_s <= attached_s:
-                self.delays_s.append(row.time - attached_s)
-            else:
-                self.nothing_waiting += 1
-
-    def _on_moved(self, row: records.Row) -> None:
-        client = row.client or ""
-        self._attached_at.pop(client, None)
-        is_handoff = row.reason not in (None, "left", row.broker)
-        if is_handoff and self.from_s <= row.time < self.until_s:
-            self.handoffs += 1
-            self._attached_at[client] = row.time
+        super()._on_delivered(row)
 
     def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
         """What the old broker transfers counts where it sets out, not at every hop."""

@@ -17,12 +17,14 @@ from random import Random
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
+from roamcast.lab.charts import Chart, Panel, Pen
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
+from roamcast.lab.rows import Row, distinct, grouped, where
 from roamcast.lab.summary import neighbour_figures
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility import Settings
 from roamcast.models.next_broker import bounded_graph, count_moves, graph_document
 from roamcast.simulator.movement import from_file
@@ -35,13 +37,14 @@ N1 = Claim(
     "N1", "order",
     "(ours) on moves that it has not seen, a learned neighbour graph of bounded degree has the same hit rate "
     "as the online graph, or a better one, with fewer copies: whatever the bound of the online one",
+    "(ours) same or better hit rate, fewer copies",
 )  # fmt: skip
 
 ONLINE, DIRECTED, LEARNED = "online", "online, directed", "learned"
 GRAPHS = {
-    ONLINE: ("online (section 3.3)", LOST, "^"),
-    DIRECTED: ("online, directed", QUIET, "x"),
-    LEARNED: ("learned before", ARRIVED, "o"),
+    ONLINE: Pen("online (section 3.3)", LOST, "^"),
+    DIRECTED: Pen("online, directed", QUIET, "x"),
+    LEARNED: Pen("learned before", ARRIVED, "o"),
 }
 DEGREES = (1, 2, 3, 4)
 DEGREES_OF_GIVEN = (1, 2, 4, 8)
@@ -90,17 +93,13 @@ def given_trace(file: Path, overlay: Path) -> GivenTrace:
 
 
 @dataclass(frozen=True)
-class GraphJob:
+class GraphJob(Job):
     graph: str
     degree: int
     seed: int
     quick: bool
     mass: float = 1.0
     given: GivenTrace | None = None
-
-    @property
-    def name(self) -> str:
-        return f"learned-neighbours {self.graph} {self.degree} {self.mass} seed={self.seed}"
 
     @property
     def cost(self) -> float:
@@ -185,11 +184,7 @@ FIGURES = ("hit_rate", "copies_per_move", "activated_per_move", "overhead_hops_p
 def experiment(quick: bool, sweep: Sweep, given: GivenTrace | None = None) -> Findings:
     rows = sweep.run(replay, jobs(quick, given))
     means = mean_rows(rows)
-    return Findings(
-        [judge(means)],
-        {"runs": rows, "means": means},
-        {"learned_neighbours": lambda figure: draw(figure, means)},
-    )
+    return Findings([judge(means)], {"runs": rows, "means": means}, {"learned_neighbours": chart(means)})
 
 
 def experiment_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
@@ -198,25 +193,21 @@ def experiment_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
 
 def mean_rows(rows: Sequence[Row]) -> list[Row]:
     """Over the seeds; each graph's by what they cost."""
-    groups: dict[tuple[str, int, float], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["graph"], row["degree"], row["mass"]), []).append(row)
     means: list[Row] = [
         {
             "graph": graph, "degree": degree, "mass": mass, "runs": len(runs),
             **{name: fmean(run[name] for run in runs) for name in FIGURES},
         }
-        for (graph, degree, mass), runs in groups.items()
+        for (graph, degree, mass), runs in grouped(rows, "graph", "degree", "mass").items()
     ]  # fmt: skip
     return sorted(means, key=lambda row: (row["graph"], row["copies_per_move"]))
 
 
 def judge(means: Sequence[Row]) -> Outcome:
-    paper = "(ours) same or better hit rate, fewer copies"
-    learned = [row for row in means if row["graph"] == LEARNED]
+    learned = where(means, graph=LEARNED)
     online = [row for row in means if row["graph"] != LEARNED]
     if not learned or not online:
-        return N1.outcome(None, paper=paper, figures={}, note="no runs")
+        return N1.open("no runs")
     parts: dict[str, bool] = {}
     figures: dict[str, object] = {}
     for row in online:
@@ -227,7 +218,7 @@ def judge(means: Sequence[Row]) -> Outcome:
             best is not None and best["hit_rate"] >= row["hit_rate"] - SAME
         )
         figures[name] = f"{_point(row)}; {_point(best) if best is not None else 'none is cheaper'}"
-    return N1.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+    return N1.judge(parts, figures)
 
 
 def _point(row: Row) -> str:
@@ -236,34 +227,25 @@ def _point(row: Row) -> str:
     return f"{row['graph']}{bound} {figures}"
 
 
-def draw(figure: Figure, means: Sequence[Row]) -> None:
-    figure.set_size_inches(10, 4.6)
-    hits, copies = figure.subplots(1, 2)
-    for graph, (label, colour, marker) in GRAPHS.items():
-        rows = [row for row in means if row["graph"] == graph]
-        if not rows:
-            continue
-        by_degree = [row for row in rows if row["mass"] == 1]
-        hits.plot(
-            [row["degree"] for row in by_degree], [100 * row["hit_rate"] for row in by_degree],
-            color=colour, marker=marker, label=label,
-        )  # fmt: skip
-        copies.plot(
-            [row["copies_per_move"] for row in rows], [100 * row["hit_rate"] for row in rows],
-            color=colour, marker=marker, label=label,
-        )  # fmt: skip
-    hits.set_xticks(sorted({row["degree"] for row in means}))
-    hits.set_xlabel("neighbours of a broker, at most")
-    copies.set_xlabel("copies of contexts made per move")
-    for axes in (hits, copies):
-        axes.set_ylabel("context is there when the client comes, % of moves")
-        axes.set_ylim(0, 102)
-        axes.grid(color="#e3e8ec", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.legend(frameon=False, fontsize=9, loc="best")
-    hits.set_title("Hit rate by degree", loc="left", fontweight="bold")
-    copies.set_title("Hit rate by cost", loc="left", fontweight="bold")
-    figure.tight_layout()
+def chart(means: Sequence[Row]) -> Chart:
+    def panel(title: str, x: str, label: str, rows: Sequence[Row]) -> Panel:
+        def draw(axes: Axes) -> None:
+            for graph, pen in GRAPHS.items():
+                found = where(rows, graph=graph)
+                axes.plot(
+                    [row[x] for row in found], [100 * row["hit_rate"] for row in found],
+                    color=pen.colour, marker=pen.marker, label=pen.label,
+                )  # fmt: skip
+
+        there = "context is there when the client comes, % of moves"
+        ticks = {value: str(value) for value in sorted(distinct(rows, x))} if x == "degree" else {}
+        said = {"xlabel": label, "ylabel": there, "ylim": (0, 102)}
+        return Panel(draw, said, title, ticks, {"loc": "best", "fontsize": 9})
+
+    by_degree = "Hit rate by degree", "degree", "neighbours of a broker, at most"
+    by_cost = "Hit rate by cost", "copies_per_move", "copies of contexts made per move"
+    panels = [panel(*by_degree, where(means, mass=1)), panel(*by_cost, means)]
+    return Chart("What a learned neighbour graph is good for", "proactive, on moves not seen before", panels)
 
 
 TITLE = "A learned neighbour graph in proactive"

@@ -13,14 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from roamcast.lab.rows import Row
 from roamcast.lab.summary import percentile, summarise
-from roamcast.lab.sweep import Row
 from roamcast.protocol import records
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.records.parquet import LogWriter
-from roamcast.simulator.run import Run, run_checked
+from roamcast.simulator.run import run_checked
 from roamcast.simulator.scenario import Scenario
 
 Label = str | int | float
@@ -73,20 +72,16 @@ def measure(job: ScenarioJob) -> Row:
         "mean_distance_hops": topology.mean_distance,
         "diameter_hops": topology.diameter,
         **window.figures(),
-        **_of_the_whole_run(run, summary),
+        **{name: summary[name] for name in COUNTED},
+        "violations": run.result.violations_total,
+        "first_violation": next(iter(summary["violations"]), ""),
+        **{name: summary[name] for name in ("hops", "records", "wall_s", "hops_per_wall_s")},
         "cpu_s": round(time.process_time() - cpu_started, 3),
     }
 
 
-def _of_the_whole_run(run: Run, summary: dict[str, Any]) -> Row:
-    names = ("published", "expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected")
-    clock = ("hops", "records", "wall_s", "hops_per_wall_s")
-    return {
-        **{name: summary[name] for name in names},
-        "violations": run.result.violations_total,
-        "first_violation": next(iter(summary["violations"]), ""),
-        **{name: summary[name] for name in clock},
-    }
+COUNTED = ("published", "expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected")
+"""Over the whole run."""
 
 
 def _open_log(job: ScenarioJob) -> AbstractContextManager[LogWriter | None]:

@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from roamcast.lab import radio_model_figures as pictures
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.charts import Chart, Panel, Pen, curves
+from roamcast.lab.curves import Curves
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, AWAY, INK, LOST, QUIET
+from roamcast.lab.rows import Row, distinct, mean_of, where
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.models.intervals import mean_interval
 from roamcast.simulator.radio.channel import EVERYONE, Channel
 from roamcast.simulator.radio.movement import Movement, RandomWalk, RandomWaypoint
@@ -42,11 +46,13 @@ R1 = Claim(
     "R1", "shape",
     "(ours) packet reception over distance: the simulated channel agrees with the published formulas for the "
     "CC2420, and has their three regions: connected, transitional, disconnected",
+    "sensitivity -95 dBm at 1 % loss (datasheet); a transitional region from path loss and shadowing",
 )  # fmt: skip
 R2 = Claim(
     "R2", "order",
     "random walk does not let nodes cover the whole area, and leaves them in a few clusters; random waypoint "
     "does (Amozarrain 2021, section 4.5.2)",
+    "random walk created a few clusters and did not allow nodes to cover the whole area",
 )  # fmt: skip
 
 FLAT = replace(PARAMETERS, shadowing_db=0.0, asymmetry_db=0.0)
@@ -61,13 +67,9 @@ FRAMES = 10
 
 
 @dataclass(frozen=True)
-class ReceptionJob:
+class ReceptionJob(Job):
     seed: int
     placements: int
-
-    @property
-    def name(self) -> str:
-        return f"reception seed={self.seed}"
 
     @property
     def cost(self) -> float:
@@ -88,13 +90,8 @@ def measure_reception(job: ReceptionJob) -> Row:
         values = share[links]
         mixed = (values > 0.1) & (values < 0.9)
         expected = np.interp(distance_m[links], DISTANCES_M, EXPECTED)
-        for name, weights in (
-            ("links", None),
-            ("received", values),
-            ("mixed", mixed),
-            ("expected", expected),
-        ):
-            totals[name] += np.bincount(index, weights, minlength=bins)
+        for total, weights in zip(totals.values(), (None, values, mixed, expected), strict=True):
+            total += np.bincount(index, weights, minlength=bins)
     return {"seed": job.seed} | {
         f"{name}_{index}": float(values[index]) for name, values in totals.items() for index in range(bins)
     }
@@ -117,15 +114,11 @@ EXPECTED = [expected_reception(PARAMETERS, float(one), FRAME_BYTES) for one in D
 
 
 @dataclass(frozen=True)
-class CoverageJob:
+class CoverageJob(Job):
     model: str
     speed: float
     seed: int
     duration_s: float = 700.0
-
-    @property
-    def name(self) -> str:
-        return f"coverage {self.model} {self.speed:g} m/s seed={self.seed}"
 
     @property
     def cost(self) -> float:
@@ -173,11 +166,53 @@ def experiment(quick: bool, sweep: Sweep) -> Findings:
     return Findings(
         [judge_r1(curve), judge_r2(coverage)],
         {"reception": curve, "coverage": coverage},
-        {
-            "radio_reception": lambda figure: pictures.draw_reception(figure, curve, edges_m()),
-            "random_walk": lambda figure: pictures.draw_coverage(figure, coverage),
-        },
+        {"radio_reception": reception_chart(curve), "random_walk": coverage_chart(coverage)},
     )
+
+
+def reception_chart(rows: Sequence[Row]) -> Chart:
+    begin_m, end_m = edges_m()
+    xs = [row["distance_m"] for row in rows]
+    measured, low, high, expected, flat = (
+        [row[name] for row in rows] for name in ("received", "low", "high", "expected", "without_shadowing")
+    )
+
+    def draw(axes: Axes) -> None:
+        axes.axvspan(begin_m, end_m, color=AWAY, zorder=0)
+        for at_m, region in ((begin_m / 2, "connected"), ((begin_m + end_m) / 2, "transitional region"),
+                             ((end_m + 124.0) / 2, "disconnected")):  # fmt: skip
+            axes.text(at_m, 1.06, region, ha="center", fontsize=9, color=INK)
+        axes.plot(xs, expected, color=INK, label="expected: path loss, shadowing, 802.15.4")
+        axes.errorbar(
+            xs, measured, yerr=[np.subtract(measured, low), np.subtract(high, measured)], fmt="o",
+            color=ARRIVED, markersize=5, capsize=3, label="measured on the simulated channel",
+        )  # fmt: skip
+        axes.plot(xs, flat, color=QUIET, linestyle="--", label="expected without shadowing")
+
+    said = {
+        "xlabel": "distance, m",
+        "ylabel": "share of frames received",
+        "ylim": (0, 1.12),
+        "xlim": (0, 124),
+    }
+    return Chart(
+        "Packet reception over distance, CC2420 at 0 dBm", "frames of 51 bytes, nobody else sending",
+        [Panel(draw, said, legend={"loc": "center right", "fontsize": 9})],
+    )  # fmt: skip
+
+
+def coverage_chart(rows: Sequence[Row]) -> Chart:
+    pens = {"random walk": Pen("random walk", LOST, "s"), "random waypoint": Pen("random waypoint", ARRIVED)}
+    said = {"xlabel": "speed, m/s", "ylim": (0, None)}
+    covered, away = (Curves(rows, "model", "speed", y) for y in ("covered", "from_start_m"))
+    return Chart(
+        "Why random walk was dropped", "C32, 110 m square, cells of 5 m",
+        [
+            Panel(curves(covered, pens, scale=100),
+                  {**said, "ylabel": "area that a station has been in after 700 s, %"}, legend={}),
+            Panel(curves(away, pens), {**said, "ylabel": "distance from where it started, m"}),
+        ],
+    )  # fmt: skip
 
 
 def reception_curve(rows: Sequence[Row]) -> list[Row]:
@@ -229,7 +264,7 @@ def judge_r1(curve: Sequence[Row]) -> Outcome:
         and max(disconnected) <= DISCONNECTED_MAX,
         "at the sensitivity more than 1 % is lost": sensitivity_loss <= 0.01,
     }
-    figures: dict[str, object] = {
+    figures = {
         "largest difference between measured and expected reception": worst,
         "transitional region by the formulas, m": [round(begin_m, 1), round(end_m, 1)],
         "least reception in the connected region": min(connected, default=None),
@@ -237,16 +272,15 @@ def judge_r1(curve: Sequence[Row]) -> Outcome:
         "lost at the sensitivity, packets of 20 bytes": sensitivity_loss,
         "links neither good nor bad (10 to 90 %), at most": max(row["mixed_links"] for row in curve),
     }
-    paper = "sensitivity -95 dBm at 1 % loss (datasheet); a transitional region from path loss and shadowing"
-    return R1.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+    return R1.judge(parts, figures)
 
 
 def judge_r2(rows: Sequence[Row]) -> Outcome:
     covered, away = (
         {
             model: {
-                f"{speed:g} m/s": round(_mean(rows, model, speed, column), 3)
-                for speed in sorted({row["speed"] for row in rows})
+                f"{speed:g} m/s": mean_of(where(rows, model=model, speed=speed), column, 3) or 0.0
+                for speed in sorted(distinct(rows, "speed"))
             }
             for model in MODELS
         }
@@ -256,16 +290,11 @@ def judge_r2(rows: Sequence[Row]) -> Outcome:
     parts = {
         f"at {speed} random waypoint does not cover more": waypoint[speed] > walk[speed] for speed in walk
     }
-    figures: dict[str, object] = {
+    figures = {
         "share of the area that a station has been in after 700 s": covered,
         "mean distance from where it started, second half, m": away,
     }
-    paper = "random walk created a few clusters and did not allow nodes to cover the whole area"
-    return R2.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
-
-
-def _mean(rows: Sequence[Row], model: str, speed: float, column: str) -> float:
-    return float(np.mean([row[column] for row in rows if (row["model"], row["speed"]) == (model, speed)]))
+    return R2.judge(parts, figures)
 
 
 register(Experiment("radio-reception", "The radio model, and random walk", (R1, R2), experiment))

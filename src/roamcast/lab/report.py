@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 
 from roamcast.lab.experiment import Experiment, Findings, as_row
 from roamcast.lab.figures import STYLE, save
+from roamcast.lab.rows import Row
 from roamcast.lab.summary import write_json
-from roamcast.lab.sweep import Row
 
 
 def write_findings(

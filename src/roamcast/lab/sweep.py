@@ -1,8 +1,8 @@
 """Many independent runs over all cores.
 
-A job says everything about a run, and a function makes a row of plain figures of it. Both can be
-pickled, the function by its name, so the same jobs can be spread over processes here or over a
-cluster elsewhere. Rows come in the order of the jobs, whoever did them and whenever they finished.
+A job describes one run, and a function turns a job into a row of plain figures. Both can be pickled (the
+function by its name), so the same jobs run in processes of this machine or on a cluster. Rows are returned
+in the order of the jobs, whatever the order in which they finish.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     as_completed,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from roamcast.bench.interrupts import interrupts_held_back, workers_ended
-
-Row = dict[str, Any]
-"""Name to a plain value: text, number, truth value or None."""
+from roamcast.lab.rows import Row
 
 
 class Job(Protocol):
-    """A frozen dataclass; whatever it holds can be compared, hashed and pickled."""
+    """Describes one run: a frozen dataclass whose fields can be compared, hashed and pickled."""
 
     @property
     def name(self) -> str:
-        """What run this is, its seed included, so that a failure can be repeated."""
+        """Name of the run, with its seed, so that a failure can be reproduced."""
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(cast(Any, self)))
 
     @property
     def cost(self) -> float:
-        """How long it takes compared with others; the longest begin first."""
+        """Expected duration relative to other jobs; the longest start first."""
+        return 1.0
 
 
 J = TypeVar("J", bound=Job)
 
+TRIES = 2
+"""How often a job is tried before it is listed as failed."""
+
 Spread = Callable[[Callable[[Any], Row], list[Any]], Iterator[tuple[Any, Row | Exception]]]
-"""Does jobs elsewhere: each with its row or its error, as they finish."""
+"""Runs jobs elsewhere: yields each job with its row or its error, in the order in which they finish."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Failure:
 
 
 class Sweep:
-    """Does jobs, and remembers what came out: a job that two experiments share is done once."""
+    """Runs jobs and keeps their rows: a job that two experiments share runs once."""
 
     def __init__(
         self,
@@ -70,41 +73,38 @@ class Sweep:
     ) -> None:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.report = report
-        """Called with how many runs are done, and of how many."""
+        """Called with the number of finished runs and the total."""
         self.logs = logs
-        """Where jobs that can write an event log shall write it: each in a folder of its own."""
+        """Folder for event logs: every job that can write one has a folder of its own in it."""
         self.spread = spread
-        """What does the jobs elsewhere, such as on a cluster; the workers of this machine if not given."""
+        """Runs the jobs elsewhere, such as on a cluster; None: on the cores of this machine."""
         self.failures: list[Failure] = []
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
+        self._left = self._total = 0
 
     def run(self, function: Callable[[J], Row], jobs: Sequence[J], *, is_local: bool = False) -> list[Row]:
         """The rows of all jobs that succeeded, in the order of the jobs.
 
-        A run that fails is tried once more, in a process of its own; then it is listed in
-        `failures`, and the others go on. What is local needs something of this machine, and is not spread.
+        A failed run is retried once, in a process of its own. If it fails again, it is listed in `failures`,
+        and the others continue. A local job needs something of this machine and never runs elsewhere.
         """
         if is_local and self.spread is not None:
             return self._run_here(function, jobs)
         new = [job for job in dict.fromkeys(jobs) if (function, job) not in self._done]
         new.sort(key=lambda job: -job.cost)
-        progress = _Progress(self.report, len(new))
-        failed: list[J] = []
-        unlucky: list[J] = []
-        for job, row in self._attempt(function, new):
-            if isinstance(row, BrokenExecutor):
-                unlucky.append(job)  # A process that dies takes along those that had not even begun.
-            elif isinstance(row, Exception):
-                failed.append(job)
-            else:
-                self._finish(function, job, row, progress)
-        for job, row in self._attempt_alone(function, unlucky):
-            if isinstance(row, Exception):
-                failed.append(job)
-            else:
-                self._finish(function, job, row, progress)
-        for job, row in self._attempt_alone(function, failed):
-            self._finish(function, job, row, progress)
+        self._left = self._total = len(new)
+        tries = dict.fromkeys(new, 0)
+        attempt, waiting = self._attempt, new
+        while waiting:
+            again: list[J] = []
+            for job, row in attempt(function, waiting):
+                # A process that dies also breaks jobs that had not started; that is not a try of theirs.
+                tries[job] += attempt == self._attempt_alone or not isinstance(row, BrokenExecutor)
+                if isinstance(row, Exception) and tries[job] < TRIES:
+                    again.append(job)
+                else:
+                    self._finish(function, job, row)
+            attempt, waiting = self._attempt_alone, again
         self.failures.sort(key=str)
         rows = (self._done[function, job] for job in jobs)
         return [row for row in rows if not isinstance(row, Failure)]
@@ -115,19 +115,19 @@ class Sweep:
         self.failures += here.failures
         return rows
 
-    def _finish(
-        self, function: Callable[[J], Row], job: J, row: Row | Exception, progress: _Progress
-    ) -> None:
+    def _finish(self, function: Callable[[J], Row], job: J, row: Row | Exception) -> None:
         if isinstance(row, Exception):
             failure = Failure(job.name, f"{type(row).__name__}: {row}")
             self.failures.append(failure)
             self._done[function, job] = failure
         else:
             self._done[function, job] = row
-        progress.step()
+        self._left -= 1
+        if self.report is not None:
+            self.report(self._total - self._left, self._total)
 
     def _attempt(self, function: Callable[[J], Row], jobs: list[J]) -> Iterator[tuple[J, Row | Exception]]:
-        """Each job with what came of it, as they finish."""
+        """Yields each job with its row or its error, in the order in which they finish."""
         if self.spread is not None:
             given = {self._with_log(job): job for job in jobs}
             for job, row in self.spread(function, list(given)):
@@ -144,7 +144,7 @@ class Sweep:
     def _attempt_alone(
         self, function: Callable[[J], Row], jobs: list[J]
     ) -> Iterator[tuple[J, Row | Exception]]:
-        """As `_attempt`, but a job that ends its process takes no other with it."""
+        """Like `_attempt`, but each job has a process of its own and can break no other job."""
         if self.workers == 1 or self.spread is not None:
             yield from self._attempt(function, jobs)
             return
@@ -163,7 +163,7 @@ class Sweep:
                     raise error
                 yield futures[future], future.result() if error is None else error
         finally:
-            # Nobody waits for what is left after an interruption.
+            # After an interruption, do not wait for the remaining jobs.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _with_log(self, job: J) -> J:
@@ -182,18 +182,6 @@ class _InOwnProcess:
     def __call__(self, job: Any) -> Row:
         with ProcessPoolExecutor(1, mp_context=_context()) as pool:
             return pool.submit(self.function, job).result()
-
-
-class _Progress:
-    def __init__(self, report: Callable[[int, int], None] | None, total: int) -> None:
-        self._report = report
-        self._done = 0
-        self._total = total
-
-    def step(self) -> None:
-        self._done += 1
-        if self._report is not None:
-            self._report(self._done, self._total)
 
 
 def _caught(function: Callable[[J], Row], job: J) -> Row | Exception:

@@ -21,11 +21,15 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roamcast.lab import wang_figures as pictures
-from roamcast.lab.curves import Curve, as_rows, curves_of, plane, power
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, failed, register
+from matplotlib.axes import Axes
+
+from roamcast.lab.charts import Chart, Panel, Pen, curves, runs_of
+from roamcast.lab.curves import Curve, Curves, means_of, plane, power
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.figures import ARRIVED, LOST, QUIET
 from roamcast.lab.measure import ScenarioJob, measure
-from roamcast.lab.sweep import Row, Sweep
+from roamcast.lab.rows import Row, distinct, rounded, sums_of, where
+from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility import PROTOCOLS
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff, Reference
 from roamcast.protocol import records
@@ -41,6 +45,11 @@ from roamcast.simulator.workload import make_workload
 MHH, SUB_UNSUB, HOME = "multi_hop_handoff", "sub_unsub", "home_broker"
 LABELS = {MHH: "MHH", SUB_UNSUB: "sub-unsub", HOME: "home broker"}
 COMPARED = (MHH, SUB_UNSUB, HOME)
+PENS = {
+    MHH: Pen("multi-hop handoff", ARRIVED, "o"),
+    HOME: Pen("home broker", LOST, "s"),
+    SUB_UNSUB: Pen("sub-unsub", "#2e7d4f", "^"),
+}
 
 CLIENTS_PER_BROKER = 10
 MOBILE = 0.2
@@ -94,11 +103,13 @@ W1 = Claim(
     "W1", "shape",
     "overhead per handoff against the connection period (fig. 5a): sub-unsub climbs below 100 s, home "
     "broker above 100 s linearly in the period, multi-hop handoff stays low throughout",
+    "sub-unsub sharply up below 100 s; home broker linear above 100 s; MHH always low",
 )  # fmt: skip
 W2 = Claim(
     "W2", "order",
     "handoff delay against the connection period (fig. 5b): sub-unsub far above the others; multi-hop "
     "handoff and home broker nearly equal, and flat",
+    "sub-unsub much higher; MHH and home broker almost the same, not changing with the period",
 )  # fmt: skip
 
 CLIMB_MIN = 1.25
@@ -138,26 +149,56 @@ def fig5_jobs(quick: bool) -> list[ScenarioJob]:
 
 def fig5(quick: bool, sweep: Sweep) -> Findings:
     rows = sweep.run(measure, fig5_jobs(quick))
-    overhead = curves_of(rows, "case", "connect_s", "overhead_per_handoff_hops")
-    delay = curves_of(rows, "case", "connect_s", "delay_mean_s")
+    overhead = Curves(rows, "case", "connect_s", "overhead_per_handoff_hops")
+    delay = Curves(rows, "case", "connect_s", "delay_mean_s")
+    across = {"xscale": "log", "xlabel": "mean connection period, s"}
+    hops = {**across, "ylabel": "overhead per handoff, hops"}
+    drawn = curves(overhead, PENS)
     return Findings(
         [judge_w1(overhead), judge_w2(delay)],
+        {"fig5_runs": rows, "fig5a_overhead": overhead.table(), "fig5b_delay": delay.table()},
         {
-            "fig5_runs": rows,
-            "fig5a_overhead": as_rows(overhead, "case", "connect_s", "overhead_per_handoff_hops"),
-            "fig5b_delay": as_rows(delay, "case", "connect_s", "delay_mean_s"),
+            # As in the paper, and beside it with a logarithmic axis, on which the lower curves can be read.
+            "fig5a_overhead": Chart(
+                "Message overhead per handoff against the connection period", about(overhead),
+                [
+                    Panel(drawn, {**hops, "ylim": (0, None)}, "as in figure 5(a)", legend={}),
+                    Panel(drawn, {**hops, "yscale": "log"}, "the same, overhead on a logarithmic axis"),
+                ],
+            ),
+            "fig5b_delay": Chart(
+                "Handoff delay against the connection period, figure 5(b)", about(delay),
+                [delay_panel(delay, across)],
+            ),
         },
-        {
-            "fig5a_overhead": lambda figure: pictures.draw_fig5a(figure, overhead),
-            "fig5b_delay": lambda figure: pictures.draw_fig5b(figure, delay),
-        },
-    )
+    )  # fmt: skip
+
+
+def about(measured: Mapping[str, Curve]) -> str:
+    return f"{runs_of(measured)}; setting of Wang et al. 2007, section 5.1"
+
+
+def delay_panel(delay: Curves, across: Mapping[str, str], rows: Sequence[Row] = ()) -> Panel:
+    """The delays, and beside them how long the distances in these rows take, there and back."""
+
+    def draw(axes: Axes) -> None:
+        curves(delay, PENS, scale=1000)(axes)
+        if not rows:
+            return
+        distances = {"mean distance": ("mean_distance_hops", ":"),
+                     "longest distance (diameter)": ("diameter_hops", "-.")}  # fmt: skip
+        for label, (column, line) in distances.items():
+            (curve,) = Curves([{**row, "all": ""} for row in rows], "all", "brokers", column).values()
+            times_ms = [20 * hops for hops in curve.means]
+            axes.plot(curve.xs, times_ms, color=QUIET, linestyle=line, label=f"{label}, there and back")
+
+    said = {**across, "ylabel": "attach to first notification, ms"}
+    return Panel(draw, said, legend={"ncols": 2 if rows else 3, "fontsize": 9}, room=1.45)
 
 
 def judge_w1(curves: Mapping[str, Curve]) -> Outcome:
-    paper = "sub-unsub sharply up below 100 s; home broker linear above 100 s; MHH always low"
     if note := missing(curves, COMPARED):
-        return W1.outcome(None, paper=paper, figures={}, note=note)
+        return W1.open(note)
     mhh, sub_unsub, home = (curves[name] for name in COMPARED)
     shortest_s, longest_s = mhh.xs[0], mhh.xs[-1]
     added = [(x, home.at(x) - home.at(shortest_s)) for x in home.xs if x > EDGE_S]
@@ -179,19 +220,13 @@ def judge_w1(curves: Mapping[str, Curve]) -> Outcome:
         "MHH varies with the period": spread <= LOW_SPREAD_MAX,
         "MHH is not the lowest or near it": above <= LOW_MAX,
     }
-    hops = {name: rounded(curve.means) for name, curve in curves.items()}
-    return W1.outcome(
-        all(parts.values()),
-        paper=paper,
-        figures={"periods_s": mhh.xs, "hops_per_handoff": hops, **figures},
-        note=failed(parts),
-    )
+    hops = means_of(curves, 1)
+    return W1.judge(parts, {"periods_s": mhh.xs, "hops_per_handoff": hops, **figures})
 
 
 def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
-    paper = "sub-unsub much higher; MHH and home broker almost the same, not changing with the period"
     if note := missing(curves, COMPARED):
-        return W2.outcome(None, paper=paper, figures={}, note=note)
+        return W2.open(note)
     mhh, sub_unsub, home = (curves[name] for name in COMPARED)
     between = [home.at(x) / mhh.at(x) for x in mhh.xs]
     figures = {
@@ -210,20 +245,10 @@ def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
         "MHH is not flat": mhh_flat <= FLAT_MAX,
         "home broker is not flat": home_flat <= FLAT_MAX,
     }
-    note = failed(parts)
-    if most > NEAR_MAX:
-        note += f" ({WHY_HOME_IS_SLOWER})"
-    delays_s = {name: rounded(curve.means, 4) for name, curve in curves.items()}
-    return W2.outcome(
-        all(parts.values()),
-        paper=paper,
-        figures={"periods_s": mhh.xs, "delay_s": delays_s, **figures},
-        note=note,
-    )
-
-
-def rounded(values: Sequence[float], digits: int = 1) -> list[float]:
-    return [round(value, digits) for value in values]
+    return W2.judge(
+        parts, {"periods_s": mhh.xs, "delay_s": means_of(curves, 4), **figures},
+        why=WHY_HOME_IS_SLOWER if most > NEAR_MAX else "",
+    )  # fmt: skip
 
 
 # --- figure 6: the size of the network ---
@@ -232,15 +257,21 @@ W3 = Claim(
     "W3", "shape",
     "overhead per handoff against the number of brokers (fig. 6a): all grow, home broker fastest, "
     "sub-unsub slower when covering is on",
+    "all increase with the network; home broker faster than the others; covering slows sub-unsub",
 )  # fmt: skip
 W4 = Claim(
     "W4", "shape",
     "handoff delay against the number of brokers (fig. 6b): multi-hop handoff and home broker follow the "
     "mean distance, sub-unsub the diameter",
+    "MHH and home broker: the mean distance; sub-unsub: the maximum distance, and much longer",
 )  # fmt: skip
 
 CONNECT_S = 300.0
 PLAIN, COVERING = f"{SUB_UNSUB} identity nested", f"{SUB_UNSUB} covering nested"
+PENS_NESTED = {
+    PLAIN: Pen("sub-unsub, nested filters, identity routing", "#8a6d1d", "v", "--"),
+    COVERING: Pen("sub-unsub, nested filters, covering routing", "#7a4fa3", "D", "--"),
+}
 
 FOLLOWS_MIN_S = 0.010
 """A handoff that follows a distance crosses it once at least: 10 ms for each hop more."""
@@ -269,28 +300,41 @@ def fig6_jobs(quick: bool) -> list[ScenarioJob]:
 
 def fig6(quick: bool, sweep: Sweep) -> Findings:
     rows = sweep.run(measure, fig6_jobs(quick))
-    overhead = curves_of(rows, "case", "brokers", "overhead_per_handoff_hops")
-    signalling = curves_of(rows, "case", "brokers", "signalling_per_handoff_hops")
-    delay = curves_of(rows, "case", "brokers", "delay_mean_s")
+    overhead, signalling, delay = (
+        Curves(rows, "case", "brokers", y)
+        for y in ("overhead_per_handoff_hops", "signalling_per_handoff_hops", "delay_mean_s")
+    )
+    pens = PENS | PENS_NESTED
+    signalled = {name: pen for name, pen in pens.items() if name != HOME}
+    across = {"xlabel": "brokers"}
+    from_0 = {**across, "ylim": (0, None)}
     return Findings(
         [judge_w3(overhead, signalling), judge_w4(rows, delay)],
         {
-            "fig6_runs": rows,
-            "fig6a_overhead": as_rows(overhead, "case", "brokers", "overhead_per_handoff_hops"),
-            "fig6a_signalling": as_rows(signalling, "case", "brokers", "signalling_per_handoff_hops"),
-            "fig6b_delay": as_rows(delay, "case", "brokers", "delay_mean_s"),
+            "fig6_runs": rows, "fig6a_overhead": overhead.table(), "fig6a_signalling": signalling.table(),
+            "fig6b_delay": delay.table(),
         },
         {
-            "fig6a_overhead": lambda figure: pictures.draw_fig6a(figure, overhead, signalling),
-            "fig6b_delay": lambda figure: pictures.draw_fig6b(figure, delay, rows),
+            "fig6a_overhead": Chart(
+                "Message overhead per handoff against the size of the network", about(overhead),
+                [
+                    Panel(curves(overhead, pens), {**from_0, "ylabel": "overhead per handoff, hops"},
+                          "as in figure 6(a)", legend={"fontsize": 8.5}),
+                    Panel(curves(signalling, signalled), {**from_0, "ylabel": "per handoff, hops"},
+                          "of it, signalling (without transferred notifications)"),
+                ],
+            ),
+            "fig6b_delay": Chart(
+                "Handoff delay against the size of the network, figure 6(b)", about(delay),
+                [delay_panel(delay, across, rows)],
+            ),
         },
-    )
+    )  # fmt: skip
 
 
 def judge_w3(curves: Mapping[str, Curve], signalling: Mapping[str, Curve]) -> Outcome:
-    paper = "all increase with the network; home broker faster than the others; covering slows sub-unsub"
     if note := missing(curves, (*COMPARED, PLAIN, COVERING)):
-        return W3.outcome(None, paper=paper, figures={}, note=note)
+        return W3.open(note)
     growth = {name: curve.growth for name, curve in curves.items()}
     parts = {
         "not all grow at every step": all(
@@ -301,7 +345,7 @@ def judge_w3(curves: Mapping[str, Curve], signalling: Mapping[str, Curve]) -> Ou
     }
     figures: dict[str, object] = {
         "brokers": curves[MHH].xs,
-        "hops_per_handoff": {name: rounded(curve.means) for name, curve in curves.items()},
+        "hops_per_handoff": means_of(curves, 1),
         "growth_hops": {name: round(value, 1) for name, value in growth.items()},
         "power of the number of brokers": {
             name: round(power(curve.xs, curve.means), 3) for name, curve in curves.items()
@@ -310,7 +354,7 @@ def judge_w3(curves: Mapping[str, Curve], signalling: Mapping[str, Curve]) -> Ou
             name: rounded(signalling[name].means) for name in (PLAIN, COVERING, SUB_UNSUB)
         },
     }
-    return W3.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+    return W3.judge(parts, figures)
 
 
 def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
@@ -319,13 +363,10 @@ def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
     Both grow with the network, but at different rates from tree to tree; least squares over all runs
     tells them apart.
     """
-    paper = "MHH and home broker: the mean distance; sub-unsub: the maximum distance, and much longer"
     if note := missing(curves, COMPARED):
-        return W4.outcome(None, paper=paper, figures={}, note=note)
+        return W4.open(note)
     names = ("mean_distance_hops", "diameter_hops")
-    added_s = {
-        case: plane([row for row in rows if row["case"] == case], "delay_mean_s", names) for case in COMPARED
-    }
+    added_s = {case: plane(where(rows, case=case), "delay_mean_s", names) for case in COMPARED}
     mean, longest = ({case: added_s[case][name].value for case in COMPARED} for name in names)
     parts = {f"{LABELS[case]} does not follow the mean distance": mean[case] >= FOLLOWS_MIN_S
              for case in (MHH, HOME)}  # fmt: skip
@@ -336,7 +377,7 @@ def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
     strict = all(parts.values()) and all(abs(longest[case]) <= FOLLOWS_NOT_MAX_S for case in (MHH, HOME))
     figures: dict[str, object] = {
         "brokers": curves[MHH].xs,
-        "delay_s": {name: rounded(curve.means, 4) for name, curve in curves.items()},
+        "delay_s": means_of(curves, 4),
         "s per hop: slope, 95 % low, high": {
             f"{case}, {name.removesuffix('_hops').replace('_', ' ')}": rounded(slope, 5)
             for case, slopes in added_s.items()
@@ -344,7 +385,7 @@ def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
         },
         "holds if slopes below zero count as following, too": strict,
     }
-    return W4.outcome(all(parts.values()), paper=paper, figures=figures, note=failed(parts))
+    return W4.judge(parts, figures)
 
 
 # --- nothing lost, nothing twice, nothing out of order ---
@@ -353,6 +394,7 @@ W5 = Claim(
     "W5", "exact",
     "over every run of figures 5 and 6, multi-hop handoff and sub-unsub: zero lost, zero duplicate, zero "
     "out of order; home broker may lose, and what it loses was in transit",
+    "MHH and sub-unsub reliable; home broker not",
 )  # fmt: skip
 
 RELIABLE = (MHH, SUB_UNSUB)
@@ -366,32 +408,26 @@ def reliability(quick: bool, sweep: Sweep) -> Findings:
 
 def judge_w5(rows: Sequence[Row], crashed: int) -> Outcome:
     counts = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "violations")
+    sums = {protocol: sums_of(where(rows, protocol=protocol), counts) for protocol in COMPARED}
     figures: dict[str, object] = {"runs": len(rows), "runs that crashed": crashed}
-    sums: dict[str, dict[str, int]] = {}
-    for protocol in COMPARED:
-        of_it = [row for row in rows if row["protocol"] == protocol]
-        sums[protocol] = {name: sum(row[name] for row in of_it) for name in counts}
-        figures[protocol] = {"runs": len(of_it), **sums[protocol]}
+    for protocol, found in sums.items():
+        figures[protocol] = {"runs": len(where(rows, protocol=protocol)), **found}
     wrong = ("duplicates", "out_of_order", "unexpected", "violations")
-    parts = {
-        f"{protocol}: {sums[protocol][name]} {name.replace('_', ' ')}": sums[protocol][name] == 0
-        for protocol in COMPARED
+    parts: dict[str, bool | None] = {
+        f"{protocol}: {found[name]} {name.replace('_', ' ')}": found[name] == 0
+        for protocol, found in sums.items()
         for name in (("lost", *wrong) if protocol in RELIABLE else wrong)
     }
     parts[f"{crashed} runs crashed"] = crashed == 0
-    first = next((row["first_violation"] for row in rows if row["first_violation"]), "")
-    note = "; ".join(filter(None, (failed(parts), first)))
-    holds: bool | None = all(parts.values())
-    if holds and any(not any(row["protocol"] == protocol for row in rows) for protocol in COMPARED):
-        holds, note = None, "not all protocols have runs"
-    return W5.outcome(holds, paper="MHH and sub-unsub reliable; home broker not", figures=figures, note=note)
+    if absent := [protocol for protocol in COMPARED if protocol not in distinct(rows, "protocol")]:
+        parts[f"no runs of {', '.join(absent)}"] = None
+    return W5.judge(parts, figures, notes=list(filter(None, distinct(rows, "first_violation")))[:1])
 
 
 # --- 4.3: the PQlist ---
 
-W6 = Claim("W6", "exact", "the PQlists of section 4.3: PQ3→PQ1→PQ2, then PQ5→PQ3→PQ1→PQ2→PQ4")
-
 PQ_LISTS = ("PQ3→PQ1→PQ2", "PQ5→PQ3→PQ1→PQ2→PQ4")
+W6 = Claim("W6", "exact", f"the PQlists of section 4.3: {', then '.join(PQ_LISTS)}", ", then ".join(PQ_LISTS))
 PQ_NAMES = {
     ("bo", "in"): "PQ1", ("bn", "own"): "PQ2", ("bn", "in"): "PQ3", ("b2", "own"): "PQ4", ("b2", "in"): "PQ5",
 }  # fmt: skip
@@ -450,7 +486,7 @@ def pq_lists(quick: bool, sweep: Sweep) -> Findings:
         "violations": result.violations_total,
     }
     holds = lists == PQ_LISTS and not result.violations
-    return Findings([W6.outcome(holds, paper=", then ".join(PQ_LISTS), figures=figures)])
+    return Findings([W6.outcome(holds, figures)])
 
 
 # --- clients that move at once ---
@@ -458,6 +494,7 @@ def pq_lists(quick: bool, sweep: Sweep) -> Findings:
 W7 = Claim(
     "W7", "exact",
     "several clients with equal or covered filters move at once and nobody else's delivery changes",
+    "the handoff of a client does not affect the event delivery of other clients",
 )  # fmt: skip
 
 FIXED_PER_BROKER = 2
@@ -470,7 +507,7 @@ TOGETHER_S = 40.0
 
 
 @dataclass(frozen=True)
-class TogetherJob:
+class TogetherJob(Job):
     """The same network twice: all movers leave and attach at the same moments, and nobody moves."""
 
     protocol: str
@@ -478,10 +515,6 @@ class TogetherJob:
     workload: str
     side: int
     seed: int
-
-    @property
-    def name(self) -> str:
-        return f"together {self.protocol} {self.routing} {self.workload} side={self.side} seed={self.seed}"
 
     @property
     def cost(self) -> float:
@@ -567,19 +600,10 @@ def together(quick: bool, sweep: Sweep) -> Findings:
 
 
 def judge_w7(rows: Sequence[Row]) -> Outcome:
-    counts = (
-        "handoffs", "fixed_clients", "deliveries", "clients_changed",
-        "lost", "duplicates", "out_of_order", "violations",
-    )  # fmt: skip
-    figures: dict[str, object] = {name: sum(row[name] for row in rows) for name in counts}
-    wrong = [name for name in counts[3:] if figures[name]]
-    note = "; ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in wrong)
-    return W7.outcome(
-        not wrong if rows else None,
-        paper="the handoff of a client does not affect the event delivery of other clients",
-        figures={"runs": len(rows), **figures},
-        note=note,
-    )
+    sums = sums_of(rows, ("handoffs", "fixed_clients", "deliveries"))
+    wrong = sums_of(rows, ("clients_changed", "lost", "duplicates", "out_of_order", "violations"))
+    parts = {f"{count} {name.replace('_', ' ')}": count == 0 for name, count in wrong.items()}
+    return W7.judge(parts if rows else {}, {"runs": len(rows), **sums, **wrong})
 
 
 register(Experiment("wang-fig5", "Wang et al., figure 5: connection periods", (W1, W2), fig5))

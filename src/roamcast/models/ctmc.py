@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.sparse import csgraph
 
 from roamcast.errors import InputError
 from roamcast.models.intervals import Bounds, normal_factor
@@ -213,29 +214,16 @@ def _checked_graph(neighbours: Mapping[str, Iterable[str]]) -> dict[str, tuple[s
 
 def _check_ways(graph: Mapping[str, Sequence[str]]) -> None:
     """Refuse a graph in which some broker cannot be reached from some other."""
-    backwards: dict[str, list[str]] = {broker: [] for broker in graph}
-    for broker, others in graph.items():
-        for other in others:
-            backwards[other].append(broker)
+    numbers = {broker: number for number, broker in enumerate(graph)}
+    edges = [(numbers[broker], numbers[other]) for broker, others in graph.items() for other in others]
+    matrix = sparse.coo_array((np.ones(len(edges)), tuple(zip(*edges, strict=True))), (len(graph),) * 2)
     # Ways from one broker to all, and from all to that one, make ways from all to all.
-    start = next(iter(graph))
-    for edges, way in ((graph, "from {0!r} to {1!r}"), (backwards, "from {1!r} to {0!r}")):
-        reached = _reached(edges, start)
-        for broker in graph:
-            if broker not in reached:
-                raise InputError(
-                    f"the neighbour graph has no way {way.format(start, broker)}; clients must get everywhere"
-                )
-
-
-def _reached(graph: Mapping[str, Sequence[str]], start: str) -> set[str]:
-    reached, waiting = {start}, [start]
-    while waiting:
-        for there in graph[waiting.pop()]:
-            if there not in reached:
-                reached.add(there)
-                waiting.append(there)
-    return reached
+    for ways, text in ((matrix, "from {0!r} to {1!r}"), (matrix.T, "from {1!r} to {0!r}")):
+        reached = csgraph.breadth_first_order(ways, 0, return_predecessors=False)
+        missed = [broker for broker, number in numbers.items() if number not in reached]
+        if missed:
+            way = text.format(next(iter(graph)), missed[0])
+            raise InputError(f"the neighbour graph has no way {way}; clients must get everywhere")
 
 
 def _check_binomial(probability: float, clients: int) -> None:

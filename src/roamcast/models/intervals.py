@@ -27,6 +27,11 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Bounds:
     return Bounds(mean - reach, mean + reach)
 
 
+def bounds_of(values: Sequence[float]) -> Bounds:
+    """Bounds of the mean with 95 % confidence; a single value stands for itself."""
+    return mean_interval(values) if len(values) > 1 else Bounds(values[0], values[0])
+
+
 def share_interval(counted: int, total: int, confidence: float = 0.95) -> Bounds:
     """Bounds of a probability, where so many of all were counted (by Clopper and Pearson)."""
     if not 0 <= counted <= total or not total:

@@ -88,7 +88,10 @@ def message_types() -> list[type[Message]]:
 class Codec:
     """Knows every type of message that exists when it is made; no command, and nothing that clients say."""
 
-    __state__ = State("link-codec", derived=("_batch_decoder", "_decoder", "_encoder", "_tags"))
+    __state__ = State(
+        "link-codec",
+        derived=("_batch_decoder", "_decoder", "_encoder", "_tags"),
+    )
 
     def __init__(self) -> None:
         self._restore()

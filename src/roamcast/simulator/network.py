@@ -42,7 +42,7 @@ from roamcast.protocol.effects import Input, ReceivedInProcess
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.records import Level, Row
-from roamcast.protocol.snapshot import freeze, thaw
+from roamcast.protocol.snapshot import freeze, state_hash, thaw
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.access import CONTROL_BYTES, Access, PlainAccess
 from roamcast.simulator.engine import Engine, lane_for
@@ -180,6 +180,8 @@ class Network(Engine):
         self._down: dict[str, None] = {}
         self._doomed: dict[str, Crash] = {}
         """Brokers that crash within their next step."""
+        self._hashes: dict[str, str] = {}
+        """Of the state of each broker that has crashed."""
         self._unsent: dict[str, Sequence[tuple[str, Message]]] = {}
         """What a crash kept from being sent: the links send it after the restart."""
         self._outages: dict[frozenset[str], dict[str, None]] = {
@@ -443,6 +445,7 @@ class Network(Engine):
 
     def _crash(self, broker: str, reason: str | None = None) -> None:
         self._witness("crashed", broker, reason)
+        self._hashes[broker] = state_hash(self.machines[broker])
         self._doomed.pop(broker, None)
         self._down[broker] = None
         self._deadlines.pop(broker, None)
@@ -478,6 +481,8 @@ class Network(Engine):
         for data in journal.entries:
             entry = decode_entry(data)
             self._note(machine.step(entry.now, entry.inputs).records)
+        if state_hash(machine) != self._hashes[broker]:
+            self._rows_differing.append(f"{broker} has another state than when it crashed")
         return machine
 
     # --- links go down and come up again ---

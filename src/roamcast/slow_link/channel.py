@@ -7,8 +7,9 @@ itself, so nothing is lost: it and everything behind it come later (Caporuscio e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from roamcast.errors import InputError, did_you_mean
 
@@ -56,23 +57,17 @@ class Profile:
         error: float | None = None,
     ) -> Profile:
         """The same, but for what is given; a rate is the whole of its direction."""
+        changes = {"delay_s": delay_s, "error": error}
         return replace(
-            self,
-            up=_changed(self.up, up_bps, delay_s, error),
-            down=_changed(self.down, down_bps, delay_s, error),
+            self, up=_changed(self.up, up_bps, changes), down=_changed(self.down, down_bps, changes)
         )
 
 
-def _changed(
-    direction: Direction, bps: float | None, delay_s: float | None, error: float | None
-) -> Direction:
+def _changed(direction: Direction, bps: float | None, changes: Mapping[str, float | None]) -> Direction:
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     if bps is not None:
-        direction = replace(direction, slot_bps=bps, slots_min=1, slots_max=1)
-    if delay_s is not None:
-        direction = replace(direction, delay_s=delay_s)
-    if error is not None:
-        direction = replace(direction, error=error)
-    return direction
+        given |= {"slot_bps": bps, "slots_min": 1, "slots_max": 1}
+    return replace(direction, **given)
 
 
 def _same(bps_up: float, bps_down: float, delay_s: float, error: float, about: str) -> Profile:

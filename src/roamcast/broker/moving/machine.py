@@ -140,7 +140,7 @@ class MovingMachine(MachineBase[MqttFront]):
         self.front.collect(out)
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
-        if out.durable or self._expected is not None:
+        if out.durable:
             self._check_state()
         return out
 

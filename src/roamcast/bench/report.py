@@ -1,0 +1,29 @@
+"""What benchmarks share with the command: how far they are, and which names they know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from roamcast.errors import InputError, did_you_mean
+
+Report = Callable[[int, int], None]
+"""How much is done, and of how much."""
+
+
+def silent(done: int, total: int) -> None:
+    """For those who do not want to see how far it is."""
+
+
+def split_names(option: str, text: str, valid: Collection[str]) -> list[str]:
+    """Names with a comma between them."""
+    return check_names(option, filter(None, map(str.strip, text.split(","))), valid)
+
+
+def check_names(option: str, names: Iterable[str], valid: Collection[str]) -> list[str]:
+    """The names, or an error if one is not valid."""
+    checked = list(names)
+    for name in checked:
+        if name not in valid:
+            known = did_you_mean(name, valid) or f"valid are {', '.join(valid)}"
+            raise InputError(f"{option} {name}: {known}")
+    return checked

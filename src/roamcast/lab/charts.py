@@ -1,0 +1,178 @@
+"""Figures as data: panels of curves or bars, a title above them, and a line about the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+
+from roamcast.lab.curves import Curve
+
+GRID = "#e3e8ec"
+SIZES = {1: (8.5, 4.8), 2: (11.0, 4.8), 3: (13.5, 4.8)}
+"""Inches of a figure, by how many panels are side by side."""
+
+Drawing = Callable[[Axes], None]
+
+
+@dataclass(frozen=True)
+class Pen:
+    """How one curve is drawn and what the legend calls it."""
+
+    label: str
+    colour: str
+    marker: str = "o"
+    line: str = "-"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes. `said` is what matplotlib's `Axes.set` takes: labels, scales and limits."""
+
+    draw: Drawing
+    said: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    ticks: Mapping[float, str] = field(default_factory=dict)
+    """Places on the x axis and what they are called; matplotlib's own if empty."""
+    legend: Mapping[str, Any] | None = None
+    """Where the legend is and how it looks; None: there is none here."""
+    room: float = 0.0
+    """How many times as high as what is drawn, from 0, so that the legend covers none of it."""
+    grid: Literal["both", "x", "y"] = "both"
+
+    def finish(self, axes: Axes) -> None:
+        """Label what is drawn."""
+        axes.set(**self.said)
+        if self.title:
+            axes.set_title(self.title, loc="left", fontsize=10.5)
+        if self.ticks:
+            axes.set_xticks(list(self.ticks), list(self.ticks.values()))
+            axes.minorticks_off()
+        if self.room:
+            axes.set_ylim(0, self.room * axes.get_ylim()[1])
+        axes.grid(axis=self.grid, color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+        if self.legend is not None:
+            handles, labels = axes.get_legend_handles_labels()
+            # What was measured stands before what it is compared with.
+            order = sorted(range(len(labels)), key=lambda at: not isinstance(handles[at], ErrorbarContainer))
+            axes.legend(
+                [handles[at] for at in order], [labels[at] for at in order],
+                **{"frameon": False, "loc": "upper left", **self.legend},
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure, drawn when it is called; one without panels stays empty."""
+
+    title: str
+    about: str
+    panels: Sequence[Panel]
+    columns: int = 0
+    """Panels side by side; all of them if 0."""
+    size: tuple[float, float] | None = None
+    share: Literal["none", "row", "all"] = "none"
+    """Which panels have one y axis."""
+    has_key: bool = False
+    """Whether one legend, that of the first panel, stands above all panels."""
+
+    def __call__(self, figure: Figure) -> None:
+        if not self.panels:
+            return
+        columns = self.columns or len(self.panels)
+        lines = ceil(len(self.panels) / columns)
+        fitting = SIZES.get(columns, SIZES[3]) if lines == 1 else (3.8 * columns + 0.4, 3.1 * lines + 0.6)
+        figure.set_size_inches(*self.size or fitting)
+        every = list(figure.subplots(lines, columns, squeeze=False, sharey=self.share).flat)
+        for axes, panel in zip(every, self.panels, strict=True):
+            panel.draw(axes)
+        # Not before all are drawn: a shared axis would no longer follow what is drawn next.
+        for axes, panel in zip(every, self.panels, strict=True):
+            panel.finish(axes)
+        _, height = figure.get_size_inches()
+        if self.has_key:
+            handles, labels = every[0].get_legend_handles_labels()
+            figure.legend(
+                handles, labels, loc="center right", bbox_to_anchor=(0.99, 1 - 0.48 / height),
+                ncols=len(labels), frameon=False,
+            )  # fmt: skip
+        figure.text(0.012, 1 - 0.216 / height, self.title, fontsize=13, fontweight="bold", va="center")
+        figure.text(0.012, 1 - 0.48 / height, self.about, fontsize=9, va="center")
+        above = 0.576 if self.about or self.has_key else 0.36
+        figure.tight_layout(rect=(0, 0, 1, 1 - above / height))
+
+
+def curves(curves: Mapping[str, Curve], pens: Mapping[str, Pen], scale: float = 1.0) -> Drawing:
+    """Every curve that has a pen, in the pens' order, with its intervals; y is multiplied by `scale`."""
+
+    def draw(axes: Axes) -> None:
+        for name, pen in pens.items():
+            if name not in curves:
+                continue
+            points = curves[name].points
+            reach = [
+                [scale * (point.mean - point.low) for point in points],
+                [scale * (point.high - point.mean) for point in points],
+            ]
+            axes.errorbar(
+                [point.x for point in points], [scale * point.mean for point in points], yerr=reach,
+                label=pen.label, color=pen.colour, marker=pen.marker, linestyle=pen.line,
+                linewidth=1.6, markersize=5, capsize=3, elinewidth=1,
+            )  # fmt: skip
+
+    return draw
+
+
+Interval = tuple[float, float, float]
+"""Height of a bar, and the bounds of its interval."""
+
+
+def bars(
+    series: Mapping[str, Sequence[float | Interval]], colours: Sequence[str], *,
+    across: bool = False, counted: bool = False,
+) -> Drawing:  # fmt: skip
+    """Groups of bars side by side, one of each series in a group; `across`: from left to right, one below
+    the other. `counted` writes above each bar what it stands for."""
+    width = 0.81 / len(series)
+
+    def draw(axes: Axes) -> None:
+        for number, ((label, found), colour) in enumerate(zip(series.items(), colours, strict=False)):
+            places = [at + (number - (len(series) - 1) / 2) * width for at in range(len(found))]
+            heights = [one[0] if isinstance(one, tuple) else one for one in found]
+            draw_bars = axes.barh if across else axes.bar
+            drawn = draw_bars(places, heights, 0.92 * width, color=colour, label=label)
+            if counted:
+                axes.bar_label(drawn, labels=[f"{height:,.0f}" for height in heights], fontsize=6, padding=2)
+            known = [(at, one) for at, one in zip(places, found, strict=True) if isinstance(one, tuple)]
+            reach = [[max(one[0] - one[1], 0) for _, one in known], [one[2] - one[0] for _, one in known]]
+            middles = [at for at, _ in known], [one[0] for _, one in known]
+            style: Any = {"fmt": "none", "ecolor": "#333333", "elinewidth": 1, "capsize": 3}
+            if known and across:
+                axes.errorbar(middles[1], middles[0], xerr=reach, **style)
+            elif known:
+                axes.errorbar(*middles, yerr=reach, **style)
+
+    return draw
+
+
+def named(names: Sequence[str]) -> dict[float, str]:
+    """Ticks for groups of bars."""
+    return dict(enumerate(names))
+
+
+def runs_of(curves: Mapping[str, Curve]) -> str:
+    """Of how many runs the points are means, in words."""
+    runs = sorted({point.runs for curve in curves.values() for point in curve.points})
+    return in_words(*runs[:1], *runs[1:][-1:])
+
+
+def in_words(*runs: int) -> str:
+    if not runs or runs[-1] == 1:
+        return "one run"
+    return f"means of {' to '.join(map(str, runs))} runs with 95 % intervals"
