@@ -10,7 +10,7 @@ import pytest
 
 from roamcast.bench import chaos
 from roamcast.bench.broker_network import damage_tail
-from roamcast.bench.chaos import KINDS, OF_LINKS, draw_faults, draw_tree, draw_upgrades
+from roamcast.bench.chaos import KINDS, OF_LINKS, draw_faults, draw_tree
 from roamcast.bench.relays import Relay
 from roamcast.cli import build_app, run
 from roamcast.storage.journal import Journal
@@ -92,12 +92,6 @@ def test_the_seed_decides_tree_and_faults() -> None:
             if one is not other and one.target == other.target:
                 is_same = (one.kind in OF_LINKS) == (other.kind in OF_LINKS)
                 assert not is_same or not one.at_s <= other.at_s <= one.at_s + one.seconds
-
-
-def test_every_broker_is_upgraded_once_with_time_between() -> None:
-    upgrades = draw_upgrades(random.Random(1), 60, 5)
-    assert sorted(one.target for one in upgrades) == list(range(5))
-    assert [one.at_s for one in upgrades] == [10, 20, 30, 40, 50]
 
 
 @pytest.mark.parametrize("kind", ["torn", "flipped"])

@@ -18,6 +18,7 @@ from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast
 
 from roamcast import __version__
 from roamcast.bench.builds import Build, find_build
+from roamcast.bench.chaos import CROSSINGS_MIN
 from roamcast.bench.processes import Process, free_port
 
 RELEASES = tomllib.loads((ROOT / "tests" / "compat" / "releases.toml").read_text())["commits"]
@@ -39,7 +40,9 @@ def run_chaos(build: Build, earlier: Path, folder: Path, seed: int) -> dict[str,
 
 
 def check_kept(result: dict[str, Any], earlier: str, later: str) -> None:
+    crossings = result["upgrades"].pop("handoffs between them")
     assert result["upgrades"] == {"from": earlier, "to": later, "brokers": 3}
+    assert crossings >= 2 * CROSSINGS_MIN
     assert (result["kept"], result["lost"], result["duplicated_qos_2"]) == (True, 0, 0)
     assert (result["out_of_order"], result["lost_sessions"]) == (0, 0)
     assert result["handoffs"] > 5

@@ -59,8 +59,9 @@ KINDS = {
     "swallow": "what one side of a link says is swallowed for a while, then the link is closed",
 }
 OF_LINKS = ("cut", "apart", "delay", "swallow")
-UPGRADE = "upgrade"
-"""A clean stop, and a start with this build. It is no fault of those that are drawn."""
+CROSSINGS_MIN = 3
+"""Handoffs between brokers of different builds that are waited for before the next broker is upgraded."""
+CROSSING_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,6 @@ def draw_faults(rng: random.Random, seconds: float, brokers: int, links: int) ->
             faults.append(Fault(at_s, kind, target, took_s))
         at_s += rng.uniform(*FAULT_EVERY_S)
     return faults
-
-
-def draw_upgrades(rng: random.Random, seconds: float, brokers: int) -> list[Fault]:
-    """Every broker once, in any order, at equal distances, so that both builds serve for most of the time."""
-    order = rng.sample(range(brokers), brokers)
-    distance_s = seconds / (brokers + 1)
-    return [Fault(place * distance_s, UPGRADE, target, 0.0) for place, target in enumerate(order, start=1)]
 
 
 def draw_tree(rng: random.Random, brokers: int) -> list[tuple[int, int]]:
@@ -144,8 +138,10 @@ class Chaos:
         self.upgrade_from = upgrade_from
         self.network = BrokerNetwork(folder, self.tree, self.settings, build=upgrade_from or THIS_BUILD)
         self.faults = draw_faults(rng, seconds, brokers, len(self.tree))
-        if upgrade_from is not None:
-            self.faults += draw_upgrades(rng, seconds, brokers)
+        self.upgraded: list[int] = []
+        """Brokers that run this build, if it is not the one that all began with."""
+        self.crossings = 0
+        """Handoffs between brokers of different builds."""
         self.ledger = Ledger()
         self.topics = [f"chaos/{number}" for number in range(TOPICS)]
         self.kinds: Counter[str] = Counter()
@@ -168,7 +164,9 @@ class Chaos:
                 raise BenchFailed(f"could not subscribe within {SUBSCRIBE_S:.0f} s: {', '.join(late)}")
             world.is_roaming = world.is_publishing = True
             watching = asyncio.create_task(self._watch())
-            await asyncio.gather(*map(self._perform, self.faults), asyncio.sleep(self.seconds))
+            await asyncio.gather(
+                *map(self._perform, self.faults), self._upgrade_all(world), asyncio.sleep(self.seconds)
+            )
             watching.cancel()
             world.is_publishing = False
             await self._heal()
@@ -220,9 +218,6 @@ class Chaos:
                 await self._trouble_broker(fault)
 
     async def _trouble_broker(self, fault: Fault) -> None:
-        if fault.kind == UPGRADE:
-            await self._upgrade(fault.target)
-            return
         if fault.kind == "stop":
             await self._stop(fault)
             return
@@ -253,13 +248,6 @@ class Chaos:
             tail = "torn" if kind == "kill, torn tail" else "flipped"
             damage_tail(journal, tail, random.Random(f"{self.seed} {fault.at_s}"))
         await asyncio.sleep(fault.seconds)
-        await self._restart(number)
-
-    async def _upgrade(self, number: int) -> None:
-        broker = self.network.brokers[number]
-        if not await asyncio.to_thread(broker.stop, RESTART_S):
-            self.troubles.append(f"{broker.name} did not stop cleanly: {broker.last_words()}")
-        self.network.set_build(number, THIS_BUILD)
         await self._restart(number)
 
     async def _restart(self, number: int) -> None:
@@ -303,6 +291,41 @@ class Chaos:
                     self.troubles.append(f"{broker.name} ended by itself: {broker.last_words()}")
                     async with self._care[number]:
                         await self._restart(number)
+
+    # --- upgrades ---
+
+    async def _upgrade_all(self, world: World) -> None:
+        """One broker after the other, in any order; both builds serve for a while between two upgrades."""
+        if self.upgrade_from is None:
+            return
+        count = len(self.network.brokers)
+        for number in random.Random(f"{self.seed} upgrades").sample(range(count), count):
+            before = world.moves.copy()
+            await asyncio.sleep(self.seconds / (count + 1))
+            if self.upgraded:
+                await self._see_crossings(world, before)
+            async with self._care[number]:
+                await self._upgrade(number)
+
+    async def _see_crossings(self, world: World, before: Counter[tuple[int, int]]) -> None:
+        """Wait until some clients have moved between the builds since then."""
+
+        def seen() -> int:
+            since = world.moves - before
+            is_new = self.upgraded.__contains__
+            return sum(count for (one, other), count in since.items() if is_new(one) != is_new(other))
+
+        if not await self._until(lambda: seen() >= CROSSINGS_MIN, CROSSING_S):
+            self.troubles.append(f"only {seen()} handoffs between the builds within {CROSSING_S:.0f} s")
+        self.crossings += seen()
+
+    async def _upgrade(self, number: int) -> None:
+        broker = self.network.brokers[number]
+        if not await asyncio.to_thread(broker.stop, RESTART_S):
+            self.troubles.append(f"{broker.name} did not stop cleanly: {broker.last_words()}")
+        self.network.set_build(number, THIS_BUILD)
+        self.upgraded.append(number)
+        await self._restart(number)
 
     async def _heal(self) -> None:
         for edge in self.network.edges:
@@ -354,7 +377,7 @@ class Chaos:
             "brokers": len(self.network.brokers),
             "links": [f"b{one} to b{other}" for one, other in self.tree],
             "clients": dict(self.kinds),
-            "handoffs": world.handoffs,
+            "handoffs": world.moves.total(),
             "faults": {kind: self.done[kind] for kind in KINDS},
             "upgrades": self._upgrades(),
             "refusals": world.refusals,
@@ -366,4 +389,9 @@ class Chaos:
     def _upgrades(self) -> dict[str, Any] | None:
         if self.upgrade_from is None:
             return None
-        return {"from": self.upgrade_from.version, "to": THIS_BUILD.version, "brokers": self.done[UPGRADE]}
+        return {
+            "from": self.upgrade_from.version,
+            "to": THIS_BUILD.version,
+            "brokers": len(self.upgraded),
+            "handoffs between them": self.crossings,
+        }
