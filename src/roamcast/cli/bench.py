@@ -363,19 +363,26 @@ def chaos(
     keep: Annotated[
         Path | None, typer.Option(help="A folder for logs and journals, kept in any case.")
     ] = None,
+    upgrade_from: Annotated[
+        Path | None,
+        typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
     from roamcast.bench import chaos as benchmark
+    from roamcast.bench.builds import find_build
 
     if keep is not None:
         prepare_out_folder(keep, option="--keep")
+    earlier = find_build(upgrade_from) if upgrade_from is not None else None
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
     with progress("chaos"), failing_plainly():
         result = benchmark.run(
-            seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep
-        )
+            seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep,
+            upgrade_from=earlier,
+        )  # fmt: skip
     if as_json:
         emit_json(result)
     else:

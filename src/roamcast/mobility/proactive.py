@@ -595,6 +595,10 @@ class Proactive(MobilityProtocol):
 
     # --- the rest ---
 
+    def owner_of(self, session: Session) -> Owner | None:
+        stay = self.current.get(session.client)
+        return stay.store.owner if stay is not None else None
+
     def on_message(self, sender: str, message: Message) -> None:
         if not self.failures.on_message(sender, message):
             super().on_message(sender, message)
