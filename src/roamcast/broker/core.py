@@ -209,6 +209,10 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self.settings = settings
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
+        if self.buffer.limits != settings.queue:
+            self.buffer.limits = settings.queue
+            for _, queue in self.protocol.stored():
+                queue.limit(settings.queue)
 
     # --- the contract ---
 
