@@ -192,6 +192,7 @@ class MqttNetwork(Network):
             self._crash(gone)
         self._gone[gone] = None
         self.step(broker, (BrokerForgotten(gone),))
+        self.access.broker_started(gone)  # Whoever waits for it goes elsewhere now.
 
     # --- for those who look on ---
 
