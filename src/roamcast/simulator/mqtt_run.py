@@ -115,7 +115,9 @@ def _circumstances(settings: NetworkSettings, actions: Sequence[Action]) -> Circ
             case Forget(gone):
                 about.forgotten[gone] = None
             case Join():
-                about.joined_at = at
+                # Whoever was down then joins, or hears of it, when the last outage is over.
+                repairs = [when for when, _, one in actions if isinstance(one, Restart | Heal)]
+                about.joined_at = max((at, *repairs))
             case SetLimit("retained_max", value):
                 about.has_quota = about.has_quota or value is not None
             case SetRules(rules):
