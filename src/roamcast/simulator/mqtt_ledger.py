@@ -211,13 +211,27 @@ class ClientLedger:
             life.has_stand_in = True
             if noted.is_clean or may_have_ended(since, noted, now):
                 life.is_doubtful = True
-        elif life is not None and not noted.is_clean and not may_have_ended(since, noted, now):
+        elif not (
+            life is None or noted.is_clean or may_have_ended(since, noted, now) or self._comes_late(life)
+        ):
             ledger.lost_sessions.append((self.id, now))
             life = self._begin_after(life, noted, now)
         else:
             life = self._begin_after(life, noted, now)
         assert life is not None
         life.connection, noted.life = noted.number, life.number
+
+    def _comes_late(self, life: Life) -> bool:
+        """Whether a clean start that was never answered may have ended a session that began after it.
+
+        Its CONNECT waited for a broker behind a link that was down. A standard client does not number its
+        attaches, so nobody can tell that it is the older one, until its broker notices that the client left.
+        """
+        return any(
+            one.is_clean and one.welcome_at == inf and one.noticed_at > life.asked_at
+            for one in self.connections
+            if one.number < life.connection
+        )
 
     def _begin_after(self, life: Life | None, noted: Connection, now: float) -> Life:
         if life is not None:
