@@ -80,7 +80,7 @@ class Seeking:
     def _answer(self, message: WhereIs) -> IsHere:
         client, broker = message.client, self._broker
         session = self._front.sessions.get(client)
-        if client in broker.endings.waiting:
+        if broker.clients.here[client].is_ending:
             state = "ending"
         elif broker.is_in_handoff(client):
             state = "arriving"
