@@ -32,7 +32,8 @@ class Endings:
         claim = broker.handoffs.unclaim(here)
         if claim is not None:
             here.wait(claim)
-        broker.clients.end(here, broker.id, broker.handoffs.new_attachment(0, Hello(here.client)))
+        if not here.is_ending:
+            broker.clients.end(here, broker.id, broker.handoffs.new_attachment(0, Hello(here.client)))
         broker.protocol.on_attach(session, came_from or broker.id, {})
 
     def begin_replaced(self, here: ClientHere) -> None:

@@ -113,7 +113,7 @@ class Handoffs:
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
-        if attachment is not None and attachment.hello.clean and came_from:
+        if here.is_ending or (attachment is not None and attachment.hello.clean and came_from):
             # Its client wants a new one. What it may publish was withdrawn where it came from.
             session.advertisements = {}
             broker.endings.begin(here, came_from)

@@ -85,6 +85,9 @@ class Event(Enum):
     REFUSED = "refused"
     ARRIVED = "arrived"
     """From another broker, or newly made."""
+    MET = "met"
+    """A second session of the client has arrived: two trees joined, and nobody has ended either in time. The
+    one that was here is given up."""
     WELCOMED = "welcomed"
     """The client attached where its session is."""
     CLAIMED = "claimed"
@@ -124,11 +127,13 @@ TABLE: dict[str, Transitions] = {
             Event.CLAIMED: Holding.DEPARTING,
             Event.DEPARTED: Holding.DEPARTED,
             Event.ENDED: Holding.ENDING,
+            Event.MET: Holding.HELD,
         },
         Holding.DEPARTING: {
             Event.CHANGED: Holding.DEPARTING,
             Event.CLAIMED: Holding.DEPARTING,
             Event.UNCLAIMED: Holding.HELD,
+            Event.MET: Holding.DEPARTING,
         },
         Holding.DEPARTED: {
             Event.ASKED_EVERYONE: Holding.DEPARTED,
@@ -140,10 +145,12 @@ TABLE: dict[str, Transitions] = {
             Event.CHANGED: Holding.ENDING,
             Event.REPLACED: Holding.REPLACED,
             Event.OVER: Holding.ABSENT,
+            Event.MET: Holding.ENDING,
         },
         Holding.REPLACED: {
             Event.CHANGED: Holding.REPLACED,
             Event.OVER: Holding.ABSENT,
+            Event.MET: Holding.REPLACED,
         },
     },
     "search": {
@@ -179,12 +186,14 @@ TABLE: dict[str, Transitions] = {
             Event.ARRIVED: Handoff.UNDER_WAY,
             Event.WELCOMED: Handoff.UNDER_WAY,
             Event.ENDED: Handoff.UNDER_WAY,
+            Event.MET: Handoff.UNDER_WAY,
             Event.DEPARTED: Handoff.FINISHED,
             Event.OVER: Handoff.FINISHED,
         },
         Handoff.UNDER_WAY: {
             Event.WELCOMED: Handoff.UNDER_WAY,
             Event.ENDED: Handoff.UNDER_WAY,
+            Event.MET: Handoff.UNDER_WAY,
             Event.HANDED_OFF: Handoff.FINISHED,
         },
     },
@@ -362,7 +371,7 @@ class Clients:
 
     def arrive(self, session: Session, came_from: str) -> ClientHere:
         here = self.of(session.client)
-        here.on(Event.ARRIVED)
+        here.on(Event.ARRIVED if here.session is None else Event.MET)
         here.session = self.sessions[session.client] = session
         here.came_from = came_from
         here.request, here.asked, here.rival, here.departed = None, "", "", None
