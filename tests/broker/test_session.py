@@ -155,7 +155,7 @@ def test_every_transition_of_the_table_is_taken(taken: Counter[Transition]) -> N
 @pytest.mark.slow
 def test_every_state_is_in_the_table_and_is_reached(taken: Counter[Transition]) -> None:
     for machine, states in TABLE.items():
-        kind = type(next(iter(states)))
+        kind: type[Enum] = type(next(iter(states)))
         assert list(states) == list(kind), machine
         assert {state for name, state, _ in taken if name == machine} == set(kind)
 

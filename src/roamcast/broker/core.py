@@ -113,7 +113,6 @@ class BrokerCore:
 
     __state__ = State(
         "broker-core",
-        version=2,
         saved=(
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
