@@ -22,7 +22,7 @@ from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
 from roamcast.broker.reunion import Reunion
-from roamcast.broker.session import Attachment, Clients, Handoff, Holding
+from roamcast.broker.session import Attachment, Clients, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
 from roamcast.filters.filter import Filter
@@ -569,9 +569,6 @@ class BrokerCore:
 
     def is_reachable(self, broker: str) -> bool:
         return broker == self.id or broker in self._next_hops
-
-    def is_in_handoff(self, client: str) -> bool:
-        return client in self.sessions and self.clients.here[client].handoff is Handoff.UNDER_WAY
 
     def new_incarnation(self, least: int = 0) -> int:
         """For a publisher that begins to count at 1. Nobody remembers sessions that are over, so it is the

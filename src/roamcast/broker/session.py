@@ -112,45 +112,40 @@ class IllegalTransition(RuntimeError):
     """Something happened to a client that cannot happen in its present state: a bug."""
 
 
-Transitions = dict[Any, dict[Event, Any]]
+def _stays(state: Enum, *events: Event) -> dict[Event, Any]:
+    """Events that are legal in a state and leave it as it is."""
+    return dict.fromkeys(events, state)
 
-TABLE: dict[str, Transitions] = {
+
+TABLE: dict[str, dict[Any, dict[Event, Any]]] = {
     "holding": {
         Holding.ABSENT: {
-            Event.ASKED_ONE: Holding.ABSENT,
-            Event.ASKED_EVERYONE: Holding.ABSENT,
             Event.ARRIVED: Holding.HELD,
+            **_stays(Holding.ABSENT, Event.ASKED_ONE, Event.ASKED_EVERYONE),
         },
         Holding.HELD: {
-            Event.WELCOMED: Holding.HELD,
-            Event.CHANGED: Holding.HELD,
             Event.CLAIMED: Holding.DEPARTING,
             Event.DEPARTED: Holding.DEPARTED,
             Event.ENDED: Holding.ENDING,
-            Event.MET: Holding.HELD,
+            **_stays(Holding.HELD, Event.WELCOMED, Event.CHANGED, Event.MET),
         },
         Holding.DEPARTING: {
-            Event.CHANGED: Holding.DEPARTING,
-            Event.CLAIMED: Holding.DEPARTING,
             Event.UNCLAIMED: Holding.HELD,
-            Event.MET: Holding.DEPARTING,
+            **_stays(Holding.DEPARTING, Event.CLAIMED, Event.CHANGED, Event.MET),
         },
         Holding.DEPARTED: {
-            Event.ASKED_EVERYONE: Holding.DEPARTED,
-            Event.FOLLOWED: Holding.DEPARTED,
-            Event.ARRIVED: Holding.HELD,
             Event.CONFIRMED: Holding.ABSENT,
+            Event.ARRIVED: Holding.HELD,
+            **_stays(Holding.DEPARTED, Event.FOLLOWED, Event.ASKED_EVERYONE),
         },
         Holding.ENDING: {
-            Event.CHANGED: Holding.ENDING,
-            Event.REPLACED: Holding.REPLACED,
             Event.OVER: Holding.ABSENT,
-            Event.MET: Holding.ENDING,
+            Event.REPLACED: Holding.REPLACED,
+            **_stays(Holding.ENDING, Event.CHANGED, Event.MET),
         },
         Holding.REPLACED: {
-            Event.CHANGED: Holding.REPLACED,
             Event.OVER: Holding.ABSENT,
-            Event.MET: Holding.REPLACED,
+            **_stays(Holding.REPLACED, Event.CHANGED, Event.MET),
         },
     },
     "search": {
@@ -158,7 +153,7 @@ TABLE: dict[str, Transitions] = {
             Event.ASKED_ONE: Search.ASKS_ONE,
             Event.ASKED_EVERYONE: Search.ASKS_EVERYONE,
             Event.FOLLOWED: Search.AWAITS,
-            Event.ARRIVED: Search.IDLE,
+            **_stays(Search.IDLE, Event.ARRIVED),
         },
         Search.ASKS_ONE: {
             Event.ASKED_EVERYONE: Search.ASKS_EVERYONE,
@@ -166,10 +161,10 @@ TABLE: dict[str, Transitions] = {
             Event.REFUSED: Search.IDLE,
         },
         Search.ASKS_EVERYONE: {
-            Event.ASKED_EVERYONE: Search.ASKS_EVERYONE,
             Event.FOUND: Search.AWAITS,
             Event.ARRIVED: Search.IDLE,
             Event.REFUSED: Search.IDLE,
+            **_stays(Search.ASKS_EVERYONE, Event.ASKED_EVERYONE),
         },
         Search.AWAITS: {
             Event.ASKED_EVERYONE: Search.ASKS_EVERYONE,
@@ -187,27 +182,21 @@ TABLE: dict[str, Transitions] = {
             Event.WELCOMED: Handoff.UNDER_WAY,
             Event.ENDED: Handoff.UNDER_WAY,
             Event.MET: Handoff.UNDER_WAY,
-            Event.DEPARTED: Handoff.FINISHED,
-            Event.OVER: Handoff.FINISHED,
+            **_stays(Handoff.FINISHED, Event.DEPARTED, Event.OVER),
         },
         Handoff.UNDER_WAY: {
-            Event.WELCOMED: Handoff.UNDER_WAY,
-            Event.ENDED: Handoff.UNDER_WAY,
-            Event.MET: Handoff.UNDER_WAY,
             Event.HANDED_OFF: Handoff.FINISHED,
+            **_stays(Handoff.UNDER_WAY, Event.WELCOMED, Event.ENDED, Event.MET),
         },
     },
     "settling": {
         Settling.SETTLED: {
-            Event.ARRIVED: Settling.SETTLED,
             Event.CHANGED: Settling.SETTLING,
-            Event.DEPARTED: Settling.SETTLED,
-            Event.OVER: Settling.SETTLED,
+            **_stays(Settling.SETTLED, Event.ARRIVED, Event.DEPARTED, Event.OVER),
         },
         Settling.SETTLING: {
-            Event.CHANGED: Settling.SETTLING,
-            Event.CLAIMED: Settling.SETTLING,
             Event.SETTLED: Settling.SETTLED,
+            **_stays(Settling.SETTLING, Event.CHANGED, Event.CLAIMED),
         },
     },
 }

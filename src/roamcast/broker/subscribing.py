@@ -70,6 +70,16 @@ class Subscribing:
     def _filters(self, subscriptions: Iterable[str], client: str) -> list[Filter]:
         return [self._bound(parse(text), client) for text in subscriptions]
 
+    def _note(self, target: str | Owner, filters: list[Filter], subscriptions: Mapping[str, float]) -> None:
+        if not isinstance(target, str):
+            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
+                self.issues.note(target, filter, issued_at)
+
+    def _forget(self, source: str | Owner, filters: list[Filter]) -> None:
+        if not isinstance(source, str):
+            for filter in filters:
+                self.issues.forget(source, filter)
+
     def relocate(
         self,
         subscriptions: Mapping[str, float],
@@ -79,13 +89,9 @@ class Subscribing:
         update: Update | None = None,
     ) -> Update | None:
         filters = self._filters(subscriptions, client)
-        if not isinstance(target, str):
-            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self.issues.note(target, filter, issued_at)
+        self._note(target, filters, subscriptions)
         carried = self._router.relocate(filters, client, source, target, update)
-        if not isinstance(source, str):
-            for filter in filters:
-                self.issues.forget(source, filter)
+        self._forget(source, filters)
         return carried
 
     def direction(
@@ -103,9 +109,7 @@ class Subscribing:
         update: Update | None = None,
     ) -> Update | None:
         filters = self._filters(subscriptions, client)
-        if not isinstance(target, str):
-            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self.issues.note(target, filter, issued_at)
+        self._note(target, filters, subscriptions)
         return self._router.divert(filters, subscriber, target, onward, update)
 
     def withdraw(
@@ -120,9 +124,7 @@ class Subscribing:
     ) -> Update | None:
         filters = self._filters(subscriptions, client)
         carried = self._router.withdraw(filters, subscriber, source, onward, update, last)
-        if not isinstance(source, str):
-            for filter in filters:
-                self.issues.forget(source, filter)
+        self._forget(source, filters)
         return carried
 
     def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
