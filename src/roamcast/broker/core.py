@@ -293,7 +293,7 @@ class BrokerCore:
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""
         under_way: dict[str, object] = {
-            "clients": [here for here in self.clients.here.values() if not here.is_at_rest],
+            "clients": [here.told() for here in self.clients.here.values() if not here.is_at_rest],
             **self.locator.unfinished(),
             **self.reunion.unfinished(),
             "timers": self.timers,

@@ -307,6 +307,12 @@ class ClientHere(msgspec.Struct):
         held.session, held.attachment = self.session, self.attachment
         return self == held
 
+    def told(self) -> str:
+        """The states, and what is kept besides, for a message."""
+        states = [f"{machine} {getattr(self, machine).value}" for machine in TABLE]
+        kept = ("waiting", "held", "gated", "announced", "older", "newer")
+        return f"{self.client}: {', '.join((*states, *(one for one in kept if getattr(self, one))))}"
+
     def finish_handoff(self) -> str:
         """Give the broker that the session came from."""
         self.on(Event.HANDED_OFF)
