@@ -171,7 +171,8 @@ def story_of_a_departure(protocol: str, rng: random.Random) -> tuple[Network, Pu
                 publisher.publish(1)
             network.arrive(rng)
     alive = [network.brokers[name] for name in ALIVE]
-    had_left = any("k" in one.sessions or "k" in one.locator.moved_to for one in alive)
+    known = [one.clients.here["k"] for one in alive if "k" in one.clients.here]
+    had_left = any(here.session or here.departed for here in known)
     network.kill("x", and_what_it_said=False)
     for _ in range(rng.randrange(6)):
         network.arrive(rng)

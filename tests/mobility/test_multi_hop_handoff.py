@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from tests.mobility.broken import registered
 
-from roamcast.broker.core import BrokerCore
+from roamcast.broker.handoffs import Handoffs
 from roamcast.mobility.base import STREAM
 from roamcast.mobility.multi_hop_handoff import (
     DeliverTQ,
@@ -80,18 +80,18 @@ class Observed(MultiHopHandoff):
 
 
 def test_the_fuzzer_reaches_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse, request = BrokerCore._refuse, BrokerCore.session_requested
+    refuse, request = Handoffs._refuse, Handoffs.session_requested
 
-    def counting_refuse(self: BrokerCore, stale: AttachRequest) -> None:
+    def counting_refuse(self: Handoffs, stale: AttachRequest) -> None:
         Observed.seen["an attach was refused as stale"] += 1
         refuse(self, stale)
 
-    def counting_request(self: BrokerCore, asked: AttachRequest) -> None:
-        Observed.seen["the leaving was not noticed"] += asked.client in self.attachments
+    def counting_request(self: Handoffs, asked: AttachRequest) -> None:
+        Observed.seen["the leaving was not noticed"] += asked.client in self._clients.attachments
         request(self, asked)
 
-    monkeypatch.setattr(BrokerCore, "_refuse", counting_refuse)
-    monkeypatch.setattr(BrokerCore, "session_requested", counting_request)
+    monkeypatch.setattr(Handoffs, "_refuse", counting_refuse)
+    monkeypatch.setattr(Handoffs, "session_requested", counting_request)
     Observed.seen.clear()
     with registered(Observed):
         report = fuzz(Observed.name, range(40))

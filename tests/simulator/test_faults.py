@@ -16,6 +16,7 @@ from tests.simulator.test_story import rounded
 from roamcast.broker.inputs import decode_entry
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.requests import Requests
+from roamcast.broker.session import Settling
 from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mobility.base import Host, Settings
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff
@@ -205,17 +206,18 @@ class Staged(Network):
         assert isinstance(handoffs, MultiHopHandoff)
         passes, holds = handoffs.passes.values(), handoffs.holds.values()
         segments, connections = handoffs.segments.values(), node.connections()
+        clients = node.clients.here.values()
         found = (
             bool(connections) and not node.unfinished(),
-            bool(node.locator.pending),
-            bool(node.locator.moved_to),
+            any(here.request for here in clients),
+            any(here.departed for here in clients),
             any(not one.acknowledged for one in passes),
             any(one.swept is None for one in passes),
             any(one.own is not None and not one.swept for one in holds),
             any(one.segments for one in holds),
             bool(segments),
             any(not one.complete for one in segments),
-            any(node.requests.is_settling(client) for client in node.sessions),
+            any(here.settling is Settling.SETTLING for here in clients),
             any(self.clients[client].broker not in ("", broker) for client, _ in connections),
         )
         self.seen.update(stage for stage, is_so in zip(STAGES, found, strict=True) if is_so)

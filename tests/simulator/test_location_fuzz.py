@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from roamcast.broker.places import Places
+from roamcast.broker.session import ClientHere
 from roamcast.filters.filter import Value
 from roamcast.protocol.messages import Message
 from roamcast.protocol.session import Session
@@ -98,9 +99,9 @@ def clients_own_filter_stays(self: Dependents, filter: Any, interfaces: Any, exa
         _exchange(self, filter, interfaces, exact)
 
 
-def moves_do_not_wait(self: Places, session: Session, came_from: str) -> None:
-    _came(self, session, came_from)
-    self.waiting.pop(session.client, None)
+def moves_do_not_wait(self: Places, here: ClientHere, session: Session) -> None:
+    _came(self, here, session)
+    here.announced = None
 
 
 def messages_say_nothing_of_where_a_client_is(self: Places, message: Message) -> Message:

@@ -16,15 +16,17 @@ import msgspec
 from roamcast.broker.endings import Endings
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
-from roamcast.broker.issues import IssueTimes
+from roamcast.broker.handoffs import Handoffs
 from roamcast.broker.locate import Locator
 from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
 from roamcast.broker.reunion import Reunion
-from roamcast.broker.sessions import Attachment, SessionsHost
-from roamcast.broker.subscribing import Collecting, Ended, SubscribingHost
+from roamcast.broker.session import Attachment, Clients, Holding
+from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
+from roamcast.filters.filter import Filter
+from roamcast.filters.own import bind
 from roamcast.mobility.base import MobilityProtocol, OwnToken, Settings, check_combination
 from roamcast.protocol.effects import (
     Attached,
@@ -106,22 +108,24 @@ class UnjournalledEffect(RuntimeError):
     """Something that must survive a restart would follow from an input that no journal holds: a bug."""
 
 
-class BrokerCore(SubscribingHost, SessionsHost):
+class BrokerCore:
     """One broker. `step` is the only way in, its result the only way out."""
 
     __state__ = State(
         "broker-core",
         saved=(
-            "settings", "id", "buffer", "front", "router", "_ways", "sessions", "next_incarnation",
-            "sessions_begun", "_own", "attachments", "locator", "protocol", "_next_hops", "_records_all",
-            "_records_any", "timers", "_timers_set", "loopback", "_departing", "_in_handoff", "requests",
-            "endings", "reunion", "returns", "places", "_issues",
+            "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
+            "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
+            "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
+            "places", "subscribing",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
-            "figures", "salvagers",
+            "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
+            "take_back", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction", "divert",
+            "withdraw", "listen", "unlisten",
         ),
     )  # fmt: skip
 
@@ -148,12 +152,12 @@ class BrokerCore(SubscribingHost, SessionsHost):
             Ploc(self.settings.location.variables, self.settings.location.rule),
         )
         self._ways = Ways(self.router, front)
-        self.sessions: dict[str, Session] = {}
+        self.clients = Clients()
         self.next_incarnation = 0
+        """Above those of all sessions that ended here."""
         self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
-        self.attachments: dict[str, Attachment] = {}
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
@@ -163,16 +167,13 @@ class BrokerCore(SubscribingHost, SessionsHost):
         self._timers_set = 0
         self.loopback: list[Message | Command] = []
         """What this broker sent to itself: messages that brokers send to whoever it is, and commands."""
-        self._departing: dict[str, AttachRequest] = {}
-        """Who asked for a session that cannot leave before it has settled."""
-        self._in_handoff: dict[str, str] = {}
-        """Clients whose handoff has not finished, and the broker they came from."""
+        self.handoffs = Handoffs(self)
         self.requests = Requests(self)
         self.endings = Endings(self)
         self.reunion = Reunion(self)
         self.returns = Returns(self)
         self.places = Places(self)
-        self._issues = IssueTimes(self.settings.clock_error_s, self.router.dependents)
+        self.subscribing = Subscribing(self)
         self._restore()
 
     def _restore(self) -> None:
@@ -183,6 +184,9 @@ class BrokerCore(SubscribingHost, SessionsHost):
         """… who sent it; "" for a client."""
         self.figures = Figures()
         self.router.connect(self._send_peer, self.settled)
+        self.sessions, self.attachments = self.clients.sessions, self.clients.attachments
+        self._issues = self.subscribing.issues
+        self._host_the_protocol()
         self.collect: Callable[[Owner, str, Burst], None] | None = None
         """Takes what is routed to owners that are no client: their first element is empty."""
         self.collects: Callable[[tuple[str, str]], None] | None = None
@@ -203,6 +207,17 @@ class BrokerCore(SubscribingHost, SessionsHost):
             Drain: self.endings.on_drain,
             TakenBack: self.locator.on_taken_back,
         }
+
+    def _host_the_protocol(self) -> None:
+        """What `mobility.base.Host` has and other parts of the broker do."""
+        locator, subscribing = self.locator, self.subscribing
+        self.hand_over, self.release = locator.hand_over, locator.release
+        self.adopt, self.take_back = locator.adopt, locator.take_back
+        self.handoff_finished = self.handoffs.handoff_finished
+        self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
+        self.relocate, self.direction = subscribing.relocate, subscribing.direction
+        self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
+        self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:
         """Other settings from now on; routing and the protocol's own stay as they were."""
@@ -272,8 +287,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def connections(self) -> list[tuple[str, int]]:
         """Clients and the connections they have here. After a restart a driver says that they are gone."""
-        held = [*self.attachments.items(), *self.endings.waiting.items()]
-        return [(client, one.connection) for client, one in held if one is not None and one.connection]
+        known = self.clients.here.items()
+        return [(client, here.attachment.connection) for client, here in known if here.attachment is not None]
 
     def counters(self) -> tuple[int, ...]:
         """Figures that tell two states apart soon after anything differs; not affected by fleeting bursts."""
@@ -282,17 +297,9 @@ class BrokerCore(SubscribingHost, SessionsHost):
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""
         under_way: dict[str, object] = {
-            "sessions asked for": self.locator.pending,
-            "requests waiting for a session": self.locator.queued,
-            "sessions on their way": self.locator.moved_to,
-            "questions on their way": self.locator.gathering,
-            "questions to everyone": self.locator.rivals,
-            **self.requests.unfinished(),
-            "sessions that end": self.endings.waiting,
+            "clients": [here.told() for here in self.clients.here.values() if not here.is_at_rest],
+            **self.locator.unfinished(),
             **self.reunion.unfinished(),
-            "moves not settled": self.places.waiting,
-            "sessions waiting to depart": self._departing,
-            "handoffs": self._in_handoff,
             "timers": self.timers,
             "barriers": self.router.unfinished(),
         }
@@ -303,24 +310,22 @@ class BrokerCore(SubscribingHost, SessionsHost):
     def _on_input(self, item: Input) -> None:
         match item:
             case Attached():
-                self._on_attached(item)
+                self.handoffs.on_attached(item)
             case Detached(client, connection):
-                attachment = self.attachments.get(client)
-                waiting = self.endings.waiting.get(client)
-                if waiting is not None and waiting.connection == connection:
-                    self.endings.waiting[client] = None
-                elif attachment is not None and attachment.connection == connection:
-                    self._detach(client, "silent")
+                here = self.clients.here.get(client)
+                if here is not None and here.attachment and here.attachment.connection == connection:
+                    self.handoffs.detach(here, "silent")
+                    self.clients.forget_unused(here)
             case CommandGiven(command):
                 self._orders[type(command)](command)
             case TrimQueues(bytes_max):
                 self._on_pressed(bytes_max)
             case SessionsMerged(source, target):
-                self._on_merged(source, target)
+                self.endings.on_merged(source, target)
             case SessionOver(client):
-                is_idle = client not in self.attachments and client not in self._departing
-                if client in self.sessions and is_idle:
-                    self._end(self.sessions[client])
+                here = self.clients.here.get(client)
+                if here is not None and here.holding is Holding.HELD and here.attachment is None:
+                    self.endings.begin(here)
             case Deadline():
                 self._on_deadline()
             case OverlayChanged(peers, next_hops):
@@ -344,8 +349,9 @@ class BrokerCore(SubscribingHost, SessionsHost):
                 self.router.add_peer(peer)
                 self.places.measure(peer)
         if lost:
-            for client in [one for one, request in self._departing.items() if request.broker in lost]:
-                del self._departing[client]
+            for here in self.clients.here.values():
+                if here.claim is not None and here.claim.broker in lost:
+                    self.handoffs.unclaim(here)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)
@@ -501,7 +507,8 @@ class BrokerCore(SubscribingHost, SessionsHost):
         attachment = self.attachments.get(item.client)
         message = item.message
         if attachment is None or attachment.connection != item.connection:
-            waiting = self.endings.waiting.get(item.client)
+            here = self.clients.here.get(item.client)
+            waiting = here.attachment if here is not None and here.is_ending else None
             if waiting is not None and waiting.connection == item.connection and isinstance(message, Request):
                 self.requests.hold(item.client, message)
             return
@@ -544,11 +551,14 @@ class BrokerCore(SubscribingHost, SessionsHost):
 
     def _on_leave(self, client: str, message: Leave) -> None:
         """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
-        self._detach(client, "proclaimed")
-        session = self.sessions.get(client)
+        here = self.clients.here[client]
+        self.handoffs.detach(here, "proclaimed")
+        session = here.session
         if message.destination in self._next_hops and session is not None:
             received, owner = message.received, session.owner
-            self.session_requested(AttachRequest(client, message.destination, 0, -1, received, owner=owner))
+            request = AttachRequest(client, message.destination, 0, -1, received, owner=owner)
+            self.handoffs.session_requested(request)
+        self.clients.forget_unused(here)
 
     # --- for those who share this broker's messages and routes ---
 
@@ -556,6 +566,22 @@ class BrokerCore(SubscribingHost, SessionsHost):
     def members(self) -> list[str]:
         """Every broker that can be reached, and this one."""
         return sorted([self.id, *self._next_hops])
+
+    @property
+    def peers(self) -> list[str]:
+        return self.router.peers
+
+    def is_reachable(self, broker: str) -> bool:
+        return broker == self.id or broker in self._next_hops
+
+    def new_incarnation(self, least: int = 0) -> int:
+        """For a publisher that begins to count at 1. Nobody remembers sessions that are over, so it is the
+        time in microseconds; and, because clocks differ, never less than what brokers know to be over."""
+        return max(least, self.next_incarnation, int(self.now * 1_000_000))
+
+    def as_it_is(self, filter: Filter, client: str) -> Filter:
+        """What a filter that a client of this broker is subscribed to matches at present."""
+        return self.router.dependents.local(bind(filter, client))
 
     def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
         """Messages of this type are not the core's: they go to this handler."""
@@ -692,6 +718,9 @@ class BrokerCore(SubscribingHost, SessionsHost):
         attachment = self.attachments.get(client)
         if attachment is not None:
             self._out.to_clients.append((client, attachment.connection, message))
+
+    def close(self, client: str, connection: int, reason: str) -> None:
+        self._out.closes.append((client, connection, reason))
 
     # Rows of which there is one for every hop or delivery are made by position where they arise,
     # because keywords would cost as much as the rest of the step.

@@ -39,9 +39,9 @@ class Draining:
         if not broker.is_reachable(command.destination):
             return
         for client, session in list(broker.sessions.items()):
-            if client not in broker.endings.waiting and client not in broker.attachments:
+            if client not in broker.attachments:
                 request = AttachRequest(client, command.destination, 0, -1, {}, owner=session.owner)
-                broker.session_requested(request)
+                broker.handoffs.session_requested(request)
         self._tell(broker.id, Emptied())
 
     def on_emptied(self, sender: str, message: Emptied) -> None:

@@ -11,50 +11,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roamcast.protocol.messages import AttachRequest, Drain, Hello, HolderUnknown
-from roamcast.protocol.session import Session
+from roamcast.broker.session import ClientHere, Event, Holding
+from roamcast.protocol.messages import Drain, Hello, HolderUnknown
 from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
-    from roamcast.broker.sessions import Attachment
 
 
 class Endings:
-    __state__ = State("endings", saved=("_broker", "waiting", "_asked", "_replaced"))
+    __state__ = State("endings", saved=("_broker",))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        self.waiting: dict[str, Attachment | None] = {}
-        """Clients whose session ends here, and the connection that waits for a new one."""
-        self._asked: dict[str, list[AttachRequest]] = {}
-        self._replaced: dict[str, None] = {}
-        """Those of them that have another session already, elsewhere."""
 
-    def begin(self, session: Session) -> None:
-        """The session is here, and no client reads from it any more."""
-        client, broker = session.client, self._broker
-        self.waiting[client] = broker.attachments.pop(client, None)
-        broker.attachments[client] = broker.new_attachment(0, Hello(client))
-        self._asked[client] = []
+    def begin(self, here: ClientHere, came_from: str = "") -> None:
+        """No client reads from the session any more; if its client is attached, it gets a new one then."""
+        broker, session = self._broker, here.session
+        assert session is not None
+        claim = broker.handoffs.unclaim(here)
+        if claim is not None:
+            here.wait(claim)
+        if not here.is_ending:
+            broker.clients.end(here, broker.id, broker.handoffs.new_attachment(0, Hello(here.client)))
+        broker.protocol.on_attach(session, came_from or broker.id, {})
 
-    def replace(self, client: str) -> bool:
-        """If its session ends, no new one begins here then: there is one elsewhere."""
-        if client not in self.waiting:
-            return False
-        self._replaced[client] = None
-        return True
+    def begin_replaced(self, here: ClientHere) -> None:
+        """The client has another session, which stays: no new one begins here."""
+        if not here.is_ending:
+            if here.attachment is not None:
+                self._broker.handoffs.close(here, "attached elsewhere")
+            self.begin(here)
+        if here.holding is Holding.ENDING:
+            here.on(Event.REPLACED)
 
-    def has_successor(self, client: str) -> bool:
-        """Whether a new session will begin here when the present one is over."""
-        return self.waiting.get(client) is not None and client not in self._replaced
-
-    def ask(self, request: AttachRequest) -> bool:
-        """Another broker wants a session; whether it ends here and the request has to wait."""
-        if request.client not in self.waiting:
-            return False
-        self._asked[request.client].append(request)
-        return True
+    def on_merged(self, source: str, target: str) -> None:
+        """Subscriptions first, so that nothing is missed; what comes by both ways is repeated."""
+        broker, here = self._broker, self._broker.clients.here.get(source)
+        session = broker.sessions.get(target)
+        if here is None or here.session is None or session is None or source in broker.attachments:
+            return  # It has moved on already; what was to go over waits here.
+        for text in here.session.subscriptions:
+            broker.requests.subscribe_too(session, text)
+        for client, queue in list(broker.protocol.stored()):
+            if client == source:
+                for burst in queue.bursts():
+                    broker.enqueue(target, burst)
+        self.begin(here)
 
     def drain(self, client: str) -> None:
         """Something is queued for it."""
@@ -64,10 +67,10 @@ class Endings:
 
     def on_drain(self, command: Drain) -> None:
         broker, client = self._broker, command.client
-        attachment = broker.attachments.get(client)
-        if client not in self.waiting or attachment is None or attachment.queue is None:
+        reader = broker.attachments.get(client)
+        if reader is None or reader.connection or reader.queue is None:
             return
-        queue = attachment.queue
+        queue = reader.queue
         for sequence, burst in queue.take(len(queue) + 1):
             broker.dropped(client, burst, "session ended")
             if broker.front is not None:
@@ -75,32 +78,32 @@ class Endings:
             queue.acknowledge(sequence + burst.count - 1)
         broker.protocol.on_acknowledged(client)
 
-    def finish(self, client: str) -> None:
+    def finish(self, here: ClientHere) -> None:
         """No handoff is under way and nothing has to settle: the session is over."""
-        broker = self._broker
-        session = broker.sessions[client]
-        attachment = self.waiting.pop(client)
-        queue = broker.attachments.pop(client).queue
+        broker, client, session = self._broker, here.client, here.session
+        assert session is not None
+        queue = broker.attachments[client].queue
         if broker.front is not None and queue is not None:
             for burst in queue.bursts():
                 broker.front.left_over(client, burst)
-        broker.unadvertise(session)
+        broker.handoffs.unadvertise(session)
         broker.protocol.on_end(session)
-        del broker.sessions[client]
+        is_replaced = here.holding is Holding.REPLACED
+        broker.clients.over(here)
         broker.record("detached", client=client, broker=broker.id, reason="session ended")
         broker.next_incarnation = max(broker.next_incarnation, session.incarnation + 1)
-        broker.session_ended(client)
-        broker.reunion.session_over(client)
-        is_replaced = client in self._replaced
-        self._replaced.pop(client, None)
-        if attachment is not None:
-            broker.attachments[client] = attachment
-            if is_replaced:
-                broker.locator.ask(attachment.connection, attachment.hello)
-            else:
-                broker.begin_session(session)
-        for request in self._asked.pop(client):
-            if attachment is not None and not is_replaced:
-                broker.locator.take(request)
-            else:
-                broker.send(request.broker, HolderUnknown(client, request.connection))
+        broker.places.session_gone(here)
+        if broker.front is not None:
+            broker.front.ended(client)
+        broker.reunion.session_over(here)
+        if here.attachment is not None and not is_replaced:
+            broker.handoffs.begin_session(session)  # Those who wait are served by this one.
+            return
+        waiting = here.take_waiting()
+        if here.attachment is not None:
+            broker.locator.ask(here, here.attachment.connection, here.attachment.hello)
+        else:
+            here.held = None
+        for request in waiting:
+            broker.send(request.broker, HolderUnknown(client, request.connection))
+        broker.clients.forget_unused(here)

@@ -190,7 +190,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
         broker = self.broker
         stored = [client for client, queue in broker.protocol.stored() if queue]
-        held = dict.fromkeys([*broker.sessions, *broker.locator.moved_to, *stored])
+        departed = [client for client, here in broker.clients.here.items() if here.departed is not None]
+        held = dict.fromkeys([*broker.sessions, *departed, *stored])
         if not held and any(end.kept_bytes for end in self.links.ends.values() if end.is_up):
             return 1
         return len(held)

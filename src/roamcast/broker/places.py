@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from roamcast.broker.session import ClientHere, Handoff, Waiting
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter, Value
 from roamcast.filters.own import bind, owner_of
@@ -44,15 +45,6 @@ class Announced(NamedTuple):
     number: int
 
 
-class Waiting(NamedTuple):
-    """A client whose next move waits until everyone knows this announcement."""
-
-    number: int
-    request: int = 0
-    values: str = ""
-    """The jump that takes effect then, as JSON; "" if none does."""
-
-
 class RoundTrip:
     """What is known of the link to a peer."""
 
@@ -65,13 +57,12 @@ class RoundTrip:
 
 
 class Places:
-    __state__ = State("places", saved=("_broker", "_settings", "waiting", "_round_trips"))
+    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._settings = broker.settings.location
         self._settings.check()
-        self.waiting: dict[str, Waiting] = {}
         self._round_trips: dict[str, RoundTrip] = {}
 
     # --- what cannot be ---
@@ -112,11 +103,11 @@ class Places:
 
     # --- moves ---
 
-    def move(self, session: Session, request: int, values: str, is_late: bool) -> None:
+    def move(self, here: ClientHere, session: Session, request: int, values: str, is_late: bool) -> None:
         """The client has moved; if that had to wait, more may have happened than one step."""
         steps = {name: one for name, one in decoded_values(values).items() if _value(session, name) != one}
         if steps and (is_late or not self._are_steps(session, steps)):
-            self._announce(session, Waiting(session.places_number + 1, request, values))
+            self._announce(here, session, Waiting(session.places_number + 1, request, values))
             return
         if steps:
             self._take(session, steps, is_late=False)
@@ -153,37 +144,39 @@ class Places:
         session.places_number += 1
         broker.router.locate(_whereabouts(session), "subscribe")
 
-    def _announce(self, session: Session, waiting: Waiting) -> None:
+    def _announce(self, here: ClientHere, session: Session, waiting: Waiting) -> None:
         """Say that the client will be elsewhere; it is when everyone knows."""
         for name, value in decoded_values(waiting.values).items():
             old = session.places.get(name, Place(stay_s=self._settings.stay_s or self._settings.stay_first_s))
             session.places[name] = msgspec.structs.replace(old, coming=value)
         session.places_number = waiting.number
-        self.waiting[session.client] = waiting
+        here.announced = waiting
         token = Announced(session.client, waiting.number)
         self._broker.router.locate(_whereabouts(session), "subscribe", token)
 
     def on_settled(self, token: Announced) -> None:
-        waiting = self.waiting.get(token.client)
-        if waiting is None or waiting.number != token.number:
-            return  # The session has left since.
-        broker, client = self._broker, token.client
-        if waiting.values and not self.may_move(client):
-            self._put_off(broker.sessions[client])
+        broker, here = self._broker, self._broker.clients.here.get(token.client)
+        if here is None or here.session is None or here.announced is None:
             return
-        del self.waiting[client]
+        waiting = here.announced
+        if waiting.number != token.number:
+            return  # The session has left since.
+        if waiting.values and not self.may_move(here):
+            self._put_off(here.session, waiting)
+            here.announced = None
+            return
+        here.announced = None
         if waiting.values:
-            self._take(broker.sessions[client], decoded_values(waiting.values), is_late=True)
-            broker.tell(client, SubscriptionSettled(waiting.request))
-        broker.requests.carry_on(client)
+            self._take(here.session, decoded_values(waiting.values), is_late=True)
+            broker.tell(here.client, SubscriptionSettled(waiting.request))
+        broker.requests.carry_on(here)
 
-    def may_move(self, client: str) -> bool:
+    def may_move(self, here: ClientHere) -> bool:
         """Not while it is away or in a handoff: others may be storing for it, for where it is now."""
-        return client in self._broker.attachments and not self._broker.is_in_handoff(client)
+        return here.client in self._broker.attachments and here.handoff is Handoff.FINISHED
 
-    def _put_off(self, session: Session) -> None:
+    def _put_off(self, session: Session, waiting: Waiting) -> None:
         """A jump does not take effect now, but is made again when the client is here, or where it is then."""
-        waiting = self.waiting.pop(session.client)
         moves = [index for index, one in enumerate(session.deferred) if one[1] == "Move"]
         if moves:
             request, kind, later = session.deferred[moves[0]]
@@ -200,32 +193,30 @@ class Places:
         """A filter on the own state of a client whose session is here is about to be used."""
         self._broker.router.dependents.locate(_whereabouts(session))
 
-    def session_came(self, session: Session, came_from: str) -> None:
+    def session_came(self, here: ClientHere, session: Session) -> None:
         """Before its protocol goes to work: what that tells others goes with the new whereabouts.
 
         The client's moves wait until everyone knows.
         """
-        if came_from not in ("", self._broker.id) and _depends(session):
+        if here.came_from not in ("", self._broker.id) and _depends(session):
             session.places_number += 1
-            self.waiting[session.client] = Waiting(session.places_number)
+            here.announced = Waiting(session.places_number)
             self._broker.router.relocate_client(_whereabouts(session))
 
-    def session_is_here(self, client: str) -> None:
+    def session_is_here(self, here: ClientHere) -> None:
         """After that: find out when they do."""
-        waiting = self.waiting.get(client)
-        if waiting is not None and not waiting.values:
-            self._broker.router.settle("handoff", Announced(client, waiting.number))
+        if here.announced is not None and not here.announced.values:
+            self._broker.router.settle("handoff", Announced(here.client, here.announced.number))
 
-    def before_departure(self, session: Session) -> None:
+    def before_departure(self, here: ClientHere, session: Session) -> None:
         """What has not taken effect does so where the session goes."""
-        waiting = self.waiting.get(session.client)
+        waiting, here.announced = here.announced, None
         if waiting is not None and waiting.values:
-            self._put_off(session)
-        self.waiting.pop(session.client, None)
+            self._put_off(session, waiting)
 
-    def session_gone(self, client: str) -> None:
-        self.waiting.pop(client, None)
-        self._broker.router.depart(client)
+    def session_gone(self, here: ClientHere) -> None:
+        here.announced = None
+        self._broker.router.depart(here.client)
 
     # --- messages about clients ---
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from roamcast.broker.places import decoded_values, encoded_values, merged_values
+from roamcast.broker.session import ClientHere, Event, Handoff, Settling
 from roamcast.filters.selector import parse
 from roamcast.protocol.messages import Accepted, ClientPublish, Move, Request, SubscriptionSettled
 from roamcast.protocol.notification import decode_attributes
@@ -30,24 +31,11 @@ KIND_OF_CHANGE = {
 
 
 class Requests:
-    __state__ = State("requests", saved=("_broker", "_held", "_settling", "_gated", "_carrying_on"))
+    __state__ = State("requests", saved=("_broker", "_clients"))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        self._held: dict[str, list[Request]] = {}
-        """Requests taken from clients whose session is still on its way."""
-        self._settling: dict[str, dict[str, int]] = {}
-        """Client to the filters (as text) whose change is not yet settled, and how many."""
-        self._gated: dict[str, list[tuple[bytes, tuple[bytes, ...], bytes]]] = {}
-        """What waits to be published until the client's advertisements have settled."""
-        self._carrying_on: set[str] = set()
-
-    def unfinished(self) -> dict[str, object]:
-        return {
-            "requests held": self._held,
-            "subscriptions not settled": self._settling,
-            "publishes held back": self._gated,
-        }
+        self._clients = broker.clients
 
     # --- taking requests ---
 
@@ -60,17 +48,17 @@ class Requests:
 
     def hold(self, client: str, request: Request) -> None:
         """Keep a request until the client's session is there."""
-        held = self._held.setdefault(client, [])
-        if len(held) < self._broker.settings.held_requests_max:
-            held.append(request)
+        here = self._clients.of(client)
+        if here.held is None:
+            here.held = []
+        if len(here.held) < self._broker.settings.held_requests_max:
+            here.held.append(request)
 
-    def take_held(self, session: Session) -> None:
+    def take_held(self, here: ClientHere, session: Session) -> None:
         """The session has come: take what the client asked for meanwhile."""
-        for request in self._held.pop(session.client, []):
+        held, here.held = here.held, None
+        for request in held or ():
             self._accept(session, request)
-
-    def forget_held(self, client: str) -> None:
-        self._held.pop(client, None)
 
     def _accept(self, session: Session, request: Request) -> None:
         """Take a request once; what was taken before is only acknowledged again."""
@@ -114,8 +102,10 @@ class Requests:
         self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes
     ) -> None:
         """Where advertisements guide subscriptions, only what is advertised, and not before all know."""
-        if session.client in self._settling:
-            self._gated.setdefault(session.client, []).append((attributes, bodies, marks))
+        here = self._clients.here[session.client]
+        if here.settling is Settling.SETTLING:
+            here.gated = here.gated if here.gated is not None else []
+            here.gated.append((attributes, bodies, marks))
         elif self._is_advertised(session, attributes):
             self._broker.publish(session, attributes, bodies, marks)
         else:
@@ -135,13 +125,14 @@ class Requests:
     ) -> None:
         """Carry a change out: now, or when the handoff and the last change of this filter are done."""
         broker, client = self._broker, session.client
+        here = self._clients.here[client]
         if self._is_refused(client, request, kind, text):
             return
-        if self._must_wait(client, kind, text):
+        if self._must_wait(here, kind, text):
             self._defer(session, request, kind, text)
             return
         if kind == "Move":
-            broker.places.move(session, request, text, is_late)
+            broker.places.move(here, session, request, text, is_late)
             return
         filter = parse(text)
         held = session.subscriptions if kind in ("Subscribe", "Unsubscribe") else session.advertisements
@@ -158,7 +149,7 @@ class Requests:
             del session.subscriptions[text]
         else:
             held[text] = broker.now
-        self._begin_settling(client, text)
+        self._begin_settling(here, text)
         token = (client, request, kind, text)
         if kind == "Subscribe":
             broker.protocol.on_subscribe(session, filter, token)
@@ -184,11 +175,10 @@ class Requests:
                 places.refuse(client, request, reason)
         return bool(reason)
 
-    def _must_wait(self, client: str, kind: str, text: str) -> bool:
-        places = self._broker.places
+    def _must_wait(self, here: ClientHere, kind: str, text: str) -> bool:
         if kind == "Move":
-            return client in places.waiting or not places.may_move(client)
-        return self._broker.is_in_handoff(client) or text in self._settling.get(client, ())
+            return here.announced is not None or not self._broker.places.may_move(here)
+        return here.handoff is Handoff.UNDER_WAY or text in (here.unsettled or ())
 
     def _defer(self, session: Session, request: int, kind: str, text: str) -> None:
         """Of several moves that wait only the last one counts; that way there is never more than one."""
@@ -203,31 +193,32 @@ class Requests:
         """A subscription that the client made elsewhere, and not asked for here."""
         self._change(session, 0, "Subscribe", text, is_late=True)
 
-    def advertise_again(self, session: Session) -> None:
+    def advertise_again(self, here: ClientHere, session: Session) -> None:
         """The session has moved here, and what its client may publish must be known from here."""
         for text in session.advertisements:
-            self._begin_settling(session.client, text)
+            self._begin_settling(here, text)
             self._broker.router.advertise(parse(text), (session.client, 0, "Advertise", text))
 
     # --- settling ---
 
-    def is_settling(self, client: str) -> bool:
-        return client in self._settling
-
-    def _begin_settling(self, client: str, text: str) -> None:
-        settling = self._settling.setdefault(client, {})
-        settling[text] = settling.get(text, 0) + 1
+    def _begin_settling(self, here: ClientHere, text: str) -> None:
+        here.on(Event.CHANGED)
+        unsettled = here.unsettled = here.unsettled if here.unsettled is not None else {}
+        unsettled[text] = unsettled.get(text, 0) + 1
 
     def on_settled(self, token: Token) -> None:
         client, request, kind, text = token
-        settling = self._settling[client]
-        settling[text] -= 1
-        if not settling[text]:
-            del settling[text]
-        if not settling:
-            del self._settling[client]
+        here = self._clients.here[client]
+        unsettled = here.unsettled
+        assert unsettled is not None
+        unsettled[text] -= 1
+        if not unsettled[text]:
+            del unsettled[text]
+        if not unsettled:
+            here.on(Event.SETTLED)
+            here.unsettled = None
         self._tell_settled(client, request, kind, text)
-        self.carry_on(client)
+        self.carry_on(here)
 
     def _tell_settled(self, client: str, request: int, kind: str, text: str) -> None:
         """Not where the session's move alone made it necessary (request 0)."""
@@ -236,19 +227,20 @@ class Requests:
             broker.record(told, client=client, broker=broker.id, filter=text, reason="settled")
             broker.tell(client, SubscriptionSettled(request))
 
-    def carry_on(self, client: str) -> None:
+    def carry_on(self, here: ClientHere) -> None:
         """Do what had to wait for a handoff or for a change to settle; last of all, let the session go."""
-        session = self._broker.sessions.get(client)
-        if client in self._carrying_on or session is None:
+        session = here.session
+        if here.is_carrying_on or session is None:
             return
         # What is carried out may settle at once and come back here.
-        self._carrying_on.add(client)
+        here.is_carrying_on = True
         deferred, session.deferred = session.deferred, []
         for request, kind, text in deferred:
             self._change(session, request, kind, text, is_late=True)
-        self._carrying_on.discard(client)
-        if client in self._settling:
+        here.is_carrying_on = False
+        if here.settling is Settling.SETTLING:
             return
-        for attributes, bodies, marks in self._gated.pop(client, []):
+        gated, here.gated = here.gated, None
+        for attributes, bodies, marks in gated or ():
             self._publish_advertised(session, attributes, bodies, marks)
-        self._broker.let_depart(client)
+        self._broker.handoffs.let_go(here)

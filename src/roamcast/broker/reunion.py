@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from roamcast.broker.session import ClientHere, Holding, Search
 from roamcast.protocol.messages import AttachRequest, Cause, HolderUnknown, Message
 from roamcast.state import State
 
@@ -104,16 +105,13 @@ class Joining(msgspec.Struct):
 
 
 class Reunion:
-    __state__ = State("reunion", saved=("_broker", "_joining", "_held_back", "_older", "_newer"))
+    __state__ = State("reunion", saved=("_broker", "_clients", "_joining", "_held_back"))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
+        self._clients = broker.clients
         self._joining: list[Joining] = []
         self._held_back: list[AttachRequest] = []
-        self._older: dict[str, str] = {}
-        """Clients whose session here stays, and the broker where an older one of theirs has not ended yet."""
-        self._newer: dict[str, dict[str, None]] = {}
-        """Clients whose session here ends, and the brokers that said they have one which stays."""
 
     @property
     def handlers(self) -> dict[type[Message], Callable[[str, Any], None]]:
@@ -129,8 +127,6 @@ class Reunion:
         return {
             "claims not heard": self._joining,
             "requests held back": self._held_back,
-            "older sessions": self._older,
-            "newer sessions": self._newer,
         }
 
     # --- saying what is held here ---
@@ -145,39 +141,38 @@ class Reunion:
         self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to), own))
         held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
         # Of sessions on their way nobody else may have spoken before their new holders hear of it.
-        held += [
-            Claim(client, one.destination, one.begun, one.number, one.incarnation)
-            for client, one in self._broker.locator.moved_to.items()
-        ]
+        departed = [(client, here.departed) for client, here in self._clients.here.items() if here.departed]
+        for client, one in departed:
+            held.append(Claim(client, one.destination, one.begun, one.number, one.incarnation))
         parts = [
             tuple(held[start : start + CLAIMS_PER_MESSAGE])
             for start in range(0, max(1, len(held)), CLAIMS_PER_MESSAGE)
         ]
         for position, part in enumerate(parts):
             self._pass_on(Claims(self._broker.id, to, part, position == len(parts) - 1), "")
-        for client, one in self._broker.locator.moved_to.items():
+        for client, one in departed:
             self._broker.send(one.destination, ClaimIt(client, to))
         # Answers to earlier questions say nothing about those who were not asked.
         self._broker.locator.ask_again()
 
     def _claim_of(self, client: str) -> Claim | None:
         """The claim to the session held here; if it ends, to the one that will begin then."""
-        broker, session = self._broker, self._broker.sessions[client]
+        broker, here, session = self._broker, self._clients.here[client], self._broker.sessions[client]
         begun = session.begun
-        if client in broker.endings.waiting:
-            if not broker.endings.has_successor(client):
+        if here.is_ending:
+            if here.holding is Holding.REPLACED or here.attachment is None:
                 return None
             begun = (broker.now, broker.id)
         return Claim(client, broker.id, begun, session.number, session.incarnation)
 
     def on_claim_it(self, sender: str, message: ClaimIt) -> None:
-        broker, client = self._broker, message.client
-        if client in broker.sessions:
-            claim = self._claim_of(client)
+        broker, here = self._broker, self._clients.here.get(message.client)
+        if here is not None and here.session is not None:
+            claim = self._claim_of(here.client)
             if claim is not None:
                 self._pass_on(Claims(broker.id, message.to, (claim,), is_last=False), "")
-        elif client in broker.locator.moved_to:
-            broker.send(broker.locator.moved_to[client].destination, message)
+        elif here is not None and here.departed is not None:
+            broker.send(here.departed.destination, message)
 
     def _pass_on(self, message: Claims, sender: str) -> None:
         others = [broker for broker in message.to if broker != self._broker.id]
@@ -220,16 +215,17 @@ class Reunion:
                     del joining.own[sender]
         self._go_on()
 
-    def session_came(self, client: str) -> None:
+    def session_came(self, here: ClientHere) -> None:
         """What was heard before the session came counts for it, too."""
-        for claim in [claim for joining in self._joining for claim in joining.claims.get(client, ())]:
-            if client in self._broker.sessions:
+        for claim in [claim for joining in self._joining for claim in joining.claims.get(here.client, ())]:
+            if here.session is not None:
                 self._compare(claim)
 
     def on_rival(self, sender: str, message: Rival) -> None:
         claim, broker = message.claim, self._broker
-        session = broker.sessions.get(claim.client)
-        is_gone = session is None and claim.client not in broker.locator.moved_to
+        here = self._clients.here.get(claim.client)
+        session = here.session if here is not None else None
+        is_gone = here is None or (session is None and here.departed is None)
         if is_gone:
             # It has ended, or was too fast to be followed: then it is anywhere.
             self._pass_on(Claims(broker.id, tuple(broker.members), (claim,), is_last=False), "")
@@ -239,36 +235,45 @@ class Reunion:
             self._compare(claim)
 
     def _compare(self, claim: Claim) -> None:
-        broker, client = self._broker, claim.client
-        if client not in broker.sessions:
-            if client in broker.locator.moved_to:
-                broker.send(broker.locator.moved_to[client].destination, Rival(claim))
-            elif client in broker.locator.rivals:
-                # Those who said that they do not hold it may have been asked before it came there.
-                broker.locator.ask_everyone(broker.locator.pending[client])
+        broker, here = self._broker, self._clients.here.get(claim.client)
+        if here is None:
             return
-        session, own = broker.sessions[client], self._claim_of(client)
+        session = here.session
+        if session is None:
+            if here.departed is not None:
+                broker.send(here.departed.destination, Rival(claim))
+            elif here.search is Search.ASKS_EVERYONE:
+                # Those who said that they do not hold it may have been asked before it came there.
+                broker.locator.ask_everyone(here)
+            return
+        own = self._claim_of(here.client)
         if own is None or own.begun < claim.begun:
-            self._newer.setdefault(client, {})[claim.broker] = None
+            here.newer = {**(here.newer or {}), claim.broker: None}
             if own is not None:
-                broker.end_replaced(session)
+                broker.endings.begin_replaced(here)
         elif own.begun > claim.begun:
             # Nothing of the two may be mistaken for the other's.
             session.number = max(session.number, claim.number) + NUMBERS_APART
             session.incarnation = max(session.incarnation, claim.incarnation) + 1
-            self._older[client] = claim.broker
+            here.older = claim.broker
             broker.send(claim.broker, Rival(own))
 
-    def session_over(self, client: str) -> None:
+    def session_over(self, here: ClientHere) -> None:
         """A session has ended here, and what was left of it everywhere has been fetched."""
-        for newer in self._newer.pop(client, {}):
-            self._broker.send(newer, ReunionOver(client))
-        if self._older.pop(client, None) is not None:
+        newer, here.newer = here.newer, None
+        for broker in newer or ():
+            self._broker.send(broker, ReunionOver(here.client))
+        self._older_is_over(here)
+
+    def _older_is_over(self, here: ClientHere) -> None:
+        if here.older:
+            here.older = ""
             self._go_on()
 
     def on_reunion_over(self, sender: str, message: ReunionOver) -> None:
-        if self._older.pop(message.client, None) is not None:
-            self._go_on()
+        here = self._clients.here.get(message.client)
+        if here is not None:
+            self._older_is_over(here)
 
     def lost(self, brokers: Iterable[str]) -> None:
         """They are gone for good: nobody waits for what they would claim."""
@@ -277,7 +282,9 @@ class Reunion:
             joining.unheard = {one: None for one in joining.unheard if one not in gone}
             joining.own = {one: left for one, left in joining.own.items() if one not in gone}
         self._held_back = [one for one in self._held_back if one.broker not in gone]
-        self._older = {client: one for client, one in self._older.items() if one not in gone}
+        for here in self._clients.here.values():
+            if here.older in gone:
+                here.older = ""
         self._go_on()
         self.claim([client for client, one in self._broker.sessions.items() if one.last_broker in gone])
 
@@ -293,15 +300,12 @@ class Reunion:
 
     def holds_back(self, request: AttachRequest) -> bool:
         """Whether the session may not go to this broker yet; its request is answered later."""
-        if not self._joining and not self._older:
-            return False
-        is_joining = any(
-            request.broker in joining.brokers and bool(joining.unheard) for joining in self._joining
-        )
-        if not is_joining and request.client not in self._older:
-            return False
-        self._held_back.append(request)
-        return True
+        here = self._clients.here.get(request.client)
+        has_older = here is not None and bool(here.older)
+        if has_older or any(request.broker in one.brokers and one.unheard for one in self._joining):
+            self._held_back.append(request)
+            return True
+        return False
 
     def _go_on(self) -> None:
         """Who was held back asks again: meanwhile it may have got the other session."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from roamcast.broker.session import Handoff
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Command, Message
 from roamcast.state import State
@@ -80,9 +81,10 @@ class Seeking:
     def _answer(self, message: WhereIs) -> IsHere:
         client, broker = message.client, self._broker
         session = self._front.sessions.get(client)
-        if client in broker.endings.waiting:
+        here = broker.clients.here[client]
+        if here.is_ending:
             state = "ending"
-        elif broker.is_in_handoff(client):
+        elif here.handoff is Handoff.UNDER_WAY:
             state = "arriving"
         else:
             state = "attached" if broker.is_attached(client) else "away"

@@ -7,17 +7,18 @@ clients wrote them; one on a client's own state is bound to its client here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from roamcast.broker.issues import IssueTimes
-from roamcast.broker.places import Places
 from roamcast.filters.filter import Filter
 from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import MobilityProtocol
 from roamcast.protocol.messages import Cause, Update
-from roamcast.protocol.session import Session
-from roamcast.routing.router import Owner, Router, Token
+from roamcast.routing.router import Owner, Token
+from roamcast.state import State
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import BrokerCore
 
 
 class Ended(NamedTuple):
@@ -34,12 +35,13 @@ class Collecting(NamedTuple):
     key: tuple[str, str]
 
 
-class SubscribingHost:
-    router: Router
-    sessions: dict[str, Session]
-    places: Places
-    protocol: MobilityProtocol
-    _issues: IssueTimes
+class Subscribing:
+    __state__ = State("subscribing", saved=("_broker", "_router", "issues"))
+
+    def __init__(self, broker: BrokerCore) -> None:
+        self._broker = broker
+        self._router = broker.router
+        self.issues = IssueTimes(broker.settings.clock_error_s, broker.router.dependents)
 
     def subscribe(
         self,
@@ -50,26 +52,33 @@ class SubscribingHost:
         token: Token | None = None,
     ) -> None:
         filter = self._bound(filter, owner[0])
-        self._issues.note(owner, filter, issued_at)
-        self.router.subscribe(owner, filter, self._subscriber_of(owner), cause, token)
+        self.issues.note(owner, filter, issued_at)
+        self._router.subscribe(owner, filter, self._subscriber_of(owner), cause, token)
 
     def _subscriber_of(self, owner: Owner) -> str:
-        return self.protocol.subscriber_of(owner) if owner[0] else ""
+        return self._broker.protocol.subscriber_of(owner) if owner[0] else ""
 
     def _bound(self, filter: Filter, client: str) -> Filter:
         """A filter on a client's own state says whose, and that is known here if its session is here."""
         if not filter.own:
             return filter
-        if client in self.sessions:
-            self.places.know(self.sessions[client])
+        session = self._broker.sessions.get(client)
+        if session is not None:
+            self._broker.places.know(session)
         return bind(filter, client)
-
-    def as_it_is(self, filter: Filter, client: str) -> Filter:
-        """What a filter that a client of this broker is subscribed to matches at present."""
-        return self.router.dependents.local(bind(filter, client))
 
     def _filters(self, subscriptions: Iterable[str], client: str) -> list[Filter]:
         return [self._bound(parse(text), client) for text in subscriptions]
+
+    def _note(self, target: str | Owner, filters: list[Filter], subscriptions: Mapping[str, float]) -> None:
+        if not isinstance(target, str):
+            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
+                self.issues.note(target, filter, issued_at)
+
+    def _forget(self, source: str | Owner, filters: list[Filter]) -> None:
+        if not isinstance(source, str):
+            for filter in filters:
+                self.issues.forget(source, filter)
 
     def relocate(
         self,
@@ -80,19 +89,15 @@ class SubscribingHost:
         update: Update | None = None,
     ) -> Update | None:
         filters = self._filters(subscriptions, client)
-        if not isinstance(target, str):
-            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self._issues.note(target, filter, issued_at)
-        carried = self.router.relocate(filters, client, source, target, update)
-        if not isinstance(source, str):
-            for filter in filters:
-                self._issues.forget(source, filter)
+        self._note(target, filters, subscriptions)
+        carried = self._router.relocate(filters, client, source, target, update)
+        self._forget(source, filters)
         return carried
 
     def direction(
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
     ) -> str | Owner | None:
-        return self.router.direction(self._filters(subscriptions, client), subscriber)
+        return self._router.direction(self._filters(subscriptions, client), subscriber)
 
     def divert(
         self,
@@ -104,10 +109,8 @@ class SubscribingHost:
         update: Update | None = None,
     ) -> Update | None:
         filters = self._filters(subscriptions, client)
-        if not isinstance(target, str):
-            for filter, issued_at in zip(filters, subscriptions.values(), strict=True):
-                self._issues.note(target, filter, issued_at)
-        return self.router.divert(filters, subscriber, target, onward, update)
+        self._note(target, filters, subscriptions)
+        return self._router.divert(filters, subscriber, target, onward, update)
 
     def withdraw(
         self,
@@ -120,29 +123,27 @@ class SubscribingHost:
         last: bool = True,
     ) -> Update | None:
         filters = self._filters(subscriptions, client)
-        carried = self.router.withdraw(filters, subscriber, source, onward, update, last)
-        if not isinstance(source, str):
-            for filter in filters:
-                self._issues.forget(source, filter)
+        carried = self._router.withdraw(filters, subscriber, source, onward, update, last)
+        self._forget(source, filters)
         return carried
 
     def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
         filter = self._bound(filter, owner[0])
-        self._issues.note(owner, filter, issued_at)
-        self.router.listen(owner, filter)
+        self.issues.note(owner, filter, issued_at)
+        self._router.listen(owner, filter)
 
     def unlisten(self, owner: Owner, filter: Filter) -> None:
         filter = self._bound(filter, owner[0])
-        self._issues.forget(owner, filter)
-        self.router.unlisten(owner, filter)
+        self.issues.forget(owner, filter)
+        self._router.unlisten(owner, filter)
 
     def unsubscribe(
         self, owner: Owner, filter: Filter, cause: Cause = "handoff", token: Token | None = None
     ) -> None:
         filter = self._bound(filter, owner[0])
         if token is None:
-            self.router.unsubscribe(owner, filter, self._subscriber_of(owner), cause)
-            self._issues.forget(owner, filter)
+            self._router.unsubscribe(owner, filter, self._subscriber_of(owner), cause)
+            self.issues.forget(owner, filter)
         else:
             ended = Ended(owner, filter, token)
-            self.router.unsubscribe(owner, filter, self._subscriber_of(owner), cause, ended)
+            self._router.unsubscribe(owner, filter, self._subscriber_of(owner), cause, ended)

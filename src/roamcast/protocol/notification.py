@@ -47,7 +47,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     @property
     def weight(self) -> int:
-        return count_of(getattr(self, "bursts", ())) or 1
+        bursts = getattr(self, "bursts", ())
+        return (count_of(bursts) or 1) if bursts else 1
 
     @property
     def is_fleeting(self) -> bool:

@@ -1,0 +1,392 @@
+"""The life of a client's session at one broker: every state, and what may follow what, in one table.
+
+A client attaches. If its session is not here, the broker asks for it: the broker that the client was at
+before, or everyone. Whoever has asked waits until the session arrives, or until the client turns out to be
+elsewhere. The session arrives by a handoff; the client may read while the handoff is under way. From then on
+the session is held here, whether its client is attached or away, until another broker asks for it. It then
+departs at once, or waits until all its subscriptions have settled. Where it went is remembered until
+its arrival is confirmed. Or the session ends: what is left of it is fetched and thrown away, and when the
+handoff is finished and all has settled, it is over. Its client, if attached, then gets a new session, or
+looks for the one that has replaced it.
+
+Five small machines share the events: where the session is, the search for it, the client's connection, the
+handoff, and the settling of changes. An event moves every machine that lists it, and it must be legal in all
+of them: a session cannot depart while a change settles, and nobody searches for a session that is here. A
+transition that the table does not list is a bug of ours and stops the process.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from roamcast.protocol.messages import AttachRequest, Hello, Request
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
+from roamcast.state import State
+
+
+class Holding(Enum):
+    """Where the session is, seen from this broker."""
+
+    ABSENT = "absent"
+    HELD = "held"
+    DEPARTING = "departing"
+    """Another broker asked for it; it leaves when its changes have settled."""
+    DEPARTED = "departed"
+    """On its way to another broker; questions are sent after it."""
+    ENDING = "ending"
+    """Whatever is left of it is thrown away; an attached client gets a new session then."""
+    REPLACED = "replaced"
+    """Ending, and its client has another session elsewhere."""
+
+
+class Search(Enum):
+    """What this broker does to get the session."""
+
+    IDLE = "idle"
+    ASKS_ONE = "asks one"
+    """The broker that the client named."""
+    ASKS_EVERYONE = "asks everyone"
+    AWAITS = "awaits"
+    """Some broker has the request and will grant or refuse it."""
+
+
+class Presence(Enum):
+    """The client's connection to this broker."""
+
+    AWAY = "away"
+    ATTACHED = "attached"
+
+
+class Handoff(Enum):
+    FINISHED = "finished"
+    UNDER_WAY = "under way"
+
+
+class Settling(Enum):
+    """The client's subscriptions and advertisements."""
+
+    SETTLED = "settled"
+    SETTLING = "settling"
+
+
+class Event(Enum):
+    ATTACHED = "attached"
+    DETACHED = "detached"
+    ASKED_ONE = "asked one"
+    ASKED_EVERYONE = "asked everyone"
+    FOLLOWED = "followed"
+    """The request was sent after the session, to where it went from here."""
+    FOUND = "found"
+    """Everyone was asked, and some broker has the request now."""
+    REFUSED = "refused"
+    ARRIVED = "arrived"
+    """From another broker, or newly made."""
+    MET = "met"
+    """A second session of the client has arrived: two trees joined, and nobody has ended either in time. The
+    one that was here is given up."""
+    WELCOMED = "welcomed"
+    """The client attached where its session is."""
+    CLAIMED = "claimed"
+    """Another broker asked for the session, which has to settle first."""
+    UNCLAIMED = "unclaimed"
+    """The request that waited is served now, or of no use any more."""
+    DEPARTED = "departed"
+    CONFIRMED = "confirmed"
+    """The session has arrived where it went, or is known never to."""
+    ENDED = "ended"
+    REPLACED = "replaced"
+    OVER = "over"
+    HANDED_OFF = "handed off"
+    """The handoff is finished, or cut short by the next one."""
+    CHANGED = "changed"
+    """A subscription or advertisement has begun to change."""
+    SETTLED = "settled"
+    """The last such change is known to every broker that must know it."""
+
+
+class IllegalTransition(RuntimeError):
+    """Something happened to a client that cannot happen in its present state: a bug."""
+
+
+def _stays(state: Enum, *events: Event) -> dict[Event, Any]:
+    """Events that are legal in a state and leave it as it is."""
+    return dict.fromkeys(events, state)
+
+
+TABLE: dict[str, dict[Any, dict[Event, Any]]] = {
+    "holding": {
+        Holding.ABSENT: {
+            Event.ARRIVED: Holding.HELD,
+            **_stays(Holding.ABSENT, Event.ASKED_ONE, Event.ASKED_EVERYONE),
+        },
+        Holding.HELD: {
+            Event.CLAIMED: Holding.DEPARTING,
+            Event.DEPARTED: Holding.DEPARTED,
+            Event.ENDED: Holding.ENDING,
+            **_stays(Holding.HELD, Event.WELCOMED, Event.CHANGED, Event.MET),
+        },
+        Holding.DEPARTING: {
+            Event.UNCLAIMED: Holding.HELD,
+            **_stays(Holding.DEPARTING, Event.CLAIMED, Event.CHANGED, Event.MET),
+        },
+        Holding.DEPARTED: {
+            Event.CONFIRMED: Holding.ABSENT,
+            Event.ARRIVED: Holding.HELD,
+            **_stays(Holding.DEPARTED, Event.FOLLOWED, Event.ASKED_EVERYONE),
+        },
+        Holding.ENDING: {
+            Event.OVER: Holding.ABSENT,
+            Event.REPLACED: Holding.REPLACED,
+            **_stays(Holding.ENDING, Event.CHANGED, Event.MET),
+        },
+        Holding.REPLACED: {
+            Event.OVER: Holding.ABSENT,
+            **_stays(Holding.REPLACED, Event.CHANGED, Event.MET),
+        },
+    },
+    "search": {
+        Search.IDLE: {
+            Event.ASKED_ONE: Search.ASKS_ONE,
+            Event.ASKED_EVERYONE: Search.ASKS_EVERYONE,
+            Event.FOLLOWED: Search.AWAITS,
+            **_stays(Search.IDLE, Event.ARRIVED),
+        },
+        Search.ASKS_ONE: {
+            Event.ASKED_EVERYONE: Search.ASKS_EVERYONE,
+            Event.ARRIVED: Search.IDLE,
+            Event.REFUSED: Search.IDLE,
+        },
+        Search.ASKS_EVERYONE: {
+            Event.FOUND: Search.AWAITS,
+            Event.ARRIVED: Search.IDLE,
+            Event.REFUSED: Search.IDLE,
+            **_stays(Search.ASKS_EVERYONE, Event.ASKED_EVERYONE),
+        },
+        Search.AWAITS: {
+            Event.ASKED_EVERYONE: Search.ASKS_EVERYONE,
+            Event.ARRIVED: Search.IDLE,
+            Event.REFUSED: Search.IDLE,
+        },
+    },
+    "presence": {
+        Presence.AWAY: {Event.ATTACHED: Presence.ATTACHED},
+        Presence.ATTACHED: {Event.DETACHED: Presence.AWAY},
+    },
+    "handoff": {
+        Handoff.FINISHED: {
+            Event.ARRIVED: Handoff.UNDER_WAY,
+            Event.WELCOMED: Handoff.UNDER_WAY,
+            Event.ENDED: Handoff.UNDER_WAY,
+            Event.MET: Handoff.UNDER_WAY,
+            **_stays(Handoff.FINISHED, Event.DEPARTED, Event.OVER),
+        },
+        Handoff.UNDER_WAY: {
+            Event.HANDED_OFF: Handoff.FINISHED,
+            **_stays(Handoff.UNDER_WAY, Event.WELCOMED, Event.ENDED, Event.MET),
+        },
+    },
+    "settling": {
+        Settling.SETTLED: {
+            Event.CHANGED: Settling.SETTLING,
+            **_stays(Settling.SETTLED, Event.ARRIVED, Event.DEPARTED, Event.OVER),
+        },
+        Settling.SETTLING: {
+            Event.SETTLED: Settling.SETTLED,
+            **_stays(Settling.SETTLING, Event.CHANGED, Event.CLAIMED),
+        },
+    },
+}
+"""Machine, state and event to the next state."""
+
+CONCERNED = {
+    event: [machine for machine, states in TABLE.items() if any(event in one for one in states.values())]
+    for event in Event
+}
+"""The machines that an event moves."""
+
+
+class Attachment:
+    """A client's connection to this broker."""
+
+    __slots__ = ("at", "connection", "hello", "queue", "window")
+
+    __state__ = State("attachment")
+
+    def __init__(self, connection: int, hello: Hello, window: int, at: float) -> None:
+        self.connection = connection
+        """0 while a session ends: everything is read, and nobody gets it."""
+        self.hello = hello
+        self.at = at
+        self.window = window
+        """Notifications sent and not yet acknowledged, at most."""
+        self.queue: DeliveryQueue | None = None
+
+
+class Departed(msgspec.Struct, frozen=True):
+    """What a former holder remembers of a session on its way."""
+
+    destination: str
+    number: int
+    """The attach number under which it left."""
+    begun: tuple[float, str]
+    incarnation: int
+
+
+class Waiting(NamedTuple):
+    """The client's next move waits until everyone knows this announcement of where it is."""
+
+    number: int
+    request: int = 0
+    values: str = ""
+    """The jump that takes effect then, as JSON; "" if none does."""
+
+
+class ClientHere(msgspec.Struct):
+    """One client at this broker: the states of its machines, and what belongs to each state."""
+
+    __state__ = State("client-here")
+
+    client: str
+    holding: Holding = Holding.ABSENT
+    search: Search = Search.IDLE
+    presence: Presence = Presence.AWAY
+    handoff: Handoff = Handoff.FINISHED
+    settling: Settling = Settling.SETTLED
+    session: Session | None = None
+    attachment: Attachment | None = None
+    """The client's connection; while a session ends it waits for another one."""
+    request: AttachRequest | None = None
+    """During a search: what this broker asks for."""
+    asked: str = ""
+    """While one broker is asked: which one."""
+    rival: str = ""
+    """While everyone is asked: the lowest other broker that asks everyone too."""
+    claim: AttachRequest | None = None
+    """While the session is departing: who gets it."""
+    departed: Departed | None = None
+    """While the session is on its way."""
+    came_from: str = ""
+    """During a handoff: the former broker; "" if the session was made here."""
+    waiting: list[AttachRequest] | None = None
+    """Requests of other brokers, to be answered when the session has arrived or is over."""
+    held: list[Request] | None = None
+    """Requests of the client, to be taken when its session is here."""
+    unsettled: dict[str, int] | None = None
+    """While changes settle: filters as text, and how many changes of each."""
+    gated: list[tuple[bytes, tuple[bytes, ...], bytes]] | None = None
+    """What is published when the client's advertisements have settled."""
+    is_carrying_on: bool = False
+    """Whether what was deferred is being carried out at this moment."""
+    announced: Waiting | None = None
+    older: str = ""
+    """The broker where an older session of the client has not ended yet; the one here stays."""
+    newer: dict[str, None] | None = None
+    """The brokers that have a session which stays; the one here ends."""
+
+    def on(self, event: Event) -> None:
+        for machine in CONCERNED[event]:
+            state = getattr(self, machine)
+            after = TABLE[machine][state].get(event)
+            if after is None:
+                now = f"{machine} is {state.value!r}"
+                raise IllegalTransition(f"client {self.client!r}: {event.value!r} cannot happen while {now}")
+            setattr(self, machine, after)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.holding is Holding.ENDING or self.holding is Holding.REPLACED
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True if the session is here and nothing is under way."""
+        held = ClientHere(self.client, Holding.HELD, presence=self.presence)
+        held.session, held.attachment = self.session, self.attachment
+        return self == held
+
+    def told(self) -> str:
+        """The states, and what is kept besides, for a message."""
+        states = [f"{machine} {getattr(self, machine).value}" for machine in TABLE]
+        kept = ("waiting", "held", "gated", "announced", "older", "newer")
+        return f"{self.client}: {', '.join((*states, *(one for one in kept if getattr(self, one))))}"
+
+    def finish_handoff(self) -> str:
+        """Give the broker that the session came from."""
+        self.on(Event.HANDED_OFF)
+        came_from, self.came_from = self.came_from, ""
+        return came_from
+
+    def wait(self, request: AttachRequest) -> None:
+        """Keep another broker's request until the session has arrived or is over."""
+        self.waiting = [*(self.waiting or ()), request]
+
+    def take_waiting(self) -> list[AttachRequest]:
+        waiting, self.waiting = self.waiting or [], None
+        return waiting
+
+
+class Clients:
+    """Every client that this broker knows of; the one place where sessions and connections come and go."""
+
+    __state__ = State("clients", saved=("here", "sessions", "attachments"))
+
+    def __init__(self) -> None:
+        self.here: dict[str, ClientHere] = {}
+        self.sessions: dict[str, Session] = {}
+        """Those held here, for whoever needs no more than the session."""
+        self.attachments: dict[str, Attachment] = {}
+        """Who reads from these sessions, for the way of a notification: a client's connection, or a stand-in
+        that throws everything away while the session ends."""
+
+    def of(self, client: str) -> ClientHere:
+        here = self.here.get(client)
+        if here is None:
+            here = self.here[client] = ClientHere(client)
+        return here
+
+    def forget_unused(self, here: ClientHere) -> None:
+        """Remove a client of which nothing is known any more."""
+        if here == ClientHere(here.client):
+            self.here.pop(here.client, None)
+
+    def attach(self, here: ClientHere, attachment: Attachment) -> None:
+        here.on(Event.ATTACHED)
+        here.attachment = attachment
+        if not here.is_ending:
+            self.attachments[here.client] = attachment
+
+    def detach(self, here: ClientHere) -> None:
+        here.on(Event.DETACHED)
+        here.attachment = None
+        if not here.is_ending:
+            del self.attachments[here.client]
+
+    def arrive(self, session: Session, came_from: str) -> ClientHere:
+        here = self.of(session.client)
+        here.on(Event.ARRIVED if here.session is None else Event.MET)
+        here.session = self.sessions[session.client] = session
+        here.came_from = came_from
+        here.request, here.asked, here.rival, here.departed = None, "", "", None
+        return here
+
+    def depart(self, here: ClientHere, departed: Departed) -> None:
+        here.on(Event.DEPARTED)
+        here.session, here.departed = None, departed
+        del self.sessions[here.client]
+
+    def end(self, here: ClientHere, came_from: str, stand_in: Attachment) -> None:
+        if here.handoff is Handoff.FINISHED:
+            here.came_from = came_from
+        here.on(Event.ENDED)
+        self.attachments.pop(here.client, None)
+        self.attachments[here.client] = stand_in
+
+    def over(self, here: ClientHere) -> None:
+        here.on(Event.OVER)
+        here.session = None
+        del self.sessions[here.client], self.attachments[here.client]
+        if here.attachment is not None:
+            self.attachments[here.client] = here.attachment
