@@ -14,9 +14,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
 from itertools import pairwise
-from typing import Any
 
 from roamcast.broker.moving.broker import MobileBroker
 from roamcast.broker.moving.client import MobileClient
@@ -48,6 +46,7 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.records import Row
 from roamcast.simulator.access import CONTROL_BYTES
+from roamcast.simulator.engine import Engine
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
 from roamcast.simulator.links import Link, LossyLink
 from roamcast.simulator.mobile_links import Direction, TreeLink
@@ -75,8 +74,8 @@ class MobileConnection:
         self.is_open = True
 
 
-class MobileNetwork:
-    """Brokers, clients, links, and the heap that drives them; one seed decides everything."""
+class MobileNetwork(Engine):
+    """Brokers, clients and the links between them; one seed decides everything."""
 
     def __init__(
         self,
@@ -85,9 +84,9 @@ class MobileNetwork:
         observe: Callable[[list[Row]], None],
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> None:
+        super().__init__()
         self.topology = topology
         self.settings = settings
-        self.now = 0.0
         self.traffic = Traffic()
         self.crashes = 0
         self.links_lost = 0
@@ -103,8 +102,6 @@ class MobileNetwork:
         """When a client last attached, or did something."""
         self._observe = observe
         self._trace = trace
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._pushed = 0
         self._witnessed = 0
         self._rng = random.Random(f"{settings.seed}/mobile network")
         self.brokers = {id: self._make_broker(id) for id in topology.brokers}
@@ -144,24 +141,17 @@ class MobileNetwork:
         """Perform the actions, repair everything, and go on until nothing is left to do."""
         script = list(actions)
         for action in script:
-            self._push(action[0], self._act, action)
+            self.push(action[0], self._act, action)
         end_s = max([action[0] for action in script], default=0.0)
-        self._push(end_s, self._repair)
+        self.push(end_s, self._repair)
         stop_s = float("inf")
         if self.settings.reach:
             stop_s = end_s + REST_PERIODS * self._election_settings().period_s
-        events_left = events_max or EVENTS_MIN + EVENTS_PER_ACTION * len(script)
-        while self._heap and self._heap[0][0] <= stop_s and not self.is_restless:
-            self.now, _, handle, arguments = heappop(self._heap)
-            handle(*arguments)
-            events_left -= 1
-            self.is_restless = events_left == 0
+        steps_max = events_max or EVENTS_MIN + EVENTS_PER_ACTION * len(script)
+        self.go(until_s=stop_s, steps_max=steps_max)
+        self.is_restless = self.steps >= steps_max
 
-    def _push(self, at: float, handle: Callable[..., None], *arguments: Any) -> None:
-        self._pushed += 1
-        heappush(self._heap, (max(at, self.now), self._pushed, handle, arguments))
-
-    def _act(self, action: Action) -> None:
+    def _act(self, action: Action, _: None) -> None:
         _, node, item = action
         match item:
             case AttachTo(broker, _):
@@ -195,7 +185,7 @@ class MobileNetwork:
                 self._cut(broker, old)
                 self._heal(broker, new)
 
-    def _repair(self) -> None:
+    def _repair(self, *_: None) -> None:
         """Everything is up again; where the story says who has a link, those missing are made."""
         for broker in list(self.down):
             self._restart(broker)
@@ -223,7 +213,7 @@ class MobileNetwork:
             connection = self.connections.get(client)
             if connection is not None and connection.number == number and connection.is_open:
                 at = connection.down.arrival_s(self.now, CONTROL_BYTES)
-                self._push(at, self._arrive_at_client, connection, told)
+                self.push(at, self._arrive_at_client, connection, told)
         if self.on_step is not None:
             self.on_step(broker, inputs)
 
@@ -310,9 +300,10 @@ class MobileNetwork:
         direction = link.directions[broker]
         direction.unacknowledged.append(message)
         at = direction.link.arrival_s(self.now, CONTROL_BYTES)
-        self._push(at, self._arrive, link, broker, message)
+        self.push(at, self._arrive, (link, broker), message)
 
-    def _arrive(self, link: TreeLink, sender: str, message: Message) -> None:
+    def _arrive(self, way: tuple[TreeLink, str], message: Message) -> None:
+        link, sender = way
         receiver = link.other(sender)
         if receiver in self.down and not link.is_cut:
             self._lose(link)  # Nobody acknowledges.
@@ -326,7 +317,7 @@ class MobileNetwork:
                 self._close(known, receiver)
             self.links[receiver][sender] = link
         at = link.directions[sender].acknowledging.arrival_s(self.now, CONTROL_BYTES)
-        self._push(at, self._acknowledge, link, sender)
+        self.push(at, self._acknowledge, link, sender)
         self._step_broker(receiver, Received(sender, message))
 
     def _acknowledge(self, link: TreeLink, sender: str) -> None:
@@ -341,7 +332,7 @@ class MobileNetwork:
         peer = link.other(end)
         if not link.is_cut:
             at = link.directions[end].link.arrival_s(self.now, CONTROL_BYTES)
-            self._push(at, self._find_lost, link, peer)
+            self.push(at, self._find_lost, link, peer)
         if self.links[end].get(peer) is not link:
             return  # This end never heard of it, or has another since.
         self.links_lost += 1
@@ -354,7 +345,7 @@ class MobileNetwork:
         link.is_cut = True
         for end in link.directions:
             notice_s = self._rng.uniform(0, 3 * self.settings.link_delay.high_s)
-            self._push(self.now + notice_s, self._find_lost, link, end)
+            self.push(self.now + notice_s, self._find_lost, link, end)
 
     def _find_lost(self, link: TreeLink, end: str) -> None:
         if end in link.closed or end in self.down:
@@ -452,7 +443,7 @@ class MobileNetwork:
                         self._close(link, broker)
         deadline = self.elections[broker].deadline()
         if deadline is not None:
-            self._push(deadline, self._on_election_timer, broker, self.elections[broker])
+            self.push(max(deadline, self.now), self._on_election_timer, broker, self.elections[broker])
 
     def _broadcast(self, broker: str, heartbeat: Heartbeat) -> None:
         for edge, is_up in self.reach.items():
@@ -461,9 +452,10 @@ class MobileNetwork:
                 delay = self.settings.link_delay
                 link = self._heartbeats.setdefault((broker, other), Link(delay, self._rng))
                 at = link.arrival_s(self.now, CONTROL_BYTES)
-                self._push(at, self._hear, broker, other, heartbeat)
+                self.push(at, self._hear, (broker, other), heartbeat)
 
-    def _hear(self, sender: str, receiver: str, heartbeat: Heartbeat) -> None:
+    def _hear(self, way: tuple[str, str], heartbeat: Heartbeat) -> None:
+        sender, receiver = way
         election = self.elections.get(receiver)
         if election is not None and self.reach[frozenset((sender, receiver))]:
             self._do_election(receiver, election.on_heartbeat(self.now, sender, heartbeat))
@@ -487,7 +479,7 @@ class MobileNetwork:
         for _, message in effects.sends:
             assert connection is not None
             at = connection.up.arrival_s(self.now, CONTROL_BYTES)
-            self._push(at, self._arrive_at_broker, connection, message)
+            self.push(at, self._arrive_at_broker, connection, message)
 
     def _attach(self, client: str, broker: str) -> None:
         self._leave(client)
@@ -513,7 +505,7 @@ class MobileNetwork:
         delay = self.settings.notice_delay
         notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
         item = Detached(client, connection.number)
-        self._push(self.now + notice_s, self._step_broker, connection.broker, item)
+        self.push(self.now + notice_s, self._step_broker, connection.broker, item)
 
     def _arrive_at_broker(self, connection: MobileConnection, message: Said) -> None:
         if connection.is_open:
