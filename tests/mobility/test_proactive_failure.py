@@ -31,7 +31,8 @@ from roamcast.mobility.proactive_messages import (
 )
 from roamcast.mobility.proactive_state import Remote, uncovered
 from roamcast.protocol.snapshot import freeze, thaw
-from roamcast.simulator.fuzz import draw_story, with_heartbeats
+from roamcast.simulator.drawing import with_heartbeats
+from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.run import Run
 from roamcast.simulator.story import Story, kinds_of, parse_story, violations_of
 
