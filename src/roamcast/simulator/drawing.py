@@ -38,12 +38,12 @@ class Span:
         return self.start_s + self.duration_s * rng.random()
 
 
-def draw_delays(notice_max_s: float, rng: random.Random) -> dict[str, Delay]:
+def draw_delays(notice_max_s: float, rng: random.Random) -> tuple[Delay, Delay, Delay]:
     """Delays of links and access links, and the time until a broker notices that a client is gone."""
     link = rng.choice((Delay(0.010, 0.010), Delay(0.001, 0.030), Delay(0.0, 0.100)))
     access = rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040)))
     notice = rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, notice_max_s)))
-    return {"link_delay": link, "access_delay": access, "notice_delay": notice}
+    return link, access, notice
 
 
 def draw_moves(
@@ -118,7 +118,7 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
 
 def _draw_crashes(story: Story, start_s: float, rng: random.Random) -> list[Action]:
     """Brokers that stay, and come back with their journal; half of them wrote a snapshot before."""
-    faults = _draw_outages_of_brokers(story, start_s, "unsent", rng)
+    faults = _draw_outages_of_brokers(story, start_s, lambda unsent: Crash(unsent=unsent), rng)
     for crash_s, broker, _ in [one for one in faults if isinstance(one[2], Crash)]:
         if rng.random() < 0.5:
             faults.append((rng.uniform(start_s / 2, crash_s), broker, Snapshot()))
@@ -127,17 +127,19 @@ def _draw_crashes(story: Story, start_s: float, rng: random.Random) -> list[Acti
 
 def _draw_mobile_crashes(story: Story, start_s: float, rng: random.Random) -> list[Action]:
     """Brokers that move, and come back with a journal or without."""
-    return _draw_outages_of_brokers(story, start_s, "amnesia", rng)
+    return _draw_outages_of_brokers(story, start_s, lambda amnesia: Crash(amnesia=amnesia), rng)
 
 
-def _draw_outages_of_brokers(story: Story, start_s: float, how: str, rng: random.Random) -> list[Action]:
+def _draw_outages_of_brokers(
+    story: Story, start_s: float, crash: Callable[[bool], Crash], rng: random.Random
+) -> list[Action]:
     """Brokers are down for a while; some of their clients go elsewhere, the others wait."""
     brokers = story.topology.brokers
     faults: list[Action] = []
     for _ in range(rng.choice((1, 1, 2, 4))):
         broker = rng.choice(brokers)
         down_s, up_s = _draw_outage(story, start_s, rng)
-        faults.append((down_s, broker, Crash(**{how: rng.random() < 0.5})))
+        faults.append((down_s, broker, crash(rng.random() < 0.5)))
         for client in _attached_at(story, broker, down_s):
             if rng.random() < 0.4:
                 elsewhere = AttachTo(rng.choice(brokers), 0)

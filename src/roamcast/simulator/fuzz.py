@@ -70,7 +70,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
     promise = find_protocol(protocol).promise
     routing = rng.choice(find_protocol(protocol).strategies)
     advertisements = rng.random() < 0.25
-    delays = draw_delays(LONG_S, rng)
+    link, access, notice = draw_delays(LONG_S, rng)
     # What waits for a slow client is neither on its way nor published while it is away, so
     # those who lose only that are not asked about slow clients.
     window = rng.choice((1, 2, 256)) if "away" not in promise.lost else 256
@@ -78,7 +78,9 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
         protocol=protocol,
         routing=routing,
         advertisements=advertisements and routing != "flooding" and find_protocol(protocol).advertisements,
-        **delays,
+        link_delay=link,
+        access_delay=access,
+        notice_delay=notice,
         window=window,
         names_last_broker=rng.random() < 0.7,
         seed=seed,
@@ -89,7 +91,10 @@ def _draw_mobile_settings(
     protocol: str, seed: int, topology: Topology, rng: random.Random
 ) -> NetworkSettings:
     """With every other seed brokers elect a leader; with the others the story says how the tree changes."""
-    settings = NetworkSettings(protocol=protocol, **draw_delays(2.0, rng), seed=seed)
+    link, access, notice = draw_delays(2.0, rng)
+    settings = NetworkSettings(
+        protocol=protocol, link_delay=link, access_delay=access, notice_delay=notice, seed=seed
+    )
     if seed % 2 == 0 or len(topology.brokers) < 3:
         return settings
     more = [tuple(sorted(rng.sample(topology.brokers, 2))) for _ in range(rng.choice((1, 2, 4)))]

@@ -34,7 +34,6 @@ from roamcast.protocol.effects import (
     Detached,
     Input,
     LeaveFor,
-    LinkChanged,
     Migrated,
     PublishThis,
     Received,
@@ -133,7 +132,7 @@ class MobileNetwork(Engine):
                 self._join(*edge)
 
     def _make_broker(self, id: str) -> MobileBroker:
-        return MobileBroker(id, find_mobile_protocol(self.settings.protocol))
+        return MobileBroker(id, find_mobile_protocol(self.settings.protocol), self.settings.records)
 
     # --- running ---
 
@@ -152,7 +151,7 @@ class MobileNetwork(Engine):
         self.is_restless = self.steps >= steps_max
 
     def _act(self, action: Action, _: None) -> None:
-        _, node, item = action
+        node, item = action[1:]
         match item:
             case AttachTo(broker, _):
                 self._attach(node, broker)
@@ -256,8 +255,8 @@ class MobileNetwork(Engine):
         else:
             for now, inputs in self._journals[broker]:
                 node.step(now, inputs)
-            for client, connected in list(node.clients.items()):
-                self._step_broker(broker, Detached(client, connected.connection))
+            for client, visit in list(node.visits.items()):
+                self._step_broker(broker, Detached(client, visit.connection))
             for link in links:
                 self._close(link, broker)
         if self.settings.reach:
@@ -283,7 +282,7 @@ class MobileNetwork(Engine):
         link = self.links[child][parent] = TreeLink(self.migrations, child, parent, directions)
         if not self.reach.get(link.edge, True):
             self._lose(link)  # It was heard, and is out of reach by now.
-        self._step_broker(child, LinkChanged(parent, True), Migrated(old, parent))
+        self._step_broker(child, Migrated(old, parent))
 
     def _make_link(self, name: str) -> Link:
         settings = self.settings
@@ -338,7 +337,7 @@ class MobileNetwork(Engine):
         self.links_lost += 1
         del self.links[end][peer]
         failed = tuple(link.directions[end].unacknowledged)
-        self._step_broker(end, LinkChanged(peer, False), SendFailed(peer, failed))
+        self._step_broker(end, SendFailed(peer, failed))
 
     def _lose(self, link: TreeLink) -> None:
         """The link is out of reach: what is on it is lost, and both ends find out."""

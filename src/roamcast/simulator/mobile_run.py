@@ -114,9 +114,9 @@ class MobileChecker:
         held: dict[Owed, None] = {}
         for client, queue in node.machine.queues.items():
             held.update({(client, one): None for burst in queue for one in identities(burst)})
-        for client, connected in node.clients.items():
+        for client, visit in node.visits.items():
             held.update(
-                {(client, one): None for burst in connected.unacknowledged() for one in identities(burst)}
+                {(client, one): None for burst in visit.unacknowledged() for one in identities(burst)}
             )
         for link in self.network.links[broker].values():
             for message in link.directions[broker].unacknowledged:
