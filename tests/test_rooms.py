@@ -44,12 +44,13 @@ SEES: dict[str, set[str]] = {
     "bench": TOOLS,
     "lab": TOOLS | {"bench"},
     "cli": TOOLS | {"bench", "lab", "pipeline"},
+    "__main__": {"cli"},
 }
 
 PURE = PRODUCT | {"models"}
 
 # Modules that are pure in a room that is not: the protocol of the proxies beside their drivers.
-PURE_PROXY = ("buffers", "messages", "relays", "residents", "service", "steps")
+PURE_PROXY = ("buffers", "errands", "messages", "residents", "service", "steps")
 PURE_MODULES = {f"proxy/{name}.py" for name in PURE_PROXY}
 
 # Clocks, entropy, files, sockets, threads and processes: what would let two runs of the same inputs differ.
@@ -317,3 +318,34 @@ def test_each_rule_can_be_broken(path: str, text: str, what: str) -> None:
 )
 def test_what_is_allowed_passes(path: str, text: str) -> None:
     assert list(violations_in(Path(path), dedent(text))) == []
+
+
+def test_the_picture_of_the_rooms_shows_this_table() -> None:
+    from tests.rooms_figure import PLACES, SUBJECTS, draw
+
+    assert sorted(PLACES) == sorted(SUBJECTS) == sorted(SEES.keys() - {"errors", "state", "__main__"})
+    picture = SOURCE.parent.parent / "docs" / "figures" / "rooms.svg"
+    assert picture.read_text() == draw(), "draw it again: see tests/rooms_figure.py"
+
+
+def test_the_simulator_has_no_links_journal_or_sessions_of_its_own() -> None:
+    """It drives the machine that ships: what it needs of these it imports from the broker's room."""
+    network = (SOURCE / "simulator" / "network.py").read_text()
+    imported = {name for _, name in imported_names(ast.parse(network), Path("simulator/network.py"))}
+    for needed in (
+        "roamcast.broker.machine.BrokerMachine",
+        "roamcast.broker.inputs.encode_entry",
+        "roamcast.broker.inputs.decode_entry",
+        "roamcast.protocol.snapshot.freeze",
+        "roamcast.protocol.snapshot.thaw",
+    ):
+        assert needed in imported
+    for path in sorted((SOURCE / "simulator").glob("*.py")):
+        names = {name for _, name in imported_names(ast.parse(path.read_text()), path.relative_to(SOURCE))}
+        makes_core = any(
+            isinstance(node, ast.Call) and called_name(node) == "BrokerCore"
+            for node in ast.walk(ast.parse(path.read_text()))
+        )
+        assert not makes_core, f"{path.name} makes a core without its machine"
+        replaced = {"roamcast.broker.links.end.LinkEnd", "roamcast.broker.links.frames"} & names
+        assert not replaced, f"{path.name} drives links past the machine: {sorted(replaced)}"

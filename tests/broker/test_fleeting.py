@@ -76,7 +76,7 @@ class Careless:
 
 def careless_broker(writes_row: bool) -> BrokerCore:
     broker = BrokerCore("a", find_protocol("none"), CoreSettings())
-    Announcements(broker)
+    Announcements(broker).register_handlers()
     Careless(broker, writes_row)
     broker.step(1.0, [OverlayChanged(["b"], {"b": "b"}), Attached("p", 1, Hello("p", fresh=True))])
     return broker

@@ -51,8 +51,9 @@ def roam(world: World, seed: int, rounds: int) -> None:
         name = rng.choice(list(world.clients))
         world.publish(name, "s/1", rng.choice((1, 2)))
         if world.clients[name].is_welcome:
-            told = packets.Publish("a/1", b"x:0:a", 0, retain=rng.random() < 0.3)
-            world._send(world.clients[name], told)
+            for topic in ("a/1", "s/1"):
+                told = packets.Publish(topic, b"x:0:a", 0, retain=rng.random() < 0.3)
+                world._send(world.clients[name], told)
         world.tick(rng.random() * 20)
     for id in world.ids:
         world.crash(id)

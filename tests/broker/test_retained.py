@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.broker.test_every_crash import PROTOCOLS
+from tests.broker.test_promises import HardWorld
 from tests.broker.world import World
 
 from roamcast.broker.inputs import BrokerForgotten
@@ -51,6 +53,19 @@ def test_all_brokers_agree_in_the_end(seed: int) -> None:
     assert kept(world, "b0")
     for broker in world.ids:
         assert kept(world, broker) == kept(world, "b0")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_new_subscriber_gets_what_is_retained_whatever_the_protocol(protocol: str) -> None:
+    world = HardWorld(1, protocol)
+    world.attach("p", "b0")
+    world.attach("c", "b2")
+    world.settle()
+    retain(world, "p", "r/1", "kept")
+    world.settle()
+    world.subscribe("c", "r/#", 1)
+    world.settle()
+    assert [payload for payload, _, _ in world.clients["c"].received] == ["kept"]
 
 
 def test_the_last_writer_wins_though_its_clock_was_set_back() -> None:

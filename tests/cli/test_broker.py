@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from roamcast.cli import build_app, run
-from roamcast.daemon.config import Config, Discovery, Listener, Peer, load, print_config
+from roamcast.config.sections import Config, Discovery, Listener, Peer
+from roamcast.daemon.config import BROKER, load
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_flags_win_over_the_file(served: list[Config], tmp_path: Path) -> None:
 
 def test_the_default_configuration_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert broker("--print-config") == 0
-    assert capsys.readouterr().out == print_config()
+    assert capsys.readouterr().out == BROKER.default_file()
 
 
 def test_a_check_starts_nothing(

@@ -248,7 +248,7 @@ def test_bench_match_prints_a_table(
 ) -> None:
     assert run(build_app(), ["bench", "match"]) == 0
     assert benchmark_calls[0]["subscriptions"] == 100_000
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "index us per event" in line]
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "index: us per event" in line]
     assert "1.5" in row
 
 

@@ -226,7 +226,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def test_progress_goes_by_simulated_time() -> None:
     seen: list[tuple[int, int]] = []
     scenario = Scenario(
-        topology="line:2", clients=20, publish_every_s=0.5, selectivity=0.5, duration_s=30.5,
+        topology="line:2", clients=20, publish_every_s=0.2, selectivity=0.5, duration_s=30.5,
         network=NetworkSettings(seed=1),
     )  # fmt: skip
     sim.simulate(scenario, *sim.prepare(scenario), None, lambda done, total: seen.append((done, total)))

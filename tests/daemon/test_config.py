@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from roamcast.config.schema import docs_of, fields_of, keys_of
-from roamcast.daemon.config import Config, Link, Listener, Peer, load, print_config
+from roamcast.config.sections import Config, Link, Listener, Peer
+from roamcast.daemon.config import BROKER, load
 from roamcast.errors import InputError
 from roamcast.mqtt.server.access import AccessRules, Rule
 
@@ -46,14 +47,14 @@ def test_the_printed_file_is_toml_and_says_the_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, print_config())
+    write(tmp_path, BROKER.default_file())
     assert load(Path("site.toml"), {}, {}) == Config() == load(None, {}, {})
 
 
 def test_the_printed_file_names_every_key_and_says_what_it_is_for() -> None:
     said: list[str] = []
     section = above = ""
-    for line in print_config().splitlines():
+    for line in BROKER.default_file().splitlines():
         line = re.sub(r"^#(?! )", "", line)
         if heading := re.match(r"\[+([\w.]+)\]+", line):
             section = f"{heading[1]}." + ("N." if line.startswith("[[") else "")
@@ -66,7 +67,7 @@ def test_the_printed_file_names_every_key_and_says_what_it_is_for() -> None:
 
 def test_the_commented_examples_are_valid_too(tmp_path: Path) -> None:
     # An entry is uncommented by taking away one # of each line.
-    lines = [re.sub(r"^#(?! )", "", line) for line in print_config().splitlines()]
+    lines = [re.sub(r"^#(?! )", "", line) for line in BROKER.default_file().splitlines()]
     config = load_text(tmp_path, "\n".join(lines))
     assert config.peers == (Peer(id="b", address="127.0.0.1:7001"),)
     assert config.access.rules == (Rule(verdict="allow", topic="cars/%c/#", user="user:*"),)
@@ -577,4 +578,4 @@ def test_the_process_environment_is_a_valid_source() -> None:
 
 def test_fields_are_found_by_the_names_that_files_use() -> None:
     assert fields_of(Config)["listener"].attribute == "listeners"
-    assert tomllib.loads(print_config())["listener"][0]["port"] == 1883
+    assert tomllib.loads(BROKER.default_file())["listener"][0]["port"] == 1883

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast, wait_until
 
-from roamcast.config.sections import Events
-from roamcast.daemon.config import Config
+from roamcast.config.sections import Config, Events
 from roamcast.daemon.event_log import EventLog
 from roamcast.protocol.records import FREQUENT_KINDS, Row
 from roamcast.records.parquet import log_files, read_log

@@ -1,6 +1,7 @@
 """Covering, overlapping, merging: never wrong, and decided where it is simple."""
 
-from itertools import product
+from collections.abc import Iterable
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tests.filters.naive_filters import VALUES, Condition, conditions, text_of
 
 from roamcast.filters.filter import ALL, NONE, Filter
-from roamcast.filters.merging import merge, merge_pair
+from roamcast.filters.merging import merge_pair
 from roamcast.filters.selector import parse
 
 quick = settings(derandomize=True, deadline=None, max_examples=250, database=None)
@@ -56,6 +57,20 @@ def test_a_conjunction_is_covered_and_a_disjunction_covers(one: Condition, other
     for part in (one, other):
         assert parse(text_of(part)).covers(parse(text_of(("AND", one, other))))
         assert parse(text_of(("OR", one, other))).covers(parse(text_of(part)))
+
+
+def merge(filters: Iterable[Filter]) -> list[Filter]:
+    """Merge pairs until none merges any more."""
+    remaining = sorted(dict.fromkeys(filters), key=str)
+    while True:
+        for one, other in combinations(remaining, 2):
+            union = merge_pair(one, other)
+            if union is not None:
+                break
+        else:
+            return remaining
+        others = [filter for filter in remaining if filter not in (one, other)]
+        remaining = sorted(dict.fromkeys([*others, union]), key=str)
 
 
 @settings(quick, max_examples=100)

@@ -97,7 +97,7 @@ def test_f7_fails_if_a_cache_misses_others_than_expected(monkeypatch: pytest.Mon
         trim(self, client, cache)
         room = self.settings.cache_notifications
         if room is not None and len(cache.queue) == room:
-            self.give_up(client, cache.queue, 1, "overflow")
+            self.give_up_first(client, cache.queue, 1, "overflow")
 
     roomy = fiege.relocate(fiege.RelocationJob(3, False))
     monkeypatch.setattr(Relocation, "trim", early)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from roamcast.mobility import PROTOCOLS, MobilityProtocol
-from roamcast.mobility.sub_unsub import STREAM, Stay, SubUnsub, Transfer
+from roamcast.mobility.base import STREAM
+from roamcast.mobility.sub_unsub import Stay, SubUnsub, Transfer
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -53,8 +54,8 @@ class ForgetsToRewind(SubUnsub):
 
     name = "broken_no_rewind"
 
-    def deliver(self, client: str, stay: Stay, received: int) -> None:
-        self.host.deliver_from(client, stay.queue)
+    def begin_delivery(self, client: str, queue: DeliveryQueue, received: int) -> None:
+        self.host.deliver_from(client, queue)
         self.host.handoff_finished(client)
 
 
@@ -66,12 +67,12 @@ class IgnoresWhatTheClientHas(SubUnsub):
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         super().on_depart(session, destination, {})
 
-    def deliver(self, client: str, stay: Stay, received: int) -> None:
+    def begin_delivery(self, client: str, queue: DeliveryQueue, received: int) -> None:
         # A stream of its own for each stay, so that the client cannot tell by the sequences.
-        renamed = DeliveryQueue(f"{STREAM}/{stay.number}", 0, self.host.buffer)
-        renamed.extend(stay.queue.drain())
-        stay.queue = renamed
-        super().deliver(client, stay, 0)
+        stay = self.current[client]
+        stay.queue = DeliveryQueue(f"{STREAM}/{stay.number}", 0, self.host.buffer)
+        stay.queue.extend(queue.drain())
+        super().begin_delivery(client, stay.queue, 0)
 
 
 class KeepsDuplicates(SubUnsub):

@@ -223,7 +223,7 @@ class DropsWhatCouldBeDelivered(HomeBroker):
 
     def on_forward_events(self, sender: str, message: ForwardEvents) -> None:
         if message.client in self.visits and any(burst.number % 7 == 0 for burst in message.bursts):
-            self.give_up(message.client, message.bursts)
+            self.give_up(message.client, message.bursts, "in transit")
             message = ForwardEvents(message.client, message.number, ())
         super().on_forward_events(sender, message)
 

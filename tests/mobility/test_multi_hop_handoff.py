@@ -10,8 +10,8 @@ import pytest
 from tests.mobility.broken import registered
 
 from roamcast.broker.core import BrokerCore
+from roamcast.mobility.base import STREAM
 from roamcast.mobility.multi_hop_handoff import (
-    STREAM,
     DeliverTQ,
     Events,
     Hold,

@@ -13,8 +13,8 @@ from tests.mobility.seeds import first_failing_seed
 from roamcast.broker.core import BrokerCore
 from roamcast.filters.selector import parse
 from roamcast.mobility import MobilityProtocol
+from roamcast.mobility.base import STREAM
 from roamcast.mobility.reactive import (
-    STREAM,
     ForwardBuffered,
     ProxyObject,
     Reactive,

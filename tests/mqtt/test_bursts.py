@@ -16,8 +16,6 @@ from roamcast.mqtt.codec.bursts import (
     acknowledged,
     cut_bursts,
     last_frame,
-    puback,
-    publish_frames,
     written_acknowledgements,
 )
 from roamcast.mqtt.codec.errors import PacketError
@@ -193,7 +191,7 @@ def test_frames_are_written_as_one_by_one(version: int, qos: int, count: int, ev
         for number, payload in zip(consecutive(first, count), payloads, strict=True)
     )
     between = bytes((len(block),)) + block if version == 5 else b""
-    assert publish_frames("a/ü".encode(), payloads, first, qos, True, between) == wanted
+    assert FrameWriter("a/ü".encode(), qos, True, between).write(payloads, first) == wanted
 
 
 def test_a_writer_forgets_sizes_it_has_seen_too_many_of() -> None:
@@ -230,7 +228,7 @@ def test_acknowledgements_are_written_as_one_by_one(
     for gap in (0, 1, 2, 500, 998, 999):
         sent = wanted[: 4 * gap] + wanted[4 * gap + 4 :] + b"\xc0\0"
         assert acknowledged(sent, 0, first_byte, 65_000, 1_000) == gap
-    assert puback(65_535) == write(Puback(65_535), 4)
+    assert written_acknowledgements(0x40, 65_535, 1) == write(Puback(65_535), 4)
 
 
 def test_ids_go_round() -> None:

@@ -47,14 +47,17 @@ class Proxies:
         return "\n".join(lines) + "\n"
 
     def start(self, site: str) -> None:
-        self.processes[site].start()
-        self.processes[site].wait_listening()
-        if self.has_mqtt:
-            log = self.processes[site].log
-            assert wait_until(lambda: log.read_text().count("MQTT clients connect") == self.starts(log), 60)
+        """Start a proxy, and wait until it can be used: before it has reached its broker it refuses moves."""
+        process = self.processes[site]
+        process.start()
+        process.wait_listening()
+        signs = [f"the broker of site {site} is there", *(["MQTT clients connect"] if self.has_mqtt else [])]
 
-    def starts(self, log: Path) -> int:
-        return log.read_text().count("proxy listens on")
+        def is_usable() -> bool:
+            said = process.log.read_text().rpartition("proxy listens on")[2]
+            return all(sign in said for sign in signs)
+
+        assert wait_until(is_usable, 60)
 
 
 @contextmanager

@@ -74,10 +74,14 @@ def test_another_user_gets_neither_the_buffer_nor_the_id(tmp_path: Path) -> None
         refused = await bob.read()
         assert isinstance(refused, MoveRefused)
         assert refused.text == "client id 'car' belongs to another user here"
-        bob.write(messages.Fetch(3, "car", ticket, "alice"))
+        bob.write(messages.Download(3, "car", ticket, user="alice"))
         refused = await bob.read()
         assert isinstance(refused, MoveRefused)
-        assert refused.text == "a client may not say Fetch"
+        assert (refused.code, refused.text) == ("identity", "client 'car' is another user's here")
+        bob.write(messages.Locate(4, "car", "alice"))
+        refused = await bob.read()
+        assert isinstance(refused, MoveRefused)
+        assert refused.text == "a client may not say Locate"
         with pytest.raises(ProxyError, match="the connection ended"):
             await bob.read()
         await bob.end()

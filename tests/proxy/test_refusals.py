@@ -11,7 +11,7 @@ import pytest
 from tests.proxy.foreign import Network
 from tests.proxy.world import SECRET, World, run, until, with_options
 
-from roamcast.proxy import messages
+from roamcast.proxy import messages, service
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import Entry, Frozen, size_of
 from roamcast.proxy.client import MoveFailed, RoamingClient
@@ -87,8 +87,7 @@ def test_a_client_id_of_another_user_is_refused_at_move_out_and_download(
     async def work() -> None:
         world = new_world(monkeypatch)
         client = await moved_out(world)
-        service = world.servers["a"].service
-        asked = service.joined
+        asked = world.servers["a"].service.joined
         pipe, _ = await connect_client("a:1", "car", "", "")
         await asyncio.sleep(0.2)
         (connection,) = asked
@@ -262,10 +261,8 @@ def test_leaving_again_during_a_download_loses_nothing(monkeypatch: pytest.Monke
         world = new_world(monkeypatch)
         client = await moved_out(world, sync="basic")
         await publish(world, range(100))
-        service = world.servers["a"].service
-        service.settings = type(service.settings)(
-            "a", service.settings.sites, True, batch_messages=5, window_bytes=5 * 256 << 10
-        )
+        monkeypatch.setattr(service, "BATCH_MESSAGES", 5)
+        monkeypatch.setattr(service, "WINDOW_MESSAGES", 25)
         moving = asyncio.create_task(client.move_in("b"))
         while not 5 < client._queue.qsize() < 60:
             await asyncio.sleep(0.001)

@@ -151,12 +151,10 @@ def test_the_same_over_many_seeds(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_session_adopted_without_a_ping_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted breakage: the new site fetches before its subscriptions are known everywhere."""
 
-    def ping(self: residents.Residents, adopting: residents.Adopting) -> None:
-        handler = self._service.buffers.by_id[adopting.id]
-        assert handler.source is not None
-        self._dial(adopting, handler.source[0])
+    def begin(self: residents.Adopting) -> None:
+        self._link = self._service.dial(self._site, self)
 
-    monkeypatch.setattr(residents.Residents, "_ping", ping)
+    monkeypatch.setattr(residents.Adopting, "begin", begin)
     assert any(run(story(seed, monkeypatch, False))[0].lost for seed in SEEDS)
 
 

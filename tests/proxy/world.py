@@ -164,7 +164,7 @@ class World:
         site = address.partition(":")[0]
         server = self.servers.get(site)
         if server is None:
-            raise ProxyError(f"{address}: connection refused")
+            raise ProxyError("connection refused")
         readers = asyncio.StreamReader(), asyncio.StreamReader()
         delay_s = self.random.choice((0.001, 0.05))
         there, back = (_Writer(Channel(self.random, delay_s), reader) for reader in readers)

@@ -452,9 +452,9 @@ def test_a_handoff_that_never_finishes_is_seen() -> None:
     class NeverFinishes(SubUnsub):
         name = "broken_unfinished"
 
-        def deliver(self, client: str, stay: Any, received: int) -> None:
-            stay.queue.rewind(received)
-            self.host.deliver_from(client, stay.queue)
+        def begin_delivery(self, client: str, queue: Any, received: int) -> None:
+            queue.rewind(received)
+            self.host.deliver_from(client, queue)
 
     with registered(NeverFinishes):
         found = violations_of(parse_story("brokers b0\nprotocol broken_unfinished\nat 0 c attach b0\n"))

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from roamcast.bench.builds import THIS_BUILD, Build
 from roamcast.bench.mqtt_load import LoadConnection
-from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
+from roamcast.bench.processes import HOST, BenchFailed, Process, free_port
 from roamcast.bench.relays import Relay
 from roamcast.mqtt.codec import packets
 from roamcast.storage.recovery import find_recoverable
@@ -38,7 +39,9 @@ class BrokerNetwork:
         settings: Sequence[str],
         *,
         is_relayed: bool = True,
+        build: Build = THIS_BUILD,
     ) -> None:
+        """`build` is what all brokers are started with at first."""
         count = len(edges) + 1
         self.folder = folder
         self.settings = settings
@@ -47,24 +50,32 @@ class BrokerNetwork:
         self.link_ports = [free_port() for _ in range(count)]
         self.edges = [Edge(one, other, Relay(self.link_ports[other])) for one, other in edges]
         self.brokers: list[Process] = []
+        self._first_build = build
 
     async def start(self) -> None:
         for edge in self.edges if self.is_relayed else ():
             await edge.relay.start()
         for number in range(len(self.link_ports)):
             port = free_port()
-            process = Process(f"b{number}", self._command(number, port), port, self.folder / f"b{number}.log")
+            process = Process(f"b{number}", (), port, self.folder / f"b{number}.log")
             self.brokers.append(process)
+            self.set_build(number, self._first_build)
             process.start()
         for process in self.brokers:
             await asyncio.to_thread(process.wait_listening)
         await asyncio.to_thread(self._wait_joined)
 
-    def _command(self, number: int, port: int) -> list[str]:
-        command = roamcast_command(
+    def set_build(self, number: int, build: Build) -> None:
+        """Start this broker with that build from its next start on."""
+        process = self.brokers[number]
+        process.command = [*build.program, *self._arguments(number, process.port)]
+        process.variables = dict(build.variables)
+
+    def _arguments(self, number: int, port: int) -> list[str]:
+        command = [
             "broker", "--id", f"b{number}", "--listen", f"{HOST}:{port}", "--data", str(self.data(number)),
             "--peer-listen", f"{HOST}:{self.link_ports[number]}",
-        )  # fmt: skip
+        ]  # fmt: skip
         for edge in self.edges:
             if edge.dialer == number:
                 port = edge.relay.port if self.is_relayed else self.link_ports[edge.listener]

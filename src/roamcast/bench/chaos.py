@@ -3,6 +3,9 @@
 The tree, the clients, who subscribes to what and every fault with its time are drawn from one seed; when
 processes get to run is the machine's. When the time is over all faults are healed, everybody stays where
 they are until nothing moves any more, and the ledger is audited.
+
+A rolling upgrade can be part of it: all brokers begin with another build, and one after the other is
+stopped cleanly and started with this one, while faults and clients go on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.bench.broker_network import BrokerNetwork, damage_tail
+from roamcast.bench.builds import THIS_BUILD, Build
 from roamcast.bench.ledger import Audit, Ledger, audit
 from roamcast.bench.processes import BenchFailed
 from roamcast.bench.roaming_clients import Client, RoamingClient, World, foreign_kinds, publish_unheard
@@ -55,6 +59,9 @@ KINDS = {
     "swallow": "what one side of a link says is swallowed for a while, then the link is closed",
 }
 OF_LINKS = ("cut", "apart", "delay", "swallow")
+CROSSINGS_MIN = 3
+"""Handoffs between brokers of different builds that are waited for before the next broker is upgraded."""
+CROSSING_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -99,11 +106,12 @@ def run(
     brokers: int = BROKERS,
     sync: str = "process",
     keep: Path | None = None,
+    upgrade_from: Build | None = None,
 ) -> dict[str, Any]:
     """Run it; the folder with logs and journals stays, and is named, if a promise was broken."""
     folder = keep or Path(tempfile.mkdtemp(prefix="roamcast-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    chaos = Chaos(folder, seconds, seed, clients, brokers, sync)
+    chaos = Chaos(folder, seconds, seed, clients, brokers, sync, upgrade_from)
     result = asyncio.run(chaos.run())
     if result["kept"] and keep is None:
         shutil.rmtree(folder)
@@ -113,15 +121,27 @@ def run(
 
 class Chaos:
     def __init__(
-        self, folder: Path, seconds: float, seed: int, clients: int, brokers: int, sync: str
+        self,
+        folder: Path,
+        seconds: float,
+        seed: int,
+        clients: int,
+        brokers: int,
+        sync: str,
+        upgrade_from: Build | None = None,
     ) -> None:
         rng = self.rng = random.Random(seed)
         self.seed = seed
         self.seconds = seconds
         self.tree = draw_tree(rng, brokers)
         self.settings = (f"journal.sync={sync}", *SETTINGS)
-        self.network = BrokerNetwork(folder, self.tree, self.settings)
+        self.upgrade_from = upgrade_from
+        self.network = BrokerNetwork(folder, self.tree, self.settings, build=upgrade_from or THIS_BUILD)
         self.faults = draw_faults(rng, seconds, brokers, len(self.tree))
+        self.upgraded: list[int] = []
+        """Brokers that run this build, if it is not the one that all began with."""
+        self.crossings = 0
+        """Handoffs between brokers of different builds."""
         self.ledger = Ledger()
         self.topics = [f"chaos/{number}" for number in range(TOPICS)]
         self.kinds: Counter[str] = Counter()
@@ -144,7 +164,9 @@ class Chaos:
                 raise BenchFailed(f"could not subscribe within {SUBSCRIBE_S:.0f} s: {', '.join(late)}")
             world.is_roaming = world.is_publishing = True
             watching = asyncio.create_task(self._watch())
-            await asyncio.gather(*map(self._perform, self.faults), asyncio.sleep(self.seconds))
+            await asyncio.gather(
+                *map(self._perform, self.faults), self._upgrade_all(world), asyncio.sleep(self.seconds)
+            )
             watching.cancel()
             world.is_publishing = False
             await self._heal()
@@ -270,6 +292,41 @@ class Chaos:
                     async with self._care[number]:
                         await self._restart(number)
 
+    # --- upgrades ---
+
+    async def _upgrade_all(self, world: World) -> None:
+        """One broker after the other, in any order; both builds serve for a while between two upgrades."""
+        if self.upgrade_from is None:
+            return
+        count = len(self.network.brokers)
+        for number in random.Random(f"{self.seed} upgrades").sample(range(count), count):
+            before = world.moves.copy()
+            await asyncio.sleep(self.seconds / (count + 1))
+            if self.upgraded:
+                await self._see_crossings(world, before)
+            async with self._care[number]:
+                await self._upgrade(number)
+
+    async def _see_crossings(self, world: World, before: Counter[tuple[int, int]]) -> None:
+        """Wait until some clients have moved between the builds since then."""
+
+        def seen() -> int:
+            since = world.moves - before
+            is_new = self.upgraded.__contains__
+            return sum(count for (one, other), count in since.items() if is_new(one) != is_new(other))
+
+        if not await self._until(lambda: seen() >= CROSSINGS_MIN, CROSSING_S):
+            self.troubles.append(f"only {seen()} handoffs between the builds within {CROSSING_S:.0f} s")
+        self.crossings += seen()
+
+    async def _upgrade(self, number: int) -> None:
+        broker = self.network.brokers[number]
+        if not await asyncio.to_thread(broker.stop, RESTART_S):
+            self.troubles.append(f"{broker.name} did not stop cleanly: {broker.last_words()}")
+        self.network.set_build(number, THIS_BUILD)
+        self.upgraded.append(number)
+        await self._restart(number)
+
     async def _heal(self) -> None:
         for edge in self.network.edges:
             edge.relay.heal()
@@ -320,10 +377,21 @@ class Chaos:
             "brokers": len(self.network.brokers),
             "links": [f"b{one} to b{other}" for one, other in self.tree],
             "clients": dict(self.kinds),
-            "handoffs": world.handoffs,
+            "handoffs": world.moves.total(),
             "faults": {kind: self.done[kind] for kind in KINDS},
+            "upgrades": self._upgrades(),
             "refusals": world.refusals,
             **found.as_dict(),
             "troubles": self.troubles,
             "folder": str(self.network.folder),
+        }
+
+    def _upgrades(self) -> dict[str, Any] | None:
+        if self.upgrade_from is None:
+            return None
+        return {
+            "from": self.upgrade_from.version,
+            "to": THIS_BUILD.version,
+            "brokers": len(self.upgraded),
+            "handoffs between them": self.crossings,
         }

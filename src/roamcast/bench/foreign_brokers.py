@@ -10,9 +10,10 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from xml.sax.saxutils import quoteattr
@@ -99,7 +100,7 @@ async def settle(network: ForeignNetwork) -> None:
         for site, adapter in adapters.items():
             for source in adapters:
                 topic = adapter.topic_of(["settle", source])
-                await adapter.subscribe(f"settle-{site}", topic, _noting(heard, (source, site)))
+                await adapter.subscribe(f"settle-{site}", topic, partial(_note, heard, (source, site)))
         await _publish_until_heard(adapters, heard)
         for site, adapter in adapters.items():
             for source in adapters:
@@ -109,11 +110,8 @@ async def settle(network: ForeignNetwork) -> None:
             await adapter.close()
 
 
-def _noting(heard: set[tuple[str, str]], what: tuple[str, str]) -> Callable[[ForeignMessage], None]:
-    def receive(message: ForeignMessage) -> None:
-        heard.add(what)
-
-    return receive
+def _note(heard: set[tuple[str, str]], what: tuple[str, str], message: ForeignMessage) -> None:
+    heard.add(what)
 
 
 async def _publish_until_heard(adapters: dict[str, Adapter], heard: set[tuple[str, str]]) -> None:

@@ -22,7 +22,7 @@ from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.processes import BenchFailed
 from roamcast.bench.report import Report, silent
 from roamcast.mqtt.codec import packets
-from roamcast.mqtt.codec.bursts import publish_frames, written_acknowledgements
+from roamcast.mqtt.codec.bursts import FrameWriter, written_acknowledgements
 from roamcast.storage.journal import Journal, Sync
 
 QUEUED = (0, 100, 10_000)
@@ -187,7 +187,7 @@ class Walk:
         for at in range(0, count, WINDOW):
             numbers = range(self._published + at, self._published + min(at + WINDOW, count))
             chunk = [(b"%08d:" % number).ljust(PAYLOAD_BYTES, b"x") for number in numbers]
-            publisher.socket.sendall(publish_frames(TOPIC.encode(), chunk, 1, 1, described=b"\0"))
+            publisher.socket.sendall(FrameWriter(TOPIC.encode(), 1, described=b"\0").write(chunk))
             due = written_acknowledgements(0x40, 1, len(chunk))
             while due:
                 came = publisher.receive_frames(ACKNOWLEDGEMENT_BYTES, len(due) // ACKNOWLEDGEMENT_BYTES)
@@ -229,7 +229,7 @@ def read_and_acknowledge(client: LoadConnection, payloads: Sequence[bytes]) -> I
     """
     if not payloads:
         return
-    pattern = publish_frames(TOPIC.encode(), [payloads[0]], 1, 1, described=b"\0")
+    pattern = FrameWriter(TOPIC.encode(), 1, described=b"\0").write(payloads[:1])
     size, end_of_id = len(pattern), len(pattern) - PAYLOAD_BYTES - 1
     start = pattern[: end_of_id - 2]
     reads = number = 0

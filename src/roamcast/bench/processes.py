@@ -116,14 +116,16 @@ class Process:
         if self.child is not None:
             self.child.wait(STOP_S)
 
-    def stop(self) -> None:
-        """Ask it to stop, and make it."""
+    def stop(self, seconds: float = STOP_S) -> bool:
+        """Ask the program to stop, and kill it if it takes too long; True if it ended with exit code 0."""
         self.send(signal.SIGTERM)
-        if self.child is not None:
-            try:
-                self.child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        if self.child is None:
+            return True
+        try:
+            return self.child.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
 
     def cpu_s(self) -> float:
         """Seconds of a core that it has taken so far."""

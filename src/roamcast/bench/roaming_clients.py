@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,8 +45,8 @@ class World:
     is_roaming: bool = True
     """Whether clients move and publish; otherwise they stay where they are and take what they are owed."""
     is_publishing: bool = False
-    handoffs: int = 0
-    """Welcomes at another broker than the last one."""
+    moves: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Welcomes at another broker than the last one, by the numbers of the two."""
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -173,7 +174,7 @@ class RoamingClient:
 
     def _on_welcome(self) -> None:
         if self._was_at is not None and self._was_at != self.broker:
-            self._world.handoffs += 1
+            self._world.moves[self._was_at, self.broker] += 1
         self._was_at = self.broker
         for writer in self._opened[:-1]:
             writer.transport.abort()

@@ -15,6 +15,7 @@ from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.access import AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
+from roamcast.mqtt.server.timers import Timers
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
 from roamcast.protocol.messages import ClientPublish
 from roamcast.state import State
@@ -33,6 +34,9 @@ class ClientFront(Protocol):
     """What it keeps for each client."""
 
     @property
+    def timers(self) -> Timers | None: ...
+
+    @property
     def kinds(self) -> frozenset[Any]:
         """The inputs that come from clients."""
 
@@ -49,7 +53,6 @@ class ClientFront(Protocol):
     def position(self, client: str) -> tuple[Any, ...]:
         """Figures that change with what it keeps for a client, for comparing a replay."""
 
-    def next_time(self) -> float | None: ...
     def on_deadline(self) -> None: ...
     def apply(self, settings: MachineSettings) -> None: ...
     def restart(self) -> None:
@@ -94,11 +97,13 @@ class MqttFront(Endpoint):
                 self.closed(item.connection)
 
     def collect(self, out: MachineEffects) -> None:
-        writes, touched = out.writes, self.touched
+        touched = self.touched
+        writes: dict[int, list[bytes]] = {}
         # Those who get something come before those who said something, who can wait for their answer.
         for id, connection in reversed(touched.items()):
             if connection.out:
                 writes[id], connection.out = connection.out, []
+        out.writes = writes
         touched.clear()
         if self.encoder.written:
             self.encoder.forget()
@@ -118,9 +123,6 @@ class MqttFront(Endpoint):
             return ()
         return session.connection, list(session.subscriptions), *session.in_flight.position()
 
-    def next_time(self) -> float | None:
-        return self.timers.next()
-
     def apply(self, settings: MachineSettings) -> None:
         self.configure(settings.endpoint)
 
@@ -135,6 +137,7 @@ class PlainFront:
     """Passes on what clients say and hear. It keeps nothing but which connections are open."""
 
     kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted, SessionOver})
+    timers = None
 
     __state__ = State(
         "plain-front", saved=("inputs", "sessions", "connections", "_is_journalled"), unhashed=("now",)
@@ -177,9 +180,6 @@ class PlainFront:
 
     def position(self, client: str) -> tuple[Any, ...]:
         return ()
-
-    def next_time(self) -> float | None:
-        return None
 
     def on_deadline(self) -> None:
         pass

@@ -236,7 +236,7 @@ class Tree(msgspec.Struct, frozen=True):
 
 
 class MachineEffects(msgspec.Struct):
-    writes: dict[int, list[bytes]] = {}
+    writes: dict[int, list[bytes]] = ()  # type: ignore[assignment]  # As `records`.
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
     to_clients: Sequence[tuple[str, int, Said]] = ()

@@ -10,7 +10,6 @@ that a session is never taken away between a client's request and its answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import msgspec
 
@@ -114,9 +113,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         front = self.front
         self._now = front.now = now
         self._out = out = MachineEffects()
-        of_clients: list[Any] = []
+        kinds, of_clients = front.kinds, []
         for item in inputs:
-            if type(item) in front.kinds:
+            if type(item) in kinds:
                 of_clients.append(item)
             elif type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
@@ -140,8 +139,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         return out
 
     def deadline(self) -> float | None:
-        of_clients, timers = self.front.next_time(), self.broker.timers
+        timers = self.broker.timers
         of_broker = timers[0][0] if timers else None
+        of_clients = self.front.timers.next() if self.front.timers is not None else None
         if of_clients is None:
             return of_broker
         return of_clients if of_broker is None else min(of_broker, of_clients)

@@ -77,11 +77,11 @@ class MachineBase(Generic[AFront]):
                 end.acknowledge()
 
     def _check_state(self) -> None:
-        """The turn is over: compare the state with what the journal says of it, or say it now and then."""
+        """A turn is over: compare the state with what the journal says of it, or say it now and then."""
         expected, self._expected = self._expected, None
         durable = self._out.durable
         if expected is None:
-            self._turns_unchecked += bool(durable)
+            self._turns_unchecked += 1
             if self._turns_unchecked < CHECK_EVERY:
                 return
         sums = self._sums()

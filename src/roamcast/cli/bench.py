@@ -14,7 +14,7 @@ import typer
 
 from roamcast.bench.interrupts import terminations_as_interrupts
 from roamcast.bench.report import check_names, split_names
-from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
+from roamcast.cli.output import emit_json, leaves, prepare_out_folder, progress, table
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
 
@@ -62,7 +62,9 @@ def match(
     from roamcast.bench import match as benchmark
 
     with progress("matching") as report:
-        result = benchmark.run(subscriptions, attributes, events, seed, report)
+        result = benchmark.run(
+            subscriptions=subscriptions, attributes=attributes, events=events, seed=seed, progress=report
+        )
     show(result, "bench match", as_json)
 
 
@@ -361,19 +363,26 @@ def chaos(
     keep: Annotated[
         Path | None, typer.Option(help="A folder for logs and journals, kept in any case.")
     ] = None,
+    upgrade_from: Annotated[
+        Path | None,
+        typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
     from roamcast.bench import chaos as benchmark
+    from roamcast.bench.builds import find_build
 
     if keep is not None:
         prepare_out_folder(keep, option="--keep")
+    earlier = find_build(upgrade_from) if upgrade_from is not None else None
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
     with progress("chaos"), failing_plainly():
         result = benchmark.run(
-            seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep
-        )
+            seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep,
+            upgrade_from=earlier,
+        )  # fmt: skip
     if as_json:
         emit_json(result)
     else:
@@ -419,7 +428,7 @@ def show(result: dict[str, Any], title: str, as_json: bool) -> None:
     if as_json:
         emit_json(result)
     else:
-        table(["what", "value"], flat(result), title=title)
+        table(["what", "value"], leaves(result), title=title)
 
 
 def show_cases(result: Any, title: str, as_json: bool, columns: Sequence[str] = ()) -> None:
@@ -437,12 +446,3 @@ def table_of(rows: Sequence[dict[str, Any]], title: str, columns: Sequence[str] 
     if names:
         cells = [[row.get(name) for name in names] for row in rows]
         table([name.replace("_", " ") for name in names], cells, title=title)
-
-
-def flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of nested results, each with the words that lead to it."""
-    rows: list[tuple[str, Any]] = []
-    for key, value in result.items():
-        name = f"{prefix} {key}".strip().replace("_", " ")
-        rows.extend(flat(value, name) if isinstance(value, dict) else [(name, value)])
-    return rows

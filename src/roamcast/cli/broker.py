@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,10 +86,10 @@ def broker(
     """Run a broker. Flags win over environment variables (ROAMCAST_SECTION_KEY), and these over the file."""
     if context.invoked_subcommand is not None:
         return
-    if print_config:
-        from roamcast.daemon.config import print_config as default_config
+    from roamcast.daemon.config import BROKER
 
-        sys.stdout.write(default_config())
+    if print_config:
+        sys.stdout.write(BROKER.default_file())
         return
     flags: dict[str, Any] = dict(map(parse_setting, set_ or []))
     flags |= {
@@ -106,25 +105,21 @@ def broker(
         flags |= parse_peer_listener(peer_listen)
     if discover:
         flags |= discovering(discover, is_listening=bool(peer_listen or config))
-    run(config, flags, only_check=check)
-
-
-def run(path: Path | None, flags: dict[str, Any], *, only_check: bool) -> None:
-    from roamcast.daemon.config import Config, load
-
     warnings: list[str] = []
-    config = load(path, os.environ, flags, warnings.append)
-    if only_check:
-        for line in warnings:
-            print(f"roamcast: warning: {line}", file=sys.stderr)
-        print(f"{path or 'the configuration'} can be used")
+    settings = BROKER.load(config, os.environ, flags, warnings.append)
+    if check:
+        print_usable(config, warnings)
         return
     from roamcast.daemon.main import serve
 
-    def read(warn: Callable[[str], None]) -> Config:
-        return load(path, os.environ, flags, warn)
+    serve(settings, lambda warn: BROKER.load(config, os.environ, flags, warn), warnings)
 
-    serve(config, read, warnings)
+
+def print_usable(path: Path | None, warnings: list[str]) -> None:
+    """What --check prints where the configuration can be used."""
+    for line in warnings:
+        print(f"roamcast: warning: {line}", file=sys.stderr)
+    print(f"{path or 'the configuration'} can be used")
 
 
 def parse_setting(text: str) -> tuple[str, str]:

@@ -101,7 +101,7 @@ class Command(NamedTuple):
     def _unknown(self, word: str) -> InputError:
         where = f"'roamcast {self.name}'"
         if not word.startswith("-") or word == "-":
-            return InputError(f"{where} takes no word but flags and their values: what is {word!r} for?")
+            return InputError(f"{where}: unexpected argument {word!r}; see 'roamcast {self.name} --help'")
         if word in self.absent:
             return InputError(f"{where} has no {word}: {self.absent[word]}")
         names = [name for flag in self.flags for name in flag.names]

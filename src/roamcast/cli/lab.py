@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roamcast.bench.interrupts import terminations_as_interrupts
-from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
+from roamcast.cli.output import emit_json, leaves, plain, prepare_new_folder, progress, table
 from roamcast.cli.spark import spark_session
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
@@ -94,7 +94,7 @@ def run(
 
     (experiment,) = select(experiments(), [id])
     given = given_trace(experiment, trace, overlay, quick)
-    prepare_new_folder(out)
+    prepare_new_folder(out, "outcomes.json", "metrics", "figures", "logs")
     with new_sweep(workers, master, out.absolute() / "logs" if log else None) as sweep:
         started = time.perf_counter()
         findings = watch(experiment, quick, sweep, given)
@@ -180,14 +180,6 @@ def watch(
         return conduct(experiment, quick, sweep, trace)
 
 
-def prepare_new_folder(out: Path) -> None:
-    """Make the folder, and refuse one in which results would mix with others."""
-    prepare_out_folder(out)
-    for used in ("outcomes.json", "metrics", "figures", "logs"):
-        if (out / used).exists():
-            raise InputError(f"--out {out}: {out / used} is there already; name a new folder")
-
-
 def conclude(rows: list[dict[str, Any]], failures: list[str], wall_s: float, as_json: bool) -> None:
     """Print what became of the claims, and choose the exit code."""
     for failure in failures:
@@ -209,21 +201,5 @@ def show(rows: list[dict[str, Any]]) -> None:
     summary = [[row["claim"], row["kind"], words[row["holds"]], row["paper"], row["note"]] for row in rows]
     table(["claim", "kind", "verdict", "the document", "note"], summary)
     for row in rows:
-        table(
-            ["measured", "value"],
-            list(readable(row["figures"])),
-            title=f"{row['claim']}: {row['experiment']}",
-        )
-
-
-def readable(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """The rows of a table; a list becomes one line, what is nested rows of its own."""
-    rows: list[tuple[str, str]] = []
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            rows += [(f"{name}: {below}", text) for below, text in readable(value)]
-        elif isinstance(value, list):
-            rows.append((name, ", ".join(map(cell, value))))
-        else:
-            rows.append((name, cell(value)))
-    return rows
+        title = f"{row['claim']}: {row['experiment']}"
+        table(["measured", "value"], leaves(row["figures"]), title=title)

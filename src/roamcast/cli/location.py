@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roamcast.cli.output import emit_json, table
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def parse_position(text: str) -> tuple[float, float]:
 
 def show(
     file: Annotated[Path, typer.Argument(help="A movement graph: one edge on each line.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a movement graph, and show how far one gets on it: what a broker lets through for one client."""
     from roamcast.routing.location.movement_graph import parse_movement_graph

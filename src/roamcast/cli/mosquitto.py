@@ -231,22 +231,16 @@ def will_of(values: Values) -> Will | None:
     delay_s = described.pop("will-delay-interval", 0)
     payload = (values.will_payload or "").encode("utf-8", "surrogateescape")
     options = message_options(described, user_properties)
-    packet = make_publish(
-        values.protocol_version, values.will_topic, payload, values.will_qos, values.will_retain, **options
-    )
+    options |= {"qos": values.will_qos, "retain": values.will_retain}
+    packet = make_publish(values.protocol_version, values.will_topic, payload, **options)
     return Will(packet.topic, packet.payload, packet.qos, packet.retain, delay_s, packet.properties)
 
 
 def message_options(described: dict[str, Any], user_properties: list[tuple[str, str]]) -> dict[str, Any]:
     """Properties in Mosquitto's words as the client calls them."""
-    return {
-        "properties": user_properties,
-        "content_type": described.get("content-type"),
-        "message_expiry": described.get("message-expiry-interval"),
-        "response_topic": described.get("response-topic"),
-        "correlation_data": described.get("correlation-data"),
-        "payload_format": described.get("payload-format-indicator"),
-    }
+    ours = {"message-expiry-interval": "message_expiry", "payload-format-indicator": "payload_format"}
+    options = {ours.get(name) or name.replace("-", "_"): value for name, value in described.items()}
+    return {"properties": user_properties, **options}
 
 
 def say(text: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roamcast.cli.output import emit_json
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="The data folder of a broker that is running.")
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Its configuration, instead of --data.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def register(app: typer.Typer, broker: typer.Typer) -> None:
@@ -191,7 +190,7 @@ def explain(
     wanted = parse_notification(notification)
     names = (client, wanted.publisher)
     if key_file is not None:
-        from roamcast.net.private_files import read_secret
+        from roamcast.config.private_files import read_secret
 
         pseudonym = pseudonyms(read_secret(str(key_file), "--key-file"))
         names = (pseudonym(client), pseudonym(wanted.publisher))

@@ -20,7 +20,16 @@ from roamcast.errors import InputError
 from roamcast.lab.words import cell, is_number
 
 __all__ = [
-    "Report", "cell", "emit_json", "is_number", "plain", "prepare_out_folder", "progress", "table",
+    "Report",
+    "cell",
+    "emit_json",
+    "is_number",
+    "leaves",
+    "plain",
+    "prepare_new_folder",
+    "prepare_out_folder",
+    "progress",
+    "table",
 ]  # fmt: skip
 
 # What long work calls now and then: how much is done, and of how much.
@@ -113,6 +122,26 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     # A file or a pipe has no width at which lines would have to be broken.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000, markup=False)
     console.print(drawing)
+
+
+def leaves(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, object]]:
+    """Nested figures as rows of a table: each value with the names that lead to it, a list as one line."""
+    rows: list[tuple[str, object]] = []
+    for key, value in figures.items():
+        name = f"{above}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            rows += leaves(value, f"{name}: ")
+        else:
+            rows.append((name, ", ".join(map(cell, value)) if isinstance(value, list | tuple) else value))
+    return rows
+
+
+def prepare_new_folder(out: Path, *names: str) -> None:
+    """Make the folder; refuse one in which results of these names would mix with earlier ones."""
+    prepare_out_folder(out)
+    for used in (out / name for name in names):
+        if used.is_file() or (used.is_dir() and any(used.iterdir())):
+            raise InputError(f"--out {out}: {used} is there already; name a new folder")
 
 
 def prepare_out_folder(path: Path, *, option: str = "--out") -> Path:

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from roamcast.cli.broker import Check, ConfigFile, DataFolder, PrintConfig, parse_endpoint, parse_setting
+from roamcast.cli.broker import (
+    Check,
+    ConfigFile,
+    DataFolder,
+    PrintConfig,
+    parse_endpoint,
+    parse_setting,
+    print_usable,
+)
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
 
@@ -52,21 +60,18 @@ def proxy(
 
     Flags win over environment variables (ROAMCAST_PROXY_SECTION_KEY), and these over the file.
     """
-    from roamcast.proxy.config import load
-    from roamcast.proxy.config import print_config as default_config
+    from roamcast.proxy.config import PROXY
 
     if print_config:
-        sys.stdout.write(default_config())
+        sys.stdout.write(PROXY.default_file())
         return
     flags: dict[str, Any] = dict(map(parse_setting, set_ or []))
     flags |= {key: value for key, value in {"site": site, "data": data}.items() if value is not None}
     flags |= read_flags(broker, listen, mqtt_listen, proxies or [])
     warnings: list[str] = []
-    settings = load(config, os.environ, flags, warnings.append)
+    settings = PROXY.load(config, os.environ, flags, warnings.append)
     if check:
-        for line in warnings:
-            print(f"roamcast: warning: {line}", file=sys.stderr)
-        print(f"{config or 'the configuration'} can be used")
+        print_usable(config, warnings)
         return
     from roamcast.proxy.main import serve
 

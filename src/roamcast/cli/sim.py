@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roamcast.cli.output import Report, emit_json, prepare_out_folder, progress, table
+from roamcast.cli.output import Report, emit_json, leaves, prepare_new_folder, progress, table
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
 
@@ -174,7 +174,7 @@ def run(
     )
     network, actions = prepare(scenario)
     if out is not None:
-        prepare_run_folder(out)
+        prepare_new_folder(out, "summary.json", "log")
     with progress(f"simulating {protocol}") as report:
         summary = simulate(scenario, network, actions, out, report)
     show(summary, as_json=as_json)
@@ -258,31 +258,11 @@ def run_name(scenario: Scenario) -> str:
     return f"{scenario.network.protocol}-{scenario.network.seed}"
 
 
-def prepare_run_folder(out: Path) -> None:
-    """Make the folder, and refuse one in which a run would mix its files with another's."""
-    prepare_out_folder(out)
-    for used in (out / "summary.json", out / "log"):
-        if used.is_file() or (used.is_dir() and any(used.iterdir())):
-            raise InputError(f"--out {out}: {used} is there already; name a new folder")
-
-
 def show(summary: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit_json(summary)
         return
     title = f"{summary['protocol']} on {summary['topology']}, seed {summary['seed']}"
-    table(["what", "value"], list(readable(summary)), title=title)
+    table(["what", "value"], leaves({**summary, "violations": len(summary["violations"])}), title=title)
     for violation in summary["violations"]:
         print(f"violation: {violation}")
-
-
-def readable(summary: dict[str, Any]) -> list[tuple[str, object]]:
-    """The rows of the table; what is nested becomes rows of its own, violations a number."""
-    rows: list[tuple[str, object]] = []
-    for key, value in summary.items():
-        name = key.replace("_", " ")
-        if isinstance(value, dict):
-            rows += [(f"{name}: {below}", amount) for below, amount in value.items()]
-        else:
-            rows.append((name, len(value) if isinstance(value, list) else value))
-    return rows

@@ -11,7 +11,7 @@ import typer
 
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.spark import Master, spark_session
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ Column = Annotated[
     list[str] | None,
     typer.Option(metavar="OURS=THEIRS", help="What a column is called in the files. Repeatable."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 GENERATE = "roamcast trace generate --clients 50 --side 5 --out trace.csv"
 

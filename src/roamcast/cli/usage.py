@@ -8,7 +8,7 @@ a test.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # both, BadParameter is what it exports, and its parents are the errors we have to answer.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 ClickException: type[Exception] = UsageError.__bases__[0]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 class CommandGroup(TyperGroup):

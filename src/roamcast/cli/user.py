@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from roamcast.cli.output import emit_json
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError, did_you_mean
 
 EXIT_WRONG_PASSWORD = 1
@@ -71,7 +71,7 @@ def remove(name: Name, file: File = "roamcast-users") -> None:
 
 def list_users(
     file: File = "roamcast-users",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the users by name."""
     from roamcast.net.users import read_users

@@ -173,7 +173,8 @@ class Attachment:
         self.book.current, self._attached_at = address, loop.time()
         self._down.clear()
         self._writable.set()
-        self._record("attached")
+        if self._records is not None:
+            self._records.write("attached")
         self._arm()
         log.info(ATTACHED, address, self.connack.session_present)
 
@@ -392,8 +393,5 @@ class Attachment:
         if self._records is not None:
             left = self._records.broker
             self._records.broker = address.broker or str(address)
-            self._records.write("moved", left)
+            self._records.write("moved", reason=left)
 
-    def _record(self, kind: str) -> None:
-        if self._records is not None:
-            self._records.write(kind)

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
 from roamcast.client.addresses import Address, AddressBook
 from roamcast.client.attachment import Attachment, Policy
@@ -15,6 +16,8 @@ from roamcast.client.errors import ClientClosed
 from roamcast.client.messages import (
     Payload,
     Properties,
+    PublishOptions,
+    SubscribeOptions,
     make_publish,
     make_subscribe,
     to_bytes,
@@ -22,10 +25,10 @@ from roamcast.client.messages import (
 )
 from roamcast.client.notification import Notification, notification_of
 from roamcast.client.records import ClientLog
-from roamcast.client.waiting import Answer, Batch, Room, raise_refusal
+from roamcast.client.waiting import Answer, Batch, Room
 from roamcast.errors import InputError
 from roamcast.mqtt.client.client import ClientSession, ClientSettings
-from roamcast.mqtt.codec.packets import Unsubscribe, Version, Will
+from roamcast.mqtt.codec.packets import Publish, Unsubscribe, Version, Will
 from roamcast.mqtt.server.moves import LOCATION, MOVE_TOPIC, write_move
 
 SESSION_EXPIRY_S = 3600
@@ -33,9 +36,9 @@ SESSION_EXPIRY_S = 3600
 IN_FLIGHT_MAX = {4: 20, 5: 1024}
 """Own publishes on their way. MQTT 5 brokers say what they take; with 3.1.1 some close beyond this many."""
 BURST_MAX, BURST_BYTES_MAX = 1024, 1 << 18
-"""So many payloads, and hardly more bytes, are taken from an iterable at once."""
+"""The number and the bytes of payloads that are taken from an iterable at once."""
 OUTBOX_MAX = 4096
-"""Publishes that are not acknowledged: a publish beyond waits."""
+"""Unacknowledged publishes; further ones wait."""
 
 
 def connect(
@@ -233,14 +236,11 @@ class Client:
         self,
         filter: str,
         *,
-        qos: int = 0,
         where: str | None = None,
-        no_local: bool = False,
-        retain_as_published: bool = False,
-        retain_handling: int = 0,
         identifier: int | None = None,
         identify: bool = False,
         properties: Properties = (),
+        **options: Unpack[SubscribeOptions],
     ) -> int:
         """Subscribe to a topic filter, and return when the broker has acknowledged it; the QoS it granted.
 
@@ -249,10 +249,10 @@ class Client:
         broker refuses.
         """
         attachment = self._live()
+        wants_identity = identify or self._records is not None
         packet = make_subscribe(
-            self._settings.version, filter, where, identify or self._records is not None,
-            qos, no_local, retain_as_published, retain_handling, identifier, properties,
-        )  # fmt: skip
+            self._settings.version, filter, where, wants_identity, identifier, properties, **options
+        )
         answer = Answer(attachment, self._session.subscribe(packet))
         attachment.flush_soon()
         granted = await answer.granted()
@@ -285,7 +285,7 @@ class Client:
         return [notification_of(publish) for publish in self._session.incoming.first(limit)]
 
     def acknowledge(self, count: int) -> None:
-        """Take so many of those that wait, without looking at them again."""
+        """Acknowledge the first `count` waiting notifications."""
         for _ in range(min(count, self.waiting)):
             publish = self._session.take()
             if self._records is not None:
@@ -327,59 +327,40 @@ class Client:
         self,
         topic: str,
         payload: Payload = b"",
-        *,
-        qos: int = 0,
-        retain: bool = False,
-        properties: Properties = (),
-        content_type: str | None = None,
-        message_expiry: int | None = None,
-        response_topic: str | None = None,
-        correlation_data: bytes | None = None,
-        payload_format: int | None = None,
+        **options: Unpack[PublishOptions],
     ) -> None:
         """Publish, and return when the broker has acknowledged it (QoS 0: when it is on its way).
 
-        `properties` are user properties: attributes for content filters. PublishError if the broker refuses.
-        Publishes of one client arrive in the order of these calls. Cancelling ends the waiting, not the
-        publish.
+        PublishError if the broker refuses. Publishes of one client arrive in the order of these calls.
+        Cancelling ends the waiting, not the publish.
         """
-        attachment = self._live()
-        publish = make_publish(
-            self._settings.version, topic, payload, qos, retain, properties, content_type, message_expiry,
-            response_topic, correlation_data, payload_format,
-        )  # fmt: skip
+        self._live()
+        await self.publish_packet(make_publish(self._settings.version, topic, payload, **options))
+
+    async def publish_packet(self, publish: Publish) -> None:
+        """Publish a PUBLISH packet of another connection, with all its properties."""
         self._session.outgoing.check(publish)
         await self._room.take()
         attachment = self._live()
         token, events = self._session.publish(publish)
-        answer = Answer(attachment, token, self._room)
+        answers = Batch(publish.topic, self._room, token)
+        answers.expect(attachment, 1)
         attachment.perform(events)
         await attachment.pace((publish.payload,))
-        raise_refusal(topic, await answer.acknowledged())
+        await answers.done()
 
     async def publish_each(
         self,
         topic: str,
         payloads: Iterable[Payload] | AsyncIterable[Payload | list[bytes]],
-        *,
-        qos: int = 0,
-        retain: bool = False,
-        properties: Properties = (),
-        content_type: str | None = None,
-        message_expiry: int | None = None,
-        response_topic: str | None = None,
-        correlation_data: bytes | None = None,
-        payload_format: int | None = None,
+        **options: Unpack[PublishOptions],
     ) -> int:
         """Publish payloads under one topic without waiting for each; how many, when all are acknowledged.
 
         An async iterable may give them one by one or in lists: many at once cost little more than one.
         PublishError at the first that the broker refuses; what was published until then has been published.
         """
-        publish = make_publish(
-            self._settings.version, topic, b"", qos, retain, properties, content_type, message_expiry,
-            response_topic, correlation_data, payload_format,
-        )  # fmt: skip
+        publish = make_publish(self._settings.version, topic, b"", **options)
         attachment = self._live()
         self._session.outgoing.check(publish)
         token = self._session.new_token()
@@ -427,7 +408,7 @@ class Client:
 async def in_bursts(
     payloads: Iterable[Payload] | AsyncIterable[Payload | list[bytes]],
 ) -> AsyncIterator[list[bytes]]:
-    """Payloads in lists that are not too long."""
+    """Group payloads into lists of limited length."""
     if isinstance(payloads, AsyncIterable):
         async for given in payloads:
             if isinstance(given, list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import TypedDict, Unpack
 
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.errors import PacketError
@@ -29,32 +30,40 @@ def user_properties(given: Properties) -> UserProperties:
     return tuple((name, value if isinstance(value, str) else json.dumps(value)) for name, value in pairs)
 
 
+class Description(TypedDict, total=False):
+    """Properties of a publish."""
+
+    content_type: str | None
+    message_expiry: int | None
+    response_topic: str | None
+    correlation_data: bytes | None
+    payload_format: int | None
+
+
+class PublishOptions(Description, total=False):
+    """What an application may say of a publish beside its topic and payload."""
+
+    qos: int
+    retain: bool
+    properties: Properties
+    """User properties: attributes for content filters."""
+
+
 def make_publish(
     version: int,
     topic: str,
     payload: Payload,
-    qos: int,
-    retain: bool,
-    properties: Properties,
-    content_type: str | None,
-    message_expiry: int | None,
-    response_topic: str | None,
-    correlation_data: bytes | None,
-    payload_format: int | None = None,
+    qos: int = 0,
+    retain: bool = False,
+    properties: Properties = (),
+    **description: Unpack[Description],
 ) -> Publish:
     check_qos(qos)
     try:
         check_topic(topic)
     except PacketError as error:
         raise InputError(error.text) from None
-    described = PublishProperties(
-        message_expiry=message_expiry,
-        content_type=content_type,
-        response_topic=response_topic,
-        correlation_data=correlation_data,
-        payload_format=payload_format,
-        user_properties=user_properties(properties) if properties else (),
-    )
+    described = PublishProperties(user_properties=user_properties(properties), **description)
     if described == NO_PROPERTIES:
         return Publish(topic, to_bytes(payload), qos, retain)
     if version == 4:
@@ -79,21 +88,28 @@ def to_bytes(payload: Payload) -> bytes:
     return encoded
 
 
+class SubscribeOptions(TypedDict, total=False):
+    """What an application may say of a subscription beside its filter."""
+
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    retain_handling: int
+
+
 def make_subscribe(
     version: int,
     filter: str,
     where: str | None,
     wants_identity: bool,
-    qos: int,
-    no_local: bool,
-    retain_as_published: bool,
-    retain_handling: int,
     identifier: int | None,
-    properties: Properties = (),
+    properties: Properties,
+    **options: Unpack[SubscribeOptions],
 ) -> Subscribe:
-    check_qos(qos)
+    entry = SubscriptionEntry(filter, **options)
+    check_qos(entry.qos)
     if version == 4 and (
-        where is not None or no_local or retain_as_published or retain_handling or identifier or properties
+        entry != SubscriptionEntry(filter, entry.qos) or where is not None or identifier or properties
     ):
         raise InputError("MQTT 3.1.1 has no options of subscriptions but QoS: use version 5")
     try:
@@ -108,7 +124,6 @@ def make_subscribe(
         asked.append((WHERE, where))
     if wants_identity and version == 5:
         asked.append((IDENTITY, "1"))
-    entry = SubscriptionEntry(filter, qos, no_local, retain_as_published, retain_handling)
     return Subscribe(0, (entry,), identifier, tuple(asked))
 
 

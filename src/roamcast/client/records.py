@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from roamcast.client.notification import Notification
 from roamcast.protocol.records import Row
@@ -23,23 +24,15 @@ class ClientLog:
 
     def delivered(self, notification: Notification) -> None:
         publisher, incarnation, number = notification.identity or (None, None, None)
-        self._sequence += 1
-        self._writer.write(
-            [
-                Row(
-                    self._sequence, time.time(), self._client, "delivered", self._client, self.broker, None,
-                    publisher, incarnation, number, 1, None, None, None, len(notification.payload),
-                )
-            ]
+        self.write(
+            "delivered", publisher=publisher, incarnation=incarnation, number=number, notifications=1,
+            size_bytes=len(notification.payload),
         )  # fmt: skip
 
-    def write(self, kind: str, reason: str | None = None) -> None:
+    def write(self, kind: str, **about: Any) -> None:
         self._sequence += 1
-        row = Row(
-            self._sequence, time.time(), self._client, kind,
-            client=self._client, broker=self.broker, reason=reason,
-        )  # fmt: skip
-        self._writer.write([row])
+        client, broker = self._client, self.broker
+        self._writer.write([Row(self._sequence, time.time(), client, kind, client, broker, **about)])
 
     def close(self) -> None:
         self._writer.close()

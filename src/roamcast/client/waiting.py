@@ -1,4 +1,4 @@
-"""Waiting for a broker's answers: one of them, or those to many publishes."""
+"""Waiting for a broker's answers to requests and publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roamcast.mqtt.client.requests import Granted
 
 
 class Room:
-    """Places for publishes that are not acknowledged; who comes first gets some first."""
+    """Limits unacknowledged publishes; callers wait in order of arrival."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -46,51 +46,34 @@ class Room:
 
 
 class Answer:
-    """The answer to one publish or request; the place it takes is given back when it is there."""
+    """The answer to one request."""
 
-    def __init__(self, attachment: Attachment, token: int, room: Room | None = None) -> None:
-        self._future: asyncio.Future[Acknowledged | Granted] = asyncio.get_running_loop().create_future()
-        self._room = room
+    def __init__(self, attachment: Attachment, token: int) -> None:
+        self._future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
         attachment.waiters[token] = self
         attachment.listen()
 
     def settle(self, event: Acknowledged | Granted) -> bool:
-        self._release()
+        assert isinstance(event, Granted)
         if not self._future.done():
             self._future.set_result(event)
         return True
 
     def fail(self, error: ClientError) -> None:
-        self._release()
         if not self._future.done():
             self._future.set_exception(error)
 
-    def _release(self) -> None:
-        if self._room is not None:
-            self._room.give()
-
-    async def acknowledged(self) -> Acknowledged:
-        event = await self._future
-        assert isinstance(event, Acknowledged)
-        return event
-
     async def granted(self) -> Granted:
-        """The answer to a request; SubscribeError if anything of it was refused."""
+        """SubscribeError if anything of the request was refused."""
         event = await self._future
-        assert isinstance(event, Granted)
         for name, reason in zip(event.filters, event.reasons, strict=False):
             if reason.failed:
                 raise SubscribeError(f"{name}: refused: {in_words(reason, event.text)}", reason)
         return event
 
 
-def raise_refusal(topic: str, event: Acknowledged) -> None:
-    if event.reason.failed:
-        raise PublishError(f"{topic}: refused: {in_words(event.reason, event.text)}", event.reason)
-
-
 class Batch:
-    """The answers to many publishes: how many are owed, and the first that is a refusal."""
+    """The answers to one or many publishes: how many are missing, and the first refusal."""
 
     def __init__(self, topic: str, room: Room, token: int) -> None:
         self.count = 0
@@ -108,10 +91,8 @@ class Batch:
     def settle(self, event: Acknowledged | Granted) -> bool:
         assert isinstance(event, Acknowledged)
         if event.reason.failed and self._error is None:
-            try:
-                raise_refusal(self._topic, event)
-            except PublishError as error:
-                self._error = error
+            text = f"{self._topic}: refused: {in_words(event.reason, event.text)}"
+            self._error = PublishError(text, event.reason)
         self._close(event.publishes)
         return not self._open
 
@@ -126,14 +107,10 @@ class Batch:
             self._all.set_result(None)
 
     def check(self, taken: int) -> None:
-        """Go no further once something was refused."""
+        """Raise the first refusal, and give back the room that was taken for further publishes."""
         if self._error is not None:
             self._room.give(taken)
             raise self._error
-
-    @property
-    def acknowledged(self) -> int:
-        return self.count - self._open
 
     async def done(self) -> None:
         if self._open:

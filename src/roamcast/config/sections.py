@@ -172,7 +172,6 @@ class Mobility(Section, frozen=True):
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)
-    """What concerns single protocols."""
 
 
 class Journal(Section, frozen=True):
@@ -366,7 +365,6 @@ class Location(Section, frozen=True):
     stay_first_s: Stay = 1.0
     """What to assume until a client has moved twice."""
     states: tuple[StateSection, ...] = field(name="state", default=())
-    """Anything else that clients say of themselves."""
 
 
 class Config(Section, frozen=True):
@@ -379,33 +377,19 @@ class Config(Section, frozen=True):
     data: PathText = "roamcast-data"
     """The folder for everything that must survive a restart; for one broker alone."""
     listeners: tuple[Listener, ...] = field(name="listener", default=(Listener(),))
-    """Where clients connect."""
     peers: tuple[Peer, ...] = field(name="peer", default=())
-    """The neighbouring brokers."""
     link: Link = Link()
-    """Links to them."""
     discovery: Discovery = Discovery()
-    """Brokers that look for each other."""
     mobility: Mobility = field(default_factory=Mobility)
-    """How sessions follow their clients."""
     election: ElectionSettings = ElectionSettings()
-    """Of brokers that move."""
     journal: Journal = Journal()
-    """What survives a crash."""
     mqtt: Mqtt = Mqtt()
-    """Limits of MQTT."""
     quotas: Quotas = Quotas()
-    """Limits of memory."""
     access: Access = Access()
-    """Who may do what."""
     metrics: Metrics = Metrics()
-    """Figures."""
     log: Log = Log()
-    """Log lines."""
     events: Events = Events()
-    """The event log."""
     location: Location = Location()
-    """Location-dependent filters."""
 
     @property
     def journal_folder(self) -> Path:

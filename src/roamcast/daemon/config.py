@@ -1,46 +1,30 @@
-"""A broker's configuration: from a TOML file, the environment and flags to one checked value.
+"""A broker's configuration: where it comes from, and what single keys cannot tell.
 
-Later sources win: defaults, file, environment, flags. A key `mqtt.packet_bytes_max` is set by the
-variable ROAMCAST_MQTT_PACKET_BYTES_MAX, the port of the first listener by ROAMCAST_LISTENER_0_PORT.
+What would open the broker to strangers, or could never work, is refused. What is allowed but unwise is
+told as a warning. Lines name the keys; the loader adds the file. Files are opened and read, so that a
+reload that would fail fails here, before anything has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+import ipaddress
+import operator
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
-from roamcast.config.reading import SettingsReader
-from roamcast.config.schema import keys_of
-from roamcast.config.sections import (
-    Access,
-    Config,
-    Discovery,
-    Events,
-    Journal,
-    Link,
-    Listener,
-    Location,
-    Log,
-    Metrics,
-    Mobility,
-    Mqtt,
-    Peer,
-    Quotas,
-    StateSection,
-)
-from roamcast.config.writing import default_file, reference_table
-from roamcast.daemon.config_checks import check
+from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
+from roamcast.config.loading import Program, Warn, check_secret
+from roamcast.config.private_files import check_readable
+from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection
 from roamcast.errors import InputError, did_you_mean
+from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
+from roamcast.mobility.moving.mobile import MobileProtocol
+from roamcast.mqtt.server.access import Access as CompiledRules
 from roamcast.mqtt.server.access import Rule
-from roamcast.net.private_files import check_private, read_secret
-
-PREFIX = "ROAMCAST"
-
-OTHER_VARIABLES = {"ROAMCAST_DEBUG", "ROAMCAST_REGENERATE"}
-"""Variables that mean something to other parts of Roamcast."""
+from roamcast.net.tls import link_contexts, listener_context
+from roamcast.net.users import read_users
 
 FLAGS = {
     "id": "--id",
@@ -54,113 +38,263 @@ FLAGS = {
     "discovery.interface": "--discover",
     "discovery.port": "--discover",
 }
-"""Keys that have a flag of their own; any other is set by --set."""
 
-SECRETS = {key.name: key for key in keys_of(Config) if key.field.is_a("secret")}
+ORDERED = (
+    ("link.reconnect_min_s", "at most", "link.reconnect_max_s"),
+    ("link.heartbeat_s", "less than", "link.timeout_s"),
+    ("access.backoff_s", "at most", "access.backoff_max_s"),
+    ("quotas.queue_bytes_max", "at least", "mqtt.packet_bytes_max"),
+    ("quotas.buffered_bytes_max", "at least", "mqtt.packet_bytes_max"),
+    ("quotas.retained_bytes_max", "at least", "mqtt.packet_bytes_max"),
+)
+"""Keys that bound each other."""
+COMPARED = {"at most": operator.le, "less than": operator.lt, "at least": operator.ge}
 
-EXAMPLES: dict[str, msgspec.Struct] = {
-    "peer": Peer(id="b", address="127.0.0.1:7001"),
-    "access.rule": Rule(verdict="allow", topic="cars/%c/#", user="user:*"),
-    "location.state": StateSection(name="budget", fall=10.0, lowest=0.0, highest=100.0),
-}
+
+def check(config: Config, warn: Warn) -> None:
+    """Refuse what cannot work or would not be safe."""
+    check_addresses(config)
+    for number, listener in enumerate(config.listeners):
+        check_listener(f"listener.{number}", listener, config, warn)
+    check_peers(config)
+    check_link(config, warn)
+    check_mobility(config)
+    check_discovery(config)
+    check_access(config, warn)
+    check_order(config)
+    if config.events.level != "none" and not config.events.pseudonym_key:
+        warn("the event log names clients as they are; events.pseudonym_key_file replaces their names")
+    if config.metrics.enabled and not is_loopback(config.metrics.address):
+        warn(f"metrics.address = {config.metrics.address}: whoever reaches it can read the figures")
+    check_location(config.location)
 
 
-def load(
-    path: Path | None,
-    environment: Mapping[str, str],
-    flags: Mapping[str, Any],
-    warn: Callable[[str], None] = lambda line: None,
-) -> Config:
-    """The configuration that all sources give together, or InputError: one line with what is wrong.
+def check_location(location: Location) -> None:
+    if location.movement_graph:
+        check_readable(location.movement_graph, "location.movement_graph")
+    names: dict[str, None] = {"location": None} if location.movement_graph else {}
+    for number, state in enumerate(location.states):
+        key = f"location.state.{number}"
+        if state.name in names:
+            raise InputError(f"{key}.name = {state.name}: there is one of that name already; choose another")
+        names[state.name] = None
+        if state.graph:
+            check_readable(state.graph, f"{key}.graph")
+        elif state.lowest > state.highest:
+            raise InputError(f"{key}: lowest = {state.lowest:g} is above highest = {state.highest:g}")
 
-    Flags are keys with texts (read as the key's type asks), or with lists of tables. What is allowed
-    but unwise is told to `warn`, a line each.
-    """
-    reader = SettingsReader(Config, PREFIX)
-    if path is not None:
-        reader.read_file(path)
-        check_inline_secrets(path, reader.raw)
-    for name in reader.read_environment(environment):
-        if name not in OTHER_VARIABLES:
-            # Not refused: cluster managers put variables of their own there, named after services.
-            hint = did_you_mean(name, reader.variables) or "no key has this name"
-            warn(f"environment variable {name} is not used; {hint}")
-    for key, value in flags.items():
-        if key in SECRETS:
+
+def check_addresses(config: Config) -> None:
+    """Refuse two listeners on one address and port."""
+    taken = [(f"listener.{i}", one.address, one.port) for i, one in enumerate(config.listeners)]
+    if config.link.port is not None:
+        taken.append(("link", config.link.address, config.link.port))
+    if config.metrics.enabled:
+        taken.append(("metrics", config.metrics.address, config.metrics.port))
+    seen: dict[tuple[str, int], str] = {}
+    for key, address, port in taken:
+        if port and seen.setdefault((address, port), key) != key:
+            endpoint = join_endpoint(address, port)
+            raise InputError(f"{key} and {seen[address, port]} are both {endpoint}; give one another port")
+
+
+def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> None:
+    where = f"{key} ({listener.kind} {join_endpoint(listener.address, listener.port)})"
+    check_listener_files(where, key, listener)
+    anonymous = config.allows_anonymous(listener)
+    if not (anonymous or config.access.users or listener.client_ca):
+        raise InputError(
+            f"{where}: nobody could connect; set access.users or {key}.client_ca, "
+            f"or {key}.anonymous = true to let everyone in"
+        )
+    if is_loopback(listener.address):
+        return
+    if anonymous:
+        warn(f"{where}: whoever reaches it is let in without a password ({key}.anonymous = true)")
+    elif config.access.users and not listener.is_secure:
+        warn(f"{where}: passwords travel unencrypted; kinds tls and wss encrypt them")
+
+
+def check_listener_files(where: str, key: str, listener: Listener) -> None:
+    files = {"certificate": listener.certificate, "key": listener.key, "client_ca": listener.client_ca}
+    if not listener.is_secure:
+        given = next((name for name, path in files.items() if path), None)
+        if given or listener.require_certificate:
+            secure = "wss" if listener.is_websocket else "tls"
             raise InputError(
-                f"--set {key}: every user of this machine can see a command line; "
-                f"set {key}_file, or the environment variable {SECRETS[key].variable(PREFIX)}"
+                f'{where}: {given or "require_certificate"} is only for tls and wss; set kind = "{secure}"'
             )
-        reader.assign(key, value, FLAGS.get(key) or f"--set {key}")
-    config = reader.build(Config)
+        return
+    if listener.require_certificate and not listener.client_ca:
+        raise InputError(f"{where}: require_certificate needs client_ca, a file of who signs certificates")
+    refuse_missing(where, key, files, needed=("certificate", "key"))
+    listener_context(listener, key)
+
+
+def refuse_missing(where: str, key: str, files: dict[str, str], needed: tuple[str, ...]) -> None:
+    for name in needed:
+        if not files[name]:
+            raise InputError(f"{where}: {name} is missing; name a PEM file in {key}.{name}")
+
+
+def check_peers(config: Config) -> None:
+    ids = Counter(peer.id for peer in config.peers)
+    for number, peer in enumerate(config.peers):
+        key = f"peer.{number}"
+        if peer.id == config.id:
+            raise InputError(f"{key}.id = {peer.id}: that is this broker itself; name a neighbour")
+        if ids[peer.id] > 1:
+            raise InputError(f"{key}.id = {peer.id}: there are {ids[peer.id]} peers of this id; keep one")
+        try:
+            _, port = split_endpoint(peer.address)
+        except InputError as error:
+            raise InputError(f"{key}.address = {error}") from None
+        if port == 0:
+            raise InputError(f"{key}.address = {peer.address}: valid is a port from 1 to 65535")
+
+
+def check_link(config: Config, warn: Warn) -> None:
+    link = config.link
+    check_secret("link.secret", link.secret)
+    files = {"certificate": link.certificate, "key": link.key, "ca": link.ca}
+    if link.tls:
+        refuse_missing("link.tls", "link", files, needed=("certificate", "key", "ca"))
+        link_contexts(link)
+    elif any(files.values()):
+        given = next(name for name, path in files.items() if path)
+        raise InputError(f"link.{given} is only for links with TLS; set link.tls = true")
+    check_link_addresses(config, link, warn)
+
+
+def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
+    """Refuse links to other machines over which nobody proves who they are."""
+    ends = [("link.address", link.address)] if link.port is not None else []
+    ends += [(f"peer.{i}.address", split_endpoint(peer.address)[0]) for i, peer in enumerate(config.peers)]
+    for key, host in ends:
+        if is_loopback(host) or link.tls:
+            continue
+        if not link.secret:
+            raise InputError(
+                f"{key} = {host}: a link that is not on loopback needs proof of who is there; "
+                f"set link.secret_file, or link.tls with certificate, key and ca"
+            )
+        warn(f"{key} = {host}: links are authenticated but not encrypted; link.tls = true encrypts them")
+        return
+
+
+def check_discovery(config: Config) -> None:
+    discovery, link = config.discovery, config.link
+    if not discovery.enabled:
+        return
+    if config.mobility.protocol not in MOBILE_PROTOCOLS:
+        raise InputError(
+            f"discovery.enabled: with mobility.protocol = {config.mobility.protocol} links are for good, "
+            f"and peers are listed; valid with discovery are {_names(_offered())}"
+        )
     try:
-        config = with_secrets(config, environment)
-        check(config, warn)
+        ipaddress.IPv4Address(discovery.group)
+    except ValueError:
+        raise InputError(f"discovery.group = {discovery.group}: there is no such address") from None
+    if link.port is None:
+        raise InputError("discovery.enabled: nobody could connect; set link.port, where 0 takes any free one")
+    is_local = discovery.interface == "lo" or is_loopback(discovery.interface)
+    if not is_local and not link.secret:
+        raise InputError(
+            f"discovery.interface = {discovery.interface}: what is said there must be signed; "
+            f"set link.secret_file"
+        )
+    if not is_local and is_loopback(link.address):
+        raise InputError(
+            f"discovery.interface = {discovery.interface}: nobody there could connect to "
+            f'link.address = {link.address}; set link.address, where "0.0.0.0" is every network'
+        )
+
+
+def _offered() -> dict[str, type[MobileProtocol]]:
+    """Protocols for brokers that move, as far as a network can rely on them."""
+    return {name: one for name, one in MOBILE_PROTOCOLS.items() if one.keeps_promises}
+
+
+def _names(protocols: Iterable[str]) -> str:
+    return ", ".join(sorted(protocols))
+
+
+def check_mobile(config: Config) -> None:
+    """The same as below for protocols whose brokers may move."""
+    mobility = config.mobility
+    if mobility.protocol not in _offered():
+        raise InputError(
+            f"mobility.protocol = {mobility.protocol}: it promises nothing, and is for comparisons in the "
+            f"simulator; valid for brokers that move are {_names(_offered())}"
+        )
+    try:
+        config.election.check()
     except InputError as error:
-        raise InputError(f"{path}: {error}" if path is not None else str(error)) from None
-    return config
+        raise InputError(f"election: {error}") from None
+    if config.location.movement_graph or config.location.states:
+        raise InputError(
+            f"location: {mobility.protocol} does not offer filters on the client's own state; leave it out"
+        )
+    if mobility.routing:
+        raise InputError(
+            f"mobility.routing = {mobility.routing}: {mobility.protocol} knows the way to every subscriber "
+            f"by itself; leave it out"
+        )
 
 
-def check_inline_secrets(path: Path, raw: Mapping[str, Any]) -> None:
-    """A file that contains a secret must be kept like one."""
-    for key in SECRETS.values():
-        section, name = key.path
-        if isinstance(raw.get(section), dict) and raw[section].get(name):
-            try:
-                check_private(str(path), key.name)
-            except InputError as error:
-                raise InputError(f"{error}, or move the secret into {key.name}_file") from None
+def check_mobility(config: Config) -> None:
+    mobility = config.mobility
+    if mobility.protocol in MOBILE_PROTOCOLS:
+        check_mobile(config)
+        return
+    protocol = PROTOCOLS.get(mobility.protocol)
+    if protocol is None:
+        known = [*PROTOCOLS, *_offered()]
+        hint = did_you_mean(mobility.protocol, known) or f"valid are {_names(known)}"
+        raise InputError(f"mobility.protocol = {mobility.protocol}: there is no such protocol; {hint}")
+    for name, value in msgspec.structs.asdict(mobility.settings).items():
+        if isinstance(value, int | float) and value < 0:
+            raise InputError(f"mobility.settings.{name} = {value}: valid is 0 or more")
+    try:
+        check_combination(protocol, mobility.routing or protocol.strategies[0])
+        protocol.check(mobility.settings)
+    except InputError as error:
+        raise InputError(f"mobility: {error}") from None
 
 
-def with_secrets(config: Config, environment: Mapping[str, str]) -> Config:
-    """The same with the secrets filled in that are kept elsewhere."""
-    link, events = config.link, config.events
-    given = [
-        f"link.{name}" for name in ("secret", "secret_file", "secret_variable") if getattr(link, name)
-    ]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are given; keep one")
-    if link.secret_file:
-        link = msgspec.structs.replace(link, secret=read_secret(link.secret_file, "link.secret_file"))
-    elif link.secret_variable:
-        secret = environment.get(link.secret_variable, "")
-        if not secret:
-            raise InputError(f"link.secret_variable = {link.secret_variable}: there is no such variable")
-        link = msgspec.structs.replace(link, secret=secret)
-    if events.pseudonym_key and events.pseudonym_key_file:
-        raise InputError("events.pseudonym_key and events.pseudonym_key_file are given; keep one")
-    if events.pseudonym_key_file:
-        key = read_secret(events.pseudonym_key_file, "events.pseudonym_key_file")
-        events = msgspec.structs.replace(events, pseudonym_key=key)
-    return msgspec.structs.replace(config, link=link, events=events)
+def check_access(config: Config, warn: Warn) -> None:
+    access = config.access
+    CompiledRules(config.access_rules)
+    if access.users:
+        read_users(access.users)
+    if access.default == "allow" and access.rules and not any(one.verdict == "deny" for one in access.rules):
+        warn('access.default = "allow" and no rule denies anything: the rules have no effect')
 
 
-def print_config() -> str:
-    """The default configuration, commented."""
-    return default_file(Config, EXAMPLES)
+def check_order(config: Config) -> None:
+    for key, relation, other in ORDERED:
+        value, bound = operator.attrgetter(key, other)(config)
+        if not COMPARED[relation](value, bound):
+            raise InputError(f"{key} = {value}: valid is {relation} {other}, {bound}")
+    journal = config.journal
+    least = max(journal.snapshot_after_bytes, 2 * journal.segment_bytes)
+    if journal.bytes_max < least:
+        raise InputError(
+            f"journal.bytes_max = {journal.bytes_max}: valid is at least {least}, which is "
+            f"journal.snapshot_after_bytes or twice journal.segment_bytes"
+        )
 
 
-def reference() -> str:
-    """Every key, as Markdown."""
-    return reference_table(Config)
-
-
-__all__ = [
-    "Access",
-    "Config",
-    "Discovery",
-    "Events",
-    "Journal",
-    "Link",
-    "Listener",
-    "Location",
-    "Log",
-    "Metrics",
-    "Mobility",
-    "Mqtt",
-    "Peer",
-    "Quotas",
-    "load",
-    "print_config",
-    "reference",
-]
+BROKER = Program(
+    Config,
+    "ROAMCAST",
+    check,
+    {
+        "peer": Peer(id="b", address="127.0.0.1:7001"),
+        "access.rule": Rule(verdict="allow", topic="cars/%c/#", user="user:*"),
+        "location.state": StateSection(name="budget", fall=10.0, lowest=0.0, highest=100.0),
+    },
+    flag_names=FLAGS,
+    other_variables=("ROAMCAST_DEBUG", "ROAMCAST_REGENERATE"),
+)
+load = BROKER.load

@@ -82,27 +82,25 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
 def recover(config: Config, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:
     """The machine as it was, from the snapshot and the entries after it; None at the very first start."""
     machine: AnyMachine | None = None
-    folder = config.journal_folder
+    where = f"journal {config.journal_folder}"
     if recovered.snapshot is not None:
         try:
             machine = thaw(recovered.snapshot, verify=True)
         except InputError as error:
-            raise InputError(
-                f"journal {folder}: {error}; version {recovered.snapshot_version} wrote it"
-            ) from None
+            raise InputError(f"{where}: {error}; version {recovered.snapshot_version} wrote it") from None
     for number, data in enumerate(recovered.entries, recovered.sequence + 1):
         entry = decode_entry(data)
         if machine is None:
             first = entry.inputs[0]
             if not isinstance(first, Started):
-                raise InputError(f"journal {folder}: it does not begin with a start")
+                raise InputError(f"{where}: it does not begin with a start")
             machine = make_machine(first.settings)
         try:
             effects = machine.step(entry.now, entry.inputs)
         except StateDiverged as error:
             raise InputError(
-                f"journal {folder}: entry {number}: {error}; keep a copy of the folder for a report, and"
-                " start the version that wrote it, or restore a backup"
+                f"{where}: entry {number}: {error}; keep a copy of the folder for a report, and start the"
+                " version that wrote it, or restore a backup"
             ) from None
         except Exception as error:
             raise cannot_replay(config, error, data) from None

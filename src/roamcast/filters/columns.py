@@ -1,4 +1,4 @@
-"""The parts of the index that look at one attribute: equalities, topic filters, ranges.
+"""The parts of the index that look one attribute up: equalities and topic filters.
 
 Each part holds entry numbers. Where the attribute decides alone, a number is
 "sure"; otherwise it comes with the filter's predicate, which is asked.
@@ -7,17 +7,11 @@ Each part holds entry numbers. Where the attribute decides alone, a number is
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
-from roamcast.filters.axis import FIRST_NUMBER_ROW, Axis, number_ends, string_ends, suited_axis
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.expression import Attributes
 from roamcast.filters.patterns import TopicPattern
 from roamcast.filters.values import FALSE, TRUE, ValueSet, number_points, string_points
-
-MAX_CUTS = 512
-MIN_REBUILD = 256
-CROWD = 64
 
 # Python takes True and 1 for the same dictionary key.
 _TRUE, _FALSE = object(), object()
@@ -44,62 +38,55 @@ class Bucket:
             if place < len(self.sure) and self.sure[place] == number:
                 del self.sure[place]
 
-    def copy(self) -> "Bucket":
-        twin = Bucket()
-        twin.sure = self.sure.copy()
-        twin.checks = self.checks.copy()
-        return twin
-
     def collect(self, attributes: Attributes, found: list[int]) -> None:
         found += self.sure
         if self.checks:
             found += [number for number, check in self.checks.items() if check(attributes)]
 
-    def is_empty(self) -> bool:
-        return not self.sure and not self.checks
+    def __bool__(self) -> bool:
+        return bool(self.sure or self.checks)
 
 
 class Column:
     """All that the index knows about one attribute alone."""
 
-    __slots__ = ("_equal", "_segments", "_topics")
+    __slots__ = ("_equal", "_topics")
 
     def __init__(self) -> None:
         self._equal: dict[object, Bucket] = {}
-        self._topics = TopicTree()
-        self._segments: Segments | None = None
+        self._topics: TopicTree | None = None
 
-    def add(self, number: int, values: ValueSet, predicate: Predicate) -> Callable[[], None]:
-        """Enter a condition that is decided by this attribute alone; returns how to take it out."""
+    def add(self, number: int, values: ValueSet, check: Predicate | None) -> Callable[[], None]:
+        """Enter a list of values or a topic filter; returns how to take it out.
+
+        With a `check` there are further conditions: the filter is asked where this one is met.
+        """
         points = points_of(values)
-        if points is not None:
-            return self._add_points(number, points, None)
-        if values.topic is not None and values.topic_exact:
-            self._topics.bucket(values.topic).add(number, None)
+        if points is None:
+            assert values.topic is not None
+            if self._topics is None:
+                self._topics = TopicTree()
+            self._topics.bucket(values.topic).add(number, check)
             return partial(self._topics.remove, number, values.topic)
-        if self._segments is None:
-            self._segments = Segments()
-        return partial(self._segments.remove, self._segments.add(number, values, predicate))
-
-    def add_waiting(self, number: int, values: ValueSet, predicate: Predicate) -> Callable[[], None]:
-        """Enter a box that has further conditions: where this one is met, its filter is asked."""
-        points = points_of(values)
-        if points is not None:
-            return self._add_points(number, points, predicate)
-        assert values.topic is not None
-        self._topics.bucket(values.topic).add(number, predicate)
-        return partial(self._topics.remove, number, values.topic)
+        for point in points:
+            bucket = self._equal.get(point)
+            if bucket is None:
+                bucket = self._equal[point] = Bucket()
+            bucket.add(number, check)
+        return partial(self._remove_points, number, points)
 
     def waiting(self, values: ValueSet) -> int:
+        """How many entries are asked where this value or topic filter is met."""
         points = points_of(values)
         if points is not None:
             bucket = self._equal.get(points[0])
-            return 0 if bucket is None else len(bucket.checks)
-        assert values.topic is not None
-        return self._topics.waiting(values.topic)
+        else:
+            assert values.topic is not None
+            bucket = None if self._topics is None else self._topics.find(values.topic)
+        return 0 if bucket is None else len(bucket.checks)
 
-    def is_empty(self) -> bool:
-        return not self._equal and not self._segments and self._topics.is_empty()
+    def __bool__(self) -> bool:
+        return bool(self._equal or self._topics)
 
     def collect(self, value: object, attributes: Attributes, found: list[int]) -> None:
         if self._equal and value is not None:
@@ -107,20 +94,8 @@ class Column:
             bucket = self._equal.get(key)
             if bucket is not None:
                 bucket.collect(attributes, found)
-        if self._segments is not None:
-            self._segments.collect(value, attributes, found)
-        if value.__class__ is str and not self._topics.is_empty():
+        if value.__class__ is str and self._topics is not None:
             self._topics.collect(str(value), attributes, found)
-
-    def _add_points(
-        self, number: int, points: list[object], predicate: Predicate | None
-    ) -> Callable[[], None]:
-        for point in points:
-            bucket = self._equal.get(point)
-            if bucket is None:
-                bucket = self._equal[point] = Bucket()
-            bucket.add(number, predicate)
-        return partial(self._remove_points, number, points)
 
     def _remove_points(self, number: int, points: list[object]) -> None:
         for point in points:
@@ -129,8 +104,13 @@ class Column:
                 # Two boxes of one entry can meet here, and the first has taken both out.
                 continue
             bucket.discard(number)
-            if bucket.is_empty():
+            if not bucket:
                 del self._equal[point]
+
+
+def is_looked_up(values: ValueSet) -> bool:
+    """Whether a column can hold exactly this set."""
+    return points_of(values) is not None or (values.topic is not None and values.topic_exact)
 
 
 def points_of(values: ValueSet) -> list[object] | None:
@@ -146,6 +126,20 @@ def points_of(values: ValueSet) -> list[object] | None:
     return points
 
 
+class _Level:
+    __slots__ = ("children", "here", "rest")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Level] = {}
+        self.here: Bucket | None = None
+        """Filters that end at this level…"""
+        self.rest: Bucket | None = None
+        """… and those with a `#` behind it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.children or self.here or self.rest)
+
+
 class TopicTree:
     """Topic filters by level, so that a topic walks past all filters that differ from it at once."""
 
@@ -157,53 +151,45 @@ class TopicTree:
     def bucket(self, pattern: TopicPattern) -> Bucket:
         """The place of a topic filter, made if it is new."""
         level = self._root
-        for name in pattern.levels:
-            if name == "#":
-                if level.rest is None:
-                    level.rest = Bucket()
-                return level.rest
+        for name in _names(pattern):
             level = level.children.setdefault(name, _Level())
-        if level.here is None:
-            level.here = Bucket()
-        return level.here
+        bucket: Bucket | None = getattr(level, _kind(pattern))
+        if bucket is None:
+            bucket = Bucket()
+            setattr(level, _kind(pattern), bucket)
+        return bucket
 
-    def waiting(self, pattern: TopicPattern) -> int:
-        level: _Level | None = self._root
-        for name in pattern.levels:
-            if level is None or name == "#":
-                break
-            level = level.children.get(name)
-        if level is None:
-            return 0
-        bucket = level.rest if pattern.levels[-1] == "#" else level.here
-        return 0 if bucket is None else len(bucket.checks)
+    def find(self, pattern: TopicPattern) -> Bucket | None:
+        """The place of a topic filter, if there is one."""
+        path = self._path(pattern)
+        return getattr(path[-1], _kind(pattern)) if path else None
+
+    def _path(self, pattern: TopicPattern) -> list[_Level]:
+        """The levels from the root to the filter's place; empty if there is no such place."""
+        path = [self._root]
+        for name in _names(pattern):
+            level = path[-1].children.get(name)
+            if level is None:
+                return []
+            path.append(level)
+        return path
 
     def remove(self, number: int, pattern: TopicPattern) -> None:
-        path = [self._root]
-        for name in pattern.levels:
-            if name != "#":
-                level = path[-1].children.get(name)
-                if level is None:
-                    # Two boxes of one entry can meet here, and the first has taken both out.
-                    return
-                path.append(level)
-        last = path[-1]
-        bucket = last.rest if pattern.levels[-1] == "#" else last.here
+        bucket = self.find(pattern)
         if bucket is None:
+            # Two boxes of one entry can meet here, and the first has taken both out.
             return
         bucket.discard(number)
-        if bucket.is_empty():
-            if pattern.levels[-1] == "#":
-                last.rest = None
-            else:
-                last.here = None
+        path = self._path(pattern)
+        if not bucket:
+            setattr(path[-1], _kind(pattern), None)
         for depth in range(len(path) - 1, 0, -1):
-            if path[depth].children or path[depth].here or path[depth].rest:
+            if path[depth]:
                 break
             del path[depth - 1].children[pattern.levels[depth - 1]]
 
-    def is_empty(self) -> bool:
-        return not self._root.children and self._root.rest is None
+    def __bool__(self) -> bool:
+        return bool(self._root)
 
     def collect(self, topic: str, attributes: Attributes, found: list[int]) -> None:
         root = self._root
@@ -232,168 +218,9 @@ class TopicTree:
                 level.here.collect(attributes, found)
 
 
-class _Level:
-    __slots__ = ("children", "here", "rest")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Level] = {}
-        self.here: Bucket | None = None
-        self.rest: Bucket | None = None
+def _names(pattern: TopicPattern) -> tuple[str, ...]:
+    return pattern.levels[:-1] if pattern.levels[-1] == "#" else pattern.levels
 
 
-class Segments:
-    """Conditions on one attribute alone, as precomputed answers for each row of its axis.
-
-    New ends split a row in place. Past MAX_CUTS ends they do not; entries then
-    share rows and are asked, and the cuts are chosen anew whenever the number of
-    entries has doubled or halved (or grown by an eighth while a row is crowded), so
-    a change costs little on average.
-    """
-
-    __slots__ = (
-        "_adds",
-        "_axis",
-        "_crowded",
-        "_loose",
-        "_members",
-        "_next",
-        "_rows",
-        "_size_at_rebuild",
-        "_uses",
-    )
-
-    def __init__(self) -> None:
-        self._axis = Axis([], [])
-        self._rows = [Bucket() for _ in range(self._axis.row_count)]
-        self._members: dict[int, tuple[int, ValueSet, Predicate]] = {}
-        self._next = 0
-        # How many members have an end that is no cut.
-        self._loose = 0
-        self._uses: dict[float | str, int] = {}
-        self._size_at_rebuild = 0
-        self._adds = 0
-        # Whether some row has too many to ask: ends that arrive in rising order all meet in the last one.
-        self._crowded = False
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def add(self, number: int, values: ValueSet, predicate: Predicate) -> int:
-        """Returns a handle for `remove`."""
-        handle, self._next = self._next, self._next + 1
-        self._members[handle] = (number, values, predicate)
-        for end in _ends(values):
-            self._uses[end] = self._uses.get(end, 0) + 1
-        if not self._loose:
-            self._cut(values)
-        self._enter(number, values, predicate)
-        self._adds += 1
-        size = len(self._members)
-        if self._loose and (
-            size > max(MIN_REBUILD, 2 * self._size_at_rebuild) or (self._crowded and self._adds * 8 > size)
-        ):
-            self._rebuild()
-        return handle
-
-    def remove(self, handle: int) -> None:
-        number, values, _ = self._members.pop(handle)
-        whole, partly = self._axis.place(values)
-        for first, last in whole + partly:
-            for row in self._rows[first:last]:
-                row.discard(number)
-        self._loose -= self._is_loose(values)
-        unused = [end for end in _ends(values) if self._release(end)]
-        if not self._loose:
-            self._mend(unused)
-        elif len(self._members) * 2 < self._size_at_rebuild:
-            self._rebuild()
-
-    def collect(self, value: object, attributes: Attributes, found: list[int]) -> None:
-        row = self._rows[self._axis.row_of(value)]
-        found += row.sure
-        if row.checks:
-            found += [number for number, check in row.checks.items() if check(attributes)]
-
-    def _enter(self, number: int, values: ValueSet, predicate: Predicate) -> None:
-        whole, partly = self._axis.place(values)
-        for first, last in whole:
-            for row in self._rows[first:last]:
-                row.add(number, None)
-        for first, last in partly:
-            for row in self._rows[first:last]:
-                row.add(number, predicate)
-                self._crowded = self._crowded or len(row.checks) > CROWD
-        self._loose += self._is_loose(values)
-
-    def _is_loose(self, values: ValueSet) -> bool:
-        axis = self._axis
-        return not (
-            all(_holds(axis.numbers, end) for end in number_ends(values))
-            and all(_holds(axis.strings, end) for end in string_ends(values))
-        )
-
-    def _cut(self, values: ValueSet) -> None:
-        """Make the ends of a set cuts of the axis, as long as there is room."""
-        axis, rows = self._axis, self._rows
-        for number in number_ends(values):
-            place = bisect_left(axis.numbers, number)
-            if place == len(axis.numbers) or axis.numbers[place] != number:
-                if len(axis.numbers) >= MAX_CUTS:
-                    continue
-                axis.numbers.insert(place, number)
-                axis.string_base += 2
-                row = FIRST_NUMBER_ROW + 2 * place
-                rows[row:row] = [rows[row].copy(), rows[row].copy()]
-        for text in string_ends(values):
-            place = bisect_left(axis.strings, text)
-            if place == len(axis.strings) or axis.strings[place] != text:
-                if len(axis.strings) >= MAX_CUTS:
-                    continue
-                axis.strings.insert(place, text)
-                row = axis.string_base + place
-                rows.insert(row, rows[row].copy())
-
-    def _mend(self, unused: list[float | str]) -> None:
-        """Take back cuts that no member needs any more; the rows around them are equal."""
-        axis, rows = self._axis, self._rows
-        for end in unused:
-            if isinstance(end, str):
-                if _holds(axis.strings, end):
-                    place = bisect_left(axis.strings, end)
-                    del axis.strings[place]
-                    del rows[axis.string_base + place]
-            elif _holds(axis.numbers, end):
-                place = bisect_left(axis.numbers, end)
-                del axis.numbers[place]
-                axis.string_base -= 2
-                row = FIRST_NUMBER_ROW + 2 * place
-                del rows[row : row + 2]
-
-    def _release(self, end: float | str) -> bool:
-        self._uses[end] -= 1
-        if self._uses[end]:
-            return False
-        del self._uses[end]
-        return True
-
-    def _rebuild(self) -> None:
-        self._size_at_rebuild = len(self._members)
-        self._adds = 0
-        self._axis = suited_axis((values for _, values, _ in self._members.values()), MAX_CUTS, MAX_CUTS)
-        self._rows = [Bucket() for _ in range(self._axis.row_count)]
-        self._loose = 0
-        self._crowded = False
-        for number, values, predicate in self._members.values():
-            self._enter(number, values, predicate)
-
-
-def _ends(values: ValueSet) -> list[float | str]:
-    return [*number_ends(values), *string_ends(values)]
-
-
-End = TypeVar("End", float, str)
-
-
-def _holds(ends: list[End], end: End) -> bool:
-    place = bisect_left(ends, end)
-    return place < len(ends) and ends[place] == end
+def _kind(pattern: TopicPattern) -> str:
+    return "rest" if pattern.levels[-1] == "#" else "here"

@@ -104,75 +104,70 @@ class Compare(Expression):
         return comparison(self.name, NEGATED_OPERATOR[self.operator], self.value)
 
 
+class _Test(Expression):
+    """A condition that may have a NOT in front of what it asks of an attribute."""
+
+    __slots__ = ()
+
+    name: str
+    negative: bool
+
+    def _text(self, asked: str) -> str:
+        return f"{name_text(self.name)} {'NOT ' if self.negative else ''}{asked}"
+
+    def negated(self) -> Expression:
+        return replace(self, negative=not self.negative)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, slots=True)
-class Between(Expression):
+class Between(_Test):
     name: str
     low: Value
     high: Value
     negative: bool = False
 
     def text(self) -> str:
-        word = "NOT BETWEEN" if self.negative else "BETWEEN"
-        return f"{name_text(self.name)} {word} {value_text(self.low)} AND {value_text(self.high)}"
-
-    def negated(self) -> Expression:
-        return Between(self.name, self.low, self.high, not self.negative)
+        return self._text(f"BETWEEN {value_text(self.low)} AND {value_text(self.high)}")
 
 
 @dataclass(frozen=True, slots=True)
-class In(Expression):
+class In(_Test):
     name: str
     values: tuple[Value, ...]
     negative: bool = False
 
     def text(self) -> str:
-        word = "NOT IN" if self.negative else "IN"
-        return f"{name_text(self.name)} {word} ({', '.join(map(value_text, self.values))})"
-
-    def negated(self) -> Expression:
-        return In(self.name, self.values, not self.negative)
+        return self._text(f"IN ({', '.join(map(value_text, self.values))})")
 
 
 @dataclass(frozen=True, slots=True)
-class Like(Expression):
+class Like(_Test):
     name: str
     pattern: LikePattern
     negative: bool = False
 
     def text(self) -> str:
-        pattern, escaped = self.pattern.text, self.pattern.escaped
-        word = "NOT LIKE" if self.negative else "LIKE"
-        tail = r" ESCAPE '\'" if escaped else ""
-        return f"{name_text(self.name)} {word} {string_text(pattern)}{tail}"
-
-    def negated(self) -> Expression:
-        return Like(self.name, self.pattern, not self.negative)
+        tail = r" ESCAPE '\'" if self.pattern.escaped else ""
+        return self._text(f"LIKE {string_text(self.pattern.text)}{tail}")
 
 
 @dataclass(frozen=True, slots=True)
-class Matches(Expression):
+class Matches(_Test):
     name: str
     pattern: TopicPattern
     negative: bool = False
 
     def text(self) -> str:
-        word = "NOT MATCHES" if self.negative else "MATCHES"
-        return f"{name_text(self.name)} {word} {string_text(self.pattern.text)}"
-
-    def negated(self) -> Expression:
-        return Matches(self.name, self.pattern, not self.negative)
+        return self._text(f"MATCHES {string_text(self.pattern.text)}")
 
 
 @dataclass(frozen=True, slots=True)
-class IsNull(Expression):
+class IsNull(_Test):
     name: str
     negative: bool = False
 
     def text(self) -> str:
         return f"{name_text(self.name)} IS {'NOT ' if self.negative else ''}NULL"
-
-    def negated(self) -> Expression:
-        return IsNull(self.name, not self.negative)
 
 
 @dataclass(frozen=True, slots=True)

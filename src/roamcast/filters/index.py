@@ -2,10 +2,9 @@
 
 A filter is a union of boxes (covering.py). Each box is entered in one place:
 
-- a box with one attribute, in that attribute's column: under each of its values
-  if it lists values, in the topic tree if it is a topic filter, else in the rows
-  of its range;
-- a box with several attributes, in the table of boxes as long as that is small;
+- a box with one attribute, in that attribute's column if it lists values or is a
+  topic filter, else in a table of the boxes with this attribute alone;
+- a box with several attributes, in the table of such boxes as long as that is small;
   later under an equality or topic filter of its own that few others use (the filter
   is asked only when that is met), or else in the table as well.
 
@@ -14,10 +13,10 @@ A filter too complex for boxes is asked every time.
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from roamcast.filters.box_table import BoxTable
-from roamcast.filters.columns import Column, points_of
+from roamcast.filters.columns import Column, is_looked_up, points_of
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.covering import Box
 from roamcast.filters.expression import Attributes
@@ -38,7 +37,7 @@ class FilterIndex(Generic[K]):
         "filter-index",
         saved=("_filters",),
         derived=(
-            "_asked", "_columns", "_entries", "_key_of", "_label_of", "_next_number", "_repeating", "_table",
+            "_asked", "_columns", "_entries", "_key_of", "_label_of", "_next_number", "_repeating", "_tables",
         ),
     )  # fmt: skip
 
@@ -50,7 +49,8 @@ class FilterIndex(Generic[K]):
         self._entries: dict[K, tuple[int, list[Callable[[], None]]]] = {}
         self._columns: dict[str, Column] = {}
         self._label_of: dict[int, Hashable] = {}
-        self._table = BoxTable(self._label_of)
+        self._tables: dict[str | None, BoxTable] = {}
+        """Boxes with this attribute alone; under None, those with several attributes."""
         self._asked: dict[int, Predicate] = {}
         # Entries of more than one box may be found more than once.
         self._repeating = 0
@@ -87,7 +87,9 @@ class FilterIndex(Generic[K]):
     def label(self, key: K, label: Hashable) -> None:
         """Give a key a label, which other keys may have too: see `labels`. No snapshot holds it."""
         self._label_of[self._entries[key][0]] = label
-        self._table.relabel()
+        for table in self._tables.values():
+            for masks in table.sets:
+                masks.relabel()
 
     def remove(self, key: K) -> None:
         """Take a key out; KeyError if it is not there."""
@@ -100,8 +102,9 @@ class FilterIndex(Generic[K]):
 
     def match(self, attributes: Attributes) -> list[K]:
         found = self._found(attributes)
-        if self._table:
-            self._table.collect(attributes, found)
+        for table in self._tables.values():
+            for masks in table.sets:
+                masks.collect(attributes, found)
         if self._repeating:
             found = sorted(set(found))
         else:
@@ -114,8 +117,9 @@ class FilterIndex(Generic[K]):
         All keys must have one. Where many have the same, this takes less time than finding all keys.
         """
         found = self._found(attributes)
-        if self._table:
-            self._table.collect_distinct(attributes, found)
+        for table in self._tables.values():
+            for masks in table.sets:
+                masks.collect_distinct(attributes, found)
         if len(found) > 1:
             found.sort()
             return tuple(dict.fromkeys(map(self._label_of.__getitem__, found)))
@@ -124,13 +128,14 @@ class FilterIndex(Generic[K]):
     def labels_of_each(self, contents: Sequence[Attributes]) -> list[tuple[Hashable, ...]]:
         """The labels for each of many notifications."""
         if not self._columns and not self._asked:
-            found = self._table.labels_of_each(contents)
+            sets = [masks for table in self._tables.values() for masks in table.sets]
+            found = sets[0].labels_of_each(contents) if len(sets) == 1 else None
             if found is not None:
                 return found
         return list(map(self.labels, contents))
 
     def _found(self, attributes: Attributes) -> list[int]:
-        """The numbers of the entries that match and are not in the table of boxes."""
+        """The numbers of the entries that match and are not in a table of boxes."""
         found: list[int] = []
         get = attributes.get
         for name, column in self._columns.items():
@@ -141,21 +146,18 @@ class FilterIndex(Generic[K]):
 
     def _enter(self, number: int, box: Box, predicate: Predicate) -> Callable[[], None]:
         """Put a box where it belongs; returns how to take it out again."""
-        if len(box) == 1:
-            ((name, values),) = box.items()
-            column = self._columns.setdefault(name, Column())
-            return partial(self._leave, name, column.add(number, values, predicate))
-        spot = None if self._table.has_room_for(box) else self._quiet_spot(box)
+        name = next(iter(box)) if len(box) == 1 else None
+        table, spot, check = self._tables.get(name), None, None
+        if name is not None and is_looked_up(box[name]):
+            spot = name
+        elif name is None and table is not None and not table.has_room():
+            spot, check = self._quiet_spot(box), predicate
         if spot is not None:
             column = self._columns.setdefault(spot, Column())
-            return partial(self._leave, spot, column.add_waiting(number, box[spot], predicate))
-        return partial(self._table.remove, self._table.add(number, box, predicate))
-
-    def _leave(self, name: str, take_out: Callable[[], None]) -> None:
-        take_out()
-        column = self._columns.get(name)
-        if column is not None and column.is_empty():
-            del self._columns[name]
+            return partial(_leave, self._columns, spot, column.add(number, box[spot], check))
+        if table is None:
+            table = self._tables[name] = BoxTable(self._label_of)
+        return partial(_leave, self._tables, name, table.add(number, box, predicate))
 
     def _quiet_spot(self, box: Box) -> str | None:
         """The attribute whose equality or topic filter the fewest others wait under, if few do."""
@@ -169,3 +171,10 @@ class FilterIndex(Generic[K]):
             if waiting < fewest:
                 best, fewest = name, waiting
         return best
+
+
+def _leave(places: dict[Any, Any], name: str | None, take_out: Callable[[], None]) -> None:
+    """Take a box out of a column or table, which goes if nothing is left in it."""
+    take_out()
+    if not places[name]:
+        del places[name]

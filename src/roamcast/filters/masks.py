@@ -1,14 +1,15 @@
-"""Small tables of boxes: for every value of an attribute the boxes that accept it, as one long integer.
+"""A set of boxes: for every value of an attribute the boxes that accept it, as one long integer.
 
-The ends of all conditions cut an attribute's values into rows. The values of a
-row are alike to every box, so each row has an integer with a bit for each box
-that accepts them. A notification looks up one integer per attribute; the bits
-that are in all of them are the boxes that contain it. Patterns on strings are
-the exception: a box that has one is asked as well.
+The ends of conditions cut an attribute's values into rows, and each row has an
+integer with a bit for each box that accepts its values. A notification looks up
+one integer per attribute; the bits that are in all of them are the boxes that
+contain it. A second integer per row says which boxes accept only some of its
+values, and have to be asked: those with a pattern on strings and, where there are
+too many ends to cut at each, those with an end within the row.
 
 The integers are made all at once, from time to time. Boxes that have come since
 are asked one by one, until that has cost as much as making the integers does:
-many changes in a row cost little more than one.
+many changes in a row cost little more than one. A few boxes are always asked.
 """
 
 from bisect import bisect_right
@@ -16,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from itertools import repeat
 from math import ceil, inf, nextafter
 from operator import and_
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.covering import Box
@@ -25,49 +26,83 @@ from roamcast.filters.values import ABSENT, BOTTOM, END, FALSE, NAN, START, TOP,
 
 # Making the integers takes about as long for one box as asking so many filters does.
 ASKS_PER_BOX = 12
+SCAN_MAX = 2
+"""Asking so few filters is as fast as looking up integers."""
+
+ROWS_MAX, ROW_BITS_MAX = 8_192, 64 << 20
+"""A set has as many rows as there are ends, but no more than these, unless their bits together are few."""
 
 # So many values of an attribute are remembered; when there are more, it is hardly worth it.
 KNOWN_MAX = 2_048
+FOUND_KEPT_MAX = 100_000
+"""Entry numbers in the remembered answers of one set."""
+
+WORD_BITS = 4_096
+"""Longer integers are taken apart into words, since every operation goes through all of one."""
 
 # Below, no integer lies between two neighbouring floats; above, nothing but integers is a float.
 _EXACT = 2**53
 
 _INTEGERS, _STRINGS = {int}, {str}
 
-Member = tuple[int, Box, Predicate]
-"""Entry number, box, and the filter to ask."""
+T = TypeVar("T")
+
+
+class Member(NamedTuple):
+    number: int
+    """Of the entry."""
+    box: Box
+    check: Predicate
+    """The filter to ask."""
 
 
 class BoxMasks:
-    """Boxes by slot, in the order in which they came; their entry numbers rise."""
-
-    def __init__(self, members: Mapping[int, Member], label_of: Mapping[int, Hashable]) -> None:
-        self._members = members
+    def __init__(self, label_of: Mapping[int, Hashable]) -> None:
+        self.members: dict[int, Member] = {}
+        """By handle."""
         self._label_of = label_of
-        self._waiting = dict(members)
+        self._waiting: dict[int, Member] = {}
         """Not among the integers yet."""
-        self._asks = 0
+        self._asks = 0.0
         self._live = 0
-        """The bits of the boxes that are still there; the oldest has the highest."""
+        """The bits of the boxes that are still there; the oldest entry has the highest."""
         self._place: dict[int, int] = {}
-        """Slot to bit."""
+        """Handle to bit."""
         self._numbers: list[int] = []
-        self._checks: list[Predicate | None] = []
+        self._by_place: list[Member] = []
         self._bits: list[int] = []
+        """Of one word."""
         self._axes: list[_Axis] = []
+        self._open_axes: list[_Axis] = []
+        """Those that have rows of which boxes accept only some values."""
         self._others: list[int] = []
         """By bit, all bits but those with the same label; empty if it has to be found out."""
         self._labels: list[Hashable] = []
+        self._found: dict[int, list[int]] | None = None
+        """Bits to their entry numbers, where one attribute decides alone: its rows come again and again."""
+        self._found_room = FOUND_KEPT_MAX
 
-    def add(self, slot: int) -> None:
-        self._waiting[slot] = self._members[slot]
+    def add(self, handle: int, member: Member) -> None:
+        self.members[handle] = self._waiting[handle] = member
 
-    def remove(self, slot: int) -> None:
-        place = self._place.pop(slot, None)
+    def absorb(self, other: "BoxMasks") -> None:
+        """Take in another set; the integers are made anew before the next answer."""
+        self.members |= other.members
+        self._waiting |= other.members
+        self._asks = inf
+
+    def remove(self, handle: int) -> bool:
+        """Take a box out; returns whether half of what was here is gone."""
+        del self.members[handle]
+        place = self._place.pop(handle, None)
         if place is None:
-            del self._waiting[slot]
+            del self._waiting[handle]
         else:
-            self._live ^= self._bits[place]
+            self._live ^= 1 << place
+        is_half_gone = 2 * len(self.members) <= len(self._numbers)
+        if is_half_gone:
+            self._build()
+        return is_half_gone or not self.members
 
     def relabel(self) -> None:
         """Some entry has another label now."""
@@ -75,30 +110,74 @@ class BoxMasks:
 
     def collect(self, attributes: Attributes, found: list[int]) -> None:
         """The entries of all boxes that contain a notification."""
-        self._pick(self._containing(attributes, found), None, attributes, found)
+        if self._found is None or self._waiting:
+            mask = self._containing(attributes, found)
+            if mask and self._open_axes:
+                asked = self._asked(mask, attributes)
+                candidates: list[Member] = []
+                self._pick(asked, self._by_place, candidates)
+                found += [number for number, _, check in candidates if check(attributes)]
+                mask ^= asked
+            if mask:
+                self._pick(mask, self._numbers, found)
+            return
+        (axis,) = self._axes
+        mask = axis.row_of(attributes.get(axis.name)) & self._live
+        known = self._found.get(mask)
+        if known is None:
+            known = []
+            self._pick(mask, self._numbers, known)
+            self._found_room -= len(known)
+            if self._found_room < 0:
+                self._found, self._found_room = {}, FOUND_KEPT_MAX
+            self._found[mask] = known
+        found += known
+
+    def _pick(self, mask: int, choices: list[T], found: list[T]) -> None:
+        bits = self._bits
+        if len(choices) > WORD_BITS:
+            for start, word in _words(mask):
+                while word:
+                    place = word.bit_length() - 1
+                    word ^= bits[place]
+                    found.append(choices[start + place])
+            return
+        while mask:
+            place = mask.bit_length() - 1
+            mask ^= bits[place]
+            found.append(choices[place])
+
+    def _asked(self, mask: int, attributes: Attributes) -> int:
+        """Those of the boxes that accept only some of the values that are as like these as rows tell."""
+        asked = 0
+        if mask:
+            for axis in self._open_axes:
+                asked |= axis.open_row_of(attributes.get(axis.name))
+        return mask & asked
 
     def collect_distinct(self, attributes: Attributes, found: list[int]) -> None:
         """At least the first entry of each label."""
+        if self._is_long():
+            self.collect(attributes, found)
+            return
         mask = self._containing(attributes, found)
-        if mask and not self._others:
+        if not mask:
+            return
+        if not self._others:
             self._others = self._by_label()
-        self._pick(mask, self._others, attributes, found)
-
-    def _pick(self, mask: int, others: list[int] | None, attributes: Attributes, found: list[int]) -> None:
-        numbers, bits, checks = self._numbers, self._bits, self._checks
+        asked = self._asked(mask, attributes)
+        numbers, bits, members, others = self._numbers, self._bits, self._by_place, self._others
         while mask:
             place = mask.bit_length() - 1
-            check = checks[place]
-            if check is None or check(attributes):
+            if asked and asked & bits[place] and not members[place].check(attributes):
+                mask ^= bits[place]
+            else:
                 found.append(numbers[place])
-                if others is not None:
-                    mask &= others[place]
-                    continue
-            mask ^= bits[place]
+                mask &= others[place]
 
     def _containing(self, attributes: Attributes, found: list[int]) -> int:
         """The bits of the boxes that may contain a notification; those that wait are asked."""
-        if not self.is_ready(1):
+        if self._waiting and not self._is_ready(1):
             found += [number for number, _, check in self._waiting.values() if check(attributes)]
         mask = self._live
         get: Callable[[str], Any] = attributes.get
@@ -108,60 +187,69 @@ class BoxMasks:
                 break
         return mask
 
-    def is_ready(self, count: int) -> bool:
+    def _is_ready(self, count: int) -> bool:
         """Whether none would have to be asked singly about so many notifications."""
         if not self._waiting:
             return True
+        if len(self.members) <= SCAN_MAX:
+            return False
         self._asks += len(self._waiting) * count
-        if self._asks <= ASKS_PER_BOX * len(self._members):
+        if self._asks <= ASKS_PER_BOX * len(self.members):
             return False
         self._build()
         return True
 
-    def labels_of_each(self, contents: Sequence[Attributes]) -> list[tuple[Hashable, ...]]:
-        """The labels of the boxes that contain each of the notifications; it must be ready."""
+    def _is_long(self) -> bool:
+        """Whether the integers have more than one word, or will when they are made."""
+        return len(self.members) > WORD_BITS or len(self._numbers) > WORD_BITS
+
+    def labels_of_each(self, contents: Sequence[Attributes]) -> list[tuple[Hashable, ...]] | None:
+        """The labels of the boxes that contain each of the notifications; None if only `collect` can tell."""
+        if self._is_long() or not self._is_ready(len(contents)):
+            return None
         masks: Iterable[int] = [self._live] * len(contents)
         for axis in self._axes:
             masks = map(and_, masks, axis.rows_of([attributes.get(axis.name) for attributes in contents]))
         if not self._others:
             self._others = self._by_label()
-        bits, checks, others, labels = self._bits, self._checks, self._others, self._labels
+        bits, members, others, labels = self._bits, self._by_place, self._others, self._labels
         met: list[tuple[Hashable, ...]] = []
         for attributes, mask in zip(contents, masks, strict=True):
             found: list[Hashable] = []
+            asked = self._asked(mask, attributes) if self._open_axes else 0
             while mask:
                 place = mask.bit_length() - 1
-                check = checks[place]
-                if check is None or check(attributes):
+                if asked and asked & bits[place] and not members[place].check(attributes):
+                    mask ^= bits[place]
+                else:
                     found.append(labels[place])
                     mask &= others[place]
-                else:
-                    mask ^= bits[place]
             met.append(tuple(found))
         return met
 
     def _build(self) -> None:
         self._waiting.clear()
         self._asks = 0
-        slots = list(self._members)[::-1]
-        members = [self._members[slot] for slot in slots]
-        self._place = {slot: place for place, slot in enumerate(slots)}
-        self._numbers = [number for number, _, _ in members]
-        self._bits = [1 << place for place in range(len(slots))]
-        self._live = (1 << len(slots)) - 1
+        handles = sorted(self.members, key=lambda handle: self.members[handle].number, reverse=True)
+        members = self._by_place = [self.members[handle] for handle in handles]
+        count = len(members)
+        self._place = {handle: place for place, handle in enumerate(handles)}
+        self._numbers = [member.number for member in members]
+        self._bits = [1 << place for place in range(min(count, WORD_BITS))]
+        self._live = (1 << count) - 1
         self._others = []
         conditions: dict[str, list[tuple[int, ValueSet]]] = {}
-        is_open = [False] * len(slots)
-        for place, (_, box, _) in enumerate(members):
-            for name, values in box.items():
-                conditions.setdefault(name, []).append((self._bits[place], values))
-                is_open[place] = is_open[place] or bool(values.patterns)
-        self._checks = [
-            check if must_ask else None for (_, _, check), must_ask in zip(members, is_open, strict=True)
-        ]
-        axes = [_Axis(name, wanted, self._live) for name, wanted in conditions.items()]
+        for place, member in enumerate(members):
+            for name, values in member.box.items():
+                conditions.setdefault(name, []).append((place, values))
+        ends = sum(_ends(values) for wanted in conditions.values() for _, values in wanted)
+        share = min(1.0, max(ROWS_MAX, ROW_BITS_MAX // max(count, 1)) / max(ends, 1))
+        axes = [_Axis(name, wanted, count, share) for name, wanted in conditions.items()]
         # Those that refuse most come first: often nothing is left soon.
         self._axes = sorted(axes, key=_Axis.accepted)
+        self._open_axes = [axis for axis in axes if any(axis.open_number_rows) or any(axis.open_string_rows)]
+        decides_alone = len(axes) == 1 and not self._open_axes
+        self._found, self._found_room = {} if decides_alone else None, FOUND_KEPT_MAX
 
     def _by_label(self) -> list[int]:
         masks: dict[Hashable, int] = {}
@@ -172,6 +260,20 @@ class BoxMasks:
         every = (1 << len(labels)) - 1
         others = {label: every ^ mask for label, mask in masks.items()}
         return [others[label] for label in labels]
+
+
+def _words(mask: int) -> Iterator[tuple[int, int]]:
+    """The words of a mask that have any bit, and where each begins."""
+    size = WORD_BITS // 8
+    data = mask.to_bytes(mask.bit_length() // 8 + 1, "little")
+    for start in range(0, len(data), size):
+        word = int.from_bytes(data[start : start + size], "little")
+        if word:
+            yield 8 * start, word
+
+
+def _ends(values: ValueSet) -> int:
+    return len(values.numbers) + len(values.strings)
 
 
 class _KnownRows(dict[int, int]):
@@ -191,40 +293,31 @@ class _Axis:
     """The rows of one attribute."""
 
     __slots__ = (
-        "absent", "false", "integers", "known", "name", "nan", "number_rows", "numbers", "string_rows",
-        "strings", "true",
+        "absent", "false", "integers", "known", "name", "nan", "number_rows", "numbers", "open_number_rows",
+        "open_string_rows", "string_rows", "strings", "true",
     )  # fmt: skip
 
-    def __init__(self, name: str, conditions: list[tuple[int, ValueSet]], every: int) -> None:
+    def __init__(
+        self, name: str, conditions: Sequence[tuple[int, ValueSet]], count: int, share: float
+    ) -> None:
+        """`conditions` are the values that boxes accept, by their bits; `share` of their ends become cuts."""
         self.name = name
-        free = every
-        for bit, _ in conditions:
-            free ^= bit
-        self.absent, self.nan, self.false, self.true = (
-            free | sum(bit for bit, values in conditions if values.marks & mark)
-            for mark in (ABSENT, NAN, FALSE, TRUE)
-        )
-        number_flips: dict[float, int] = {}
-        string_flips: dict[str, int] = {}
-        first_number = first_string = free
-        for bit, values in conditions:
-            # Walking up the values, every cut switches between accepting and refusing.
-            for number in values.numbers:
-                if number == BOTTOM:
-                    first_number ^= bit
-                elif number != TOP:
-                    at = _first_above(number)
-                    number_flips[at] = number_flips.get(at, 0) ^ bit
-            for text in values.strings:
-                if text == START:
-                    first_string ^= bit
-                elif text != END:
-                    string_flips[text[1]] = string_flips.get(text[1], 0) ^ bit
-        self.numbers, self.number_rows = _rows(first_number, number_flips)
+        free = bytearray(b"\xff") * (count // 8 + 1)
+        _flip(free, [place for place, _ in conditions])
+        marked = []
+        for mark in (ABSENT, NAN, FALSE, TRUE):
+            marked.append(free.copy())
+            _flip(marked[-1], [place for place, values in conditions if values.marks & mark])
+        self.absent, self.nan, self.false, self.true = (int.from_bytes(row, "little") for row in marked)
+        numbers = [(place, values.numbers, False) for place, values in conditions]
+        cuts, self.number_rows, self.open_number_rows = _rows(numbers, BOTTOM, TOP, free.copy(), share)
+        self.numbers = list(map(_first_above, cuts))
         # Comparing integers with integers takes half the time.
         self.integers = [cut if cut in (inf, -inf) else ceil(cut) for cut in self.numbers]
         self.known = _KnownRows(self.integers, self.number_rows)
-        self.strings, self.string_rows = _rows(first_string, string_flips)
+        strings = [(place, values.strings, bool(values.patterns)) for place, values in conditions]
+        cuts, self.string_rows, self.open_string_rows = _rows(strings, START, END, free, share)
+        self.strings = [text for _, text in cuts]
 
     def row_of(self, value: Any) -> int:
         kind = value.__class__
@@ -237,6 +330,13 @@ class _Axis:
         if kind is bool:
             return self.true if value else self.false
         return self.nan
+
+    def open_row_of(self, value: Any) -> int:
+        """The boxes that accept only some of the values in the row."""
+        kind = value.__class__
+        if (kind is int or kind is float) and value == value:
+            return self.open_number_rows[bisect_right(self.numbers, value)]
+        return self.open_string_rows[bisect_right(self.strings, value)] if kind is str else 0
 
     def rows_of(self, values: list[Any]) -> Iterator[int]:
         """The same for many values, which most often are all of one kind."""
@@ -255,17 +355,67 @@ class _Axis:
         return sum(map(int.bit_count, rows)) / len(rows)
 
 
-End = TypeVar("End", float, str)
+def _rows(
+    sets: Sequence[tuple[int, Sequence[Any], bool]], lowest: Any, highest: Any, free: bytearray, share: float
+) -> tuple[list[Any], list[int], list[int]]:
+    """The cuts, and for the rows below, between and above them who accepts them, and who only in part.
+
+    `sets` are the cuts of boxes, by their bits, and whether a pattern may refuse any value.
+    """
+    ends = [cut for _, cuts, _ in sets for cut in cuts if lowest < cut < highest]
+    cuts = thinned(ends, ceil(share * len(ends)))
+    row_of = {lowest: 0, highest: len(cuts) + 1} | {cut: row for row, cut in enumerate(cuts, start=1)}
+    accepting, opening = _Switches(len(cuts) + 1), _Switches(len(cuts) + 1)
+    for place, wanted, has_patterns in sets:
+        for low, high in zip(wanted[::2], wanted[1::2], strict=True):
+            first = row_of[low] if low in row_of else bisect_right(cuts, low)
+            last = row_of[high] if high in row_of else bisect_right(cuts, high) + 1
+            accepting.add(place, first, last)
+            if has_patterns:
+                opening.add(place, first, last)
+                continue
+            if low not in row_of:
+                opening.add(place, first, first + 1)
+            if high not in row_of:
+                opening.add(place, last - 1, last)
+    return cuts, accepting.rows(free), opening.rows(bytearray(len(free)))
 
 
-def _rows(row: int, flips: dict[End, int]) -> tuple[list[End], list[int]]:
-    """The cuts, and the rows below, between and above them."""
-    cuts = sorted(flips)
-    rows = [row]
-    for cut in cuts:
-        row ^= flips[cut]
-        rows.append(row)
-    return cuts, rows
+def thinned(ends: list[Any], limit: int) -> list[Any]:
+    """At most `limit` of the ends, rising; those that occur often are among them."""
+    distinct = sorted(set(ends))
+    if len(distinct) <= limit:
+        return distinct
+    ends.sort()
+    return list(dict.fromkeys(ends[(2 * i + 1) * len(ends) // (2 * limit)] for i in range(limit)))
+
+
+class _Switches:
+    """Who is switched on or off at the beginning of each row, walking up the rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._at: list[list[int]] = [[] for _ in range(rows + 1)]
+        self._place = -1
+        self._until = 0
+
+    def add(self, place: int, first: int, last: int) -> None:
+        """On from the first row until the last, which may begin where the same one's rows before it end."""
+        until = self._until if place == self._place else 0
+        self._at[max(first, until)].append(place)
+        self._at[max(last, until)].append(place)
+        self._place, self._until = place, max(last, until)
+
+    def rows(self, row: bytearray) -> list[int]:
+        rows = []
+        for places in self._at[:-1]:
+            _flip(row, places)
+            rows.append(int.from_bytes(row, "little"))
+        return rows
+
+
+def _flip(row: bytearray, places: Iterable[int]) -> None:
+    for place in places:
+        row[place >> 3] ^= 1 << (place & 7)
 
 
 def _first_above(cut: NumberCut) -> float:

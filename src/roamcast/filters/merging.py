@@ -6,8 +6,6 @@ a list of values, a range, both booleans. Joining arbitrary filters with OR woul
 be perfect too, but makes a table shorter without making it simpler.
 """
 
-from collections.abc import Iterable
-
 from roamcast.errors import InputError
 from roamcast.filters.covering import Box
 from roamcast.filters.expression import (
@@ -52,76 +50,6 @@ def merge_pair(one: Filter, other: Filter) -> Filter | None:
     if one.boxes is None or other.boxes is None or len(one.boxes) != 1 or len(other.boxes) != 1:
         return None
     return _merged(one, one.boxes[0], other.boxes[0])
-
-
-def merge(filters: Iterable[Filter]) -> list[Filter]:
-    """Merge until nothing merges any more; sorted by text, so the order of the input does not show."""
-    remaining = sorted(dict.fromkeys(filters), key=_text)
-    while True:
-        before = len(remaining)
-        # Only filters that agree on all other attributes can merge on one: they are found by hashing,
-        # since asking every pair takes too long in the tables where merging matters.
-        for name in sorted({name for filter in remaining for name in _single_box(filter)}):
-            remaining = _merge_on(name, remaining)
-        remaining = _without_covered(remaining)
-        if len(remaining) == before:
-            return remaining
-
-
-def _text(filter: Filter) -> str:
-    return filter.text
-
-
-def _single_box(filter: Filter) -> Box:
-    return filter.boxes[0] if filter.boxes is not None and len(filter.boxes) == 1 else {}
-
-
-def _merge_on(name: str, filters: list[Filter]) -> list[Filter]:
-    """Merge neighbours among the filters that differ in this attribute only."""
-    result: list[Filter] = []
-    groups: dict[object, list[Filter]] = {}
-    for filter in filters:
-        box = _single_box(filter)
-        if name in box:
-            others = tuple((other, box[other]) for other in sorted(box) if other != name)
-            groups.setdefault((others, _sort_of(box[name])), []).append(filter)
-        else:
-            result.append(filter)
-    for group in groups.values():
-        group.sort(key=lambda filter: (_beginning(_single_box(filter)[name]), filter.text))
-        latest = group[0]
-        for filter in group[1:]:
-            merged = merge_pair(latest, filter)
-            if merged is None:
-                result.append(latest)
-            latest = merged or filter
-        result.append(latest)
-    return sorted(dict.fromkeys(result), key=_text)
-
-
-def _sort_of(values: ValueSet) -> str:
-    """Single values merge with single values wherever they are, ranges with ranges that they touch."""
-    if values.marks:
-        return "marks"
-    if values.numbers and values.strings:
-        return "mixed"
-    if values.numbers:
-        return "numbers" if number_points(values.numbers) is not None else "ranges of numbers"
-    return "strings" if string_points(values.strings) is not None else "ranges of strings"
-
-
-def _beginning(values: ValueSet) -> tuple[object, ...]:
-    return values.numbers[:1] or values.strings[:1]
-
-
-def _without_covered(filters: list[Filter]) -> list[Filter]:
-    """Drop what another covers; of two that cover each other, the one with the shorter text stays."""
-    kept: list[Filter] = []
-    for filter in sorted(filters, key=lambda filter: (len(filter.text), filter.text)):
-        if not any(other.covers(filter) for other in kept):
-            kept = [other for other in kept if not filter.covers(other)]
-            kept.append(filter)
-    return sorted(kept, key=_text)
 
 
 def _merged(filter: Filter, one: Box, other: Box) -> Filter | None:

@@ -14,8 +14,8 @@ from itertools import accumulate
 from operator import or_
 from typing import Any, NamedTuple
 
-from roamcast.filters.axis import thinned
 from roamcast.filters.filter import Filter
+from roamcast.filters.masks import thinned
 from roamcast.filters.values import ABSENT, FALSE, NAN, TRUE, NumberCut, StringCut
 
 SLOTS = 1024

@@ -13,9 +13,10 @@ should not subscribe to the world. `TRUE` matches everything.
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -62,29 +63,26 @@ condition: name                                         -> flag
     | boolean                                           -> constant
     | name OPERATOR literal                             -> compare
     | literal OPERATOR name                             -> compare_mirrored
-    | name BETWEEN literal _AND literal                 -> between
-    | name NOT BETWEEN literal _AND literal             -> not_between
-    | name IN LPAR literal (_COMMA literal)* _RPAR      -> member
-    | name NOT IN LPAR literal (_COMMA literal)* _RPAR  -> not_member
-    | name _LIKE STRING (_ESCAPE STRING)?               -> like
-    | name NOT _LIKE STRING (_ESCAPE STRING)?           -> not_like
-    | name _MATCHES STRING                              -> matches
-    | name NOT _MATCHES STRING                          -> not_matches
+    | name test                                         -> tested
+    | name NOT test                                     -> not_tested
     | name _IS _NULL                                    -> null
     | name _IS NOT _NULL                                -> not_null
-    | name IN own                                       -> own_in
-    | name NOT IN own                                   -> own_not_in
-    | name _WITHIN NUMBER _OF own                       -> within
-    | name NOT _WITHIN NUMBER _OF own                   -> not_within
     | name OPERATOR own                                 -> compare_own
     | own OPERATOR name                                 -> compare_own_mirrored
+
+test: BETWEEN literal _AND literal                      -> between
+    | IN LPAR literal (_COMMA literal)* _RPAR           -> member
+    | _LIKE STRING (_ESCAPE STRING)?                    -> like
+    | _MATCHES STRING                                   -> matches
+    | IN own                                            -> own_in
+    | _WITHIN NUMBER _OF own                            -> within
 
 own: OWN (LPAR STRING _RPAR)?
 name: NAME                                              -> plain_name
     | QUOTED_NAME                                       -> quoted_name
-literal: STRING                                         -> string
+?literal: STRING                                        -> string
     | NUMBER                                            -> number
-    | boolean                                           -> boolean_literal
+    | boolean
 boolean: TRUE                                           -> true
     | FALSE                                             -> false
 
@@ -223,6 +221,9 @@ def _kind(value: Value) -> str:
 # A condition on its way up carries how deeply its parentheses are nested, and a literal where it stands.
 _Nested = tuple[Expression, int]
 _Literal = tuple[Value, int]
+_Test = Callable[[str], Expression]
+"""What is said about an attribute, before its name is known."""
+P = TypeVar("P")
 
 
 @v_args(inline=True)
@@ -275,9 +276,6 @@ class _Builder(Transformer[Token, Any]):
     def false(self, token: Token) -> _Literal:
         return False, token.start_pos or 0
 
-    def boolean_literal(self, literal: _Literal) -> _Literal:
-        return literal
-
     def flag(self, name: str) -> _Nested:
         return comparison(name, "=", True), 0
 
@@ -298,43 +296,31 @@ class _Builder(Transformer[Token, Any]):
         sign = "<>" if operator == "!=" else MIRRORED_OPERATOR[operator]
         return self.compare(name, operator.update(value=sign), literal)
 
-    def between(self, name: str, _: Token, low: _Literal, high: _Literal) -> _Nested:
+    def tested(self, name: str, test: _Test) -> _Nested:
+        return test(name), 0
+
+    def not_tested(self, name: str, _: Token, test: _Test) -> _Nested:
+        return test(name).negated(), 0
+
+    def between(self, _: Token, low: _Literal, high: _Literal) -> _Test:
         if isinstance(low[0], bool):
             raise InputError(f"{_place(low[1])}: found a boolean, expected a number or a string")
         _check_same_kind(low, high)
-        return between(name, low[0], high[0]), 0
+        return lambda name: between(name, low[0], high[0])
 
-    def not_between(self, name: str, _: Token, word: Token, low: _Literal, high: _Literal) -> _Nested:
-        return self.between(name, word, low, high)[0].negated(), 0
-
-    def member(self, name: str, _: Token, __: Token, first: _Literal, *others: _Literal) -> _Nested:
+    def member(self, _: Token, __: Token, first: _Literal, *others: _Literal) -> _Test:
         for other in others:
             _check_same_kind(first, other)
-        return membership(name, [first[0], *(value for value, _ in others)]), 0
+        return lambda name: membership(name, [first[0], *(value for value, _ in others)])
 
-    def not_member(
-        self, name: str, _: Token, word: Token, parenthesis: Token, *values: _Literal
-    ) -> _Nested:
-        return self.member(name, word, parenthesis, *values)[0].negated(), 0
-
-    def like(self, name: str, pattern: Token, escape: Token | None = None) -> _Nested:
+    def like(self, pattern: Token, escape: Token | None = None) -> _Test:
         escape_text = None if escape is None else _unquoted(escape)
-        try:
-            return like(name, parse_like(_unquoted(pattern), escape_text)), 0
-        except InputError as error:
-            raise InputError(f"{_place(pattern.start_pos or 0)}: {error}") from None
+        read = _located(pattern, lambda text: parse_like(text, escape_text))
+        return lambda name: like(name, read)
 
-    def not_like(self, name: str, _: Token, pattern: Token, escape: Token | None = None) -> _Nested:
-        return self.like(name, pattern, escape)[0].negated(), 0
-
-    def matches(self, name: str, pattern: Token) -> _Nested:
-        try:
-            return topic_matches(name, TopicPattern(_unquoted(pattern))), 0
-        except InputError as error:
-            raise InputError(f"{_place(pattern.start_pos or 0)}: {error}") from None
-
-    def not_matches(self, name: str, _: Token, pattern: Token) -> _Nested:
-        return self.matches(name, pattern)[0].negated(), 0
+    def matches(self, pattern: Token) -> _Test:
+        read = _located(pattern, TopicPattern)
+        return lambda name: topic_matches(name, read)
 
     def null(self, name: str) -> _Nested:
         return IsNull(name), 0
@@ -347,20 +333,14 @@ class _Builder(Transformer[Token, Any]):
     def own(self, token: Token, _: Token | None = None, owner: Token | None = None) -> tuple[str, str]:
         return _variable(token), "" if owner is None else _unquoted(owner)
 
-    def own_in(self, name: str, _: Token, variable: tuple[str, str]) -> _Nested:
-        return own(name, "IN", *variable), 0
+    def own_in(self, _: Token, variable: tuple[str, str]) -> _Test:
+        return lambda name: own(name, "IN", *variable)
 
-    def own_not_in(self, name: str, _: Token, __: Token, variable: tuple[str, str]) -> _Nested:
-        return own(name, "IN", *variable).negated(), 0
-
-    def within(self, name: str, token: Token, variable: tuple[str, str]) -> _Nested:
+    def within(self, token: Token, variable: tuple[str, str]) -> _Test:
         distance = _number(token)
         if distance < 0:
             raise InputError(f"{_place(token.start_pos or 0)}: found {str(token)!r}, expected 0 or more")
-        return own(name, "IN", *variable, within=distance), 0
-
-    def not_within(self, name: str, _: Token, token: Token, variable: tuple[str, str]) -> _Nested:
-        return self.within(name, token, variable)[0].negated(), 0
+        return lambda name: own(name, "IN", *variable, within=distance)
 
     def compare_own(self, name: str, operator: Token, variable: tuple[str, str]) -> _Nested:
         return own(name, "<>" if operator == "!=" else str(operator), *variable), 0
@@ -375,6 +355,14 @@ def _variable(name: str) -> str:
 
 def _unquoted(token: Token) -> str:
     return token[1:-1].replace("''", "'")
+
+
+def _located(pattern: Token, read: Callable[[str], P]) -> P:
+    """Read a pattern; an error says where it stands."""
+    try:
+        return read(_unquoted(pattern))
+    except InputError as error:
+        raise InputError(f"{_place(pattern.start_pos or 0)}: {error}") from None
 
 
 def _check_same_kind(first: _Literal, other: _Literal) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,12 @@ def demo_protocols() -> list[str]:
 def play_brokers(settings: DemoSettings, folder: Path, progress: Progress) -> dict[str, Any]:
     from roamcast.lab.demo_brokers import RUN, draw, travel, violations_of
     from roamcast.lab.figures import save
+    from roamcast.lab.report import drawn
 
     with tempfile.TemporaryDirectory(prefix="roamcast-demo-") as data:
         trip = asyncio.run(travel(Path(data), folder / "log" / RUN, progress))
     figures = trip.figures()
-    pictures = save(draw(trip), folder / "roaming_brokers")
+    pictures = save(drawn(partial(draw, trip=trip)), folder / "roaming_brokers")
     progress(1.0)
     return {
         "multi_hop_handoff": {**figures, "violations": violations_of(figures)},

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from roamcast.bench.broker_network import BrokerNetwork
 from roamcast.bench.processes import HOST
 from roamcast.client import connect
-from roamcast.lab.figures import ARRIVED, AWAY, LOST, STYLE
+from roamcast.lab.figures import ARRIVED, AWAY, LOST
 
 EDGES = ((0, 1), (2, 1))
 """Three brokers in a line; the publisher is at the middle one."""
@@ -149,33 +147,30 @@ def violations_of(figures: dict[str, Any]) -> list[str]:
     return [f"{figures[what]} {what.replace('_', ' ')}" for what in PROMISED if figures[what]]
 
 
-def draw(trip: Trip) -> Figure:
+def draw(figure: Figure, trip: Trip) -> None:
     """How long each notification took, over the time at which it was published."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11, 5.2), dpi=160, facecolor="white")
-        FigureCanvasAgg(figure)
-        figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.13)
-        axes = figure.subplots()
-        for left_s, attached_s, place in trip.moves:
-            axes.axvspan(left_s, max(attached_s, left_s + 0.02), color=AWAY, zorder=0)
-            axes.annotate(
-                f"to b{place}", (left_s, 1), (0, 4), xycoords=("data", "axes fraction"),
-                textcoords="offset points", ha="center", va="bottom", fontsize=9,
-            )  # fmt: skip
-        axes.axvspan(trip.killed_s, trip.back_s, color=LOST, alpha=0.15, zorder=0)
+    figure.set_size_inches(11, 5.2)
+    figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.13)
+    axes = figure.subplots()
+    for left_s, attached_s, place in trip.moves:
+        axes.axvspan(left_s, max(attached_s, left_s + 0.02), color=AWAY, zorder=0)
         axes.annotate(
-            "kill -9 b1, and its restart", ((trip.killed_s + trip.back_s) / 2, 0.03),
-            xycoords=("data", "axes fraction"), ha="center", fontsize=9, color=LOST,
+            f"to b{place}", (left_s, 1), (0, 4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="center", va="bottom", fontsize=9,
         )  # fmt: skip
-        known = [(trip.published[n], at) for n, at in trip.arrived if n in trip.published]
-        delays_ms = [1000 * (at - sent) for sent, at in known]
-        axes.plot([sent for sent, _ in known], delays_ms, ".", markersize=4, color=ARRIVED)
-        axes.set_yscale("log")
-        axes.set_xlabel("published, time in s")
-        axes.set_ylabel("until it reached the car, in ms")
-        figure.text(0.075, 0.95, TITLE, fontsize=15, fontweight="bold", va="center")
-        figure.text(0.075, 0.895, _told(trip), fontsize=10, color="#5b6975", va="center")
-    return figure
+    axes.axvspan(trip.killed_s, trip.back_s, color=LOST, alpha=0.15, zorder=0)
+    axes.annotate(
+        "kill -9 b1, and its restart", ((trip.killed_s + trip.back_s) / 2, 0.03),
+        xycoords=("data", "axes fraction"), ha="center", fontsize=9, color=LOST,
+    )  # fmt: skip
+    known = [(trip.published[n], at) for n, at in trip.arrived if n in trip.published]
+    delays_ms = [1000 * (at - sent) for sent, at in known]
+    axes.plot([sent for sent, _ in known], delays_ms, ".", markersize=4, color=ARRIVED)
+    axes.set_yscale("log")
+    axes.set_xlabel("published, time in s")
+    axes.set_ylabel("until it reached the car, in ms")
+    figure.text(0.075, 0.95, TITLE, fontsize=15, fontweight="bold", va="center")
+    figure.text(0.075, 0.895, _told(trip), fontsize=10, color="#5b6975", va="center")
 
 
 def _told(trip: Trip) -> str:

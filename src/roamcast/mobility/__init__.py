@@ -1,6 +1,6 @@
 """Mobility protocols, one file each. Importing the package registers them all."""
 
-from roamcast.mobility import (
+from roamcast.mobility import (  # noqa: F401 (each registers itself)
     durable,
     home_broker,
     multi_hop_handoff,
@@ -21,7 +21,7 @@ from roamcast.mobility.base import (
     find_protocol,
     register,
 )
-from roamcast.mobility.moving import mft, recursive_migration
+from roamcast.mobility.moving import mft, recursive_migration  # noqa: F401 (each registers itself)
 from roamcast.mobility.moving.mobile import MOBILE_PROTOCOLS, find_mobile_protocol
 
 __all__ = [
@@ -32,18 +32,7 @@ __all__ = [
     "Promise",
     "Settings",
     "check_combination",
-    "durable",
     "find_mobile_protocol",
     "find_protocol",
-    "home_broker",
-    "mft",
-    "multi_hop_handoff",
-    "none",
-    "phoenix",
-    "proactive",
-    "reactive",
-    "recursive_migration",
     "register",
-    "relocation",
-    "sub_unsub",
 ]

@@ -13,7 +13,7 @@ The base class is reverse-path routing with nothing kept for those who are away.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -29,6 +29,9 @@ from roamcast.protocol.queues import Buffer, DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import STRATEGIES, Owner, Token
 from roamcast.state import State
+
+STREAM = "session"
+"""One numbering for all brokers: it goes on at the next broker where it ended at the last."""
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
@@ -250,18 +253,14 @@ class MobilityProtocol:
         """The client's session is here: new (""), as before (this broker's id) or from another broker."""
         client, host = session.client, self.host
         self.queues[client] = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
-        for text, issued_at in session.subscriptions.items():
-            host.subscribe((client,), parse(text), issued_at)
+        self.subscribe_all((client,), session.subscriptions)
         host.deliver_from(client, self.queues[client])
         host.handoff_finished(client)
 
     def on_detach(self, session: Session) -> None:
         """The client's connection is gone."""
-        queue = self.queues.pop(session.client)
-        for burst in queue.drain():
-            self.host.dropped(session.client, burst, "away")
-        for text in session.subscriptions:
-            self.host.unsubscribe((session.client,), parse(text))
+        self.give_up(session.client, self.queues.pop(session.client).drain(), "away")
+        self.unsubscribe_all((session.client,), session.subscriptions)
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         """The client is attached at another broker, which asks for the session. It is not attached here."""
@@ -271,8 +270,7 @@ class MobilityProtocol:
         """The session is over, and nothing is owed to it. No handoff of it is under way."""
         owner = self.owner_of(session)
         if owner is not None:
-            for text in session.subscriptions:
-                self.host.unsubscribe(owner, parse(text), "subscribe")
+            self.unsubscribe_all(owner, session.subscriptions, "subscribe")
         self.queues.pop(session.client, None)
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
@@ -344,6 +342,24 @@ class MobilityProtocol:
         client: str = owner[0]
         return client
 
+    def subscribe_all(self, owner: Owner, subscriptions: Mapping[str, float]) -> None:
+        for text, issued_at in subscriptions.items():
+            self.host.subscribe(owner, parse(text), issued_at)
+
+    def unsubscribe_all(self, owner: Owner, filters: Iterable[str], cause: Cause = "handoff") -> None:
+        for text in filters:
+            self.host.unsubscribe(owner, parse(text), cause)
+
+    def give_up(self, client: str, bursts: Iterable[Burst], reason: str) -> None:
+        for burst in bursts:
+            self.host.dropped(client, burst, reason)
+
+    def begin_delivery(self, client: str, queue: DeliveryQueue, received: int) -> None:
+        """The handoff is over: the client reads from this queue what it has not received."""
+        queue.rewind(received)
+        self.host.deliver_from(client, queue)
+        self.host.handoff_finished(client)
+
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
         """Queue a burst; what a full queue or the broker's full buffer gives up for it is dropped."""
         for evicted_from, evicted in queue.append(burst):
@@ -356,6 +372,25 @@ class MobilityProtocol:
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         """Every queue at this broker and whose it is."""
         yield from self.queues.items()
+
+
+def newer_part(burst: Burst, last: tuple[int, int] | None) -> Burst | None:
+    """What of a burst comes after the last notification (incarnation and number) of its publisher."""
+    if last is None or (burst.incarnation, burst.number) > last:
+        return burst
+    return burst.tail(last[1] - burst.number + 1) if (burst.incarnation, burst.last) > last else None
+
+
+def last_numbers(bursts: Iterable[Burst]) -> dict[str, tuple[int, int]]:
+    """Publisher to the incarnation and number of its last notification."""
+    return {burst.publisher: (burst.incarnation, burst.last) for burst in bursts}
+
+
+def queue_of(bursts: Iterable[Burst]) -> DeliveryQueue:
+    """As a queue, for those who look on."""
+    queue = DeliveryQueue(STREAM)
+    queue.extend(bursts)
+    return queue
 
 
 @cache
@@ -393,17 +428,3 @@ def check_combination(protocol: type[MobilityProtocol], strategy: str, advertise
             f"protocol {protocol.name} does not work with {strategy} routing: "
             f"valid are {', '.join(protocol.strategies)}"
         )
-
-
-__all__ = [
-    "ASSUMPTIONS",
-    "PROTOCOLS",
-    "Host",
-    "MobilityProtocol",
-    "OwnToken",
-    "Promise",
-    "Settings",
-    "check_combination",
-    "find_protocol",
-    "register",
-]

@@ -54,9 +54,10 @@ class DurableSubscriptions(MobilityProtocol):
                 kept[text] = None
                 host.subscribe((client,), parse(text), issued_at)
         # The client ended these at another broker; nobody has told this one before.
-        for text in [text for text in kept if text not in session.subscriptions]:
+        ended = [text for text in kept if text not in session.subscriptions]
+        self.unsubscribe_all((client,), ended)
+        for text in ended:
             del kept[text]
-            host.unsubscribe((client,), parse(text))
         host.deliver_from(client, queue)
         host.handoff_finished(client)
 
@@ -65,8 +66,7 @@ class DurableSubscriptions(MobilityProtocol):
 
     def on_end(self, session: Session) -> None:
         """What this broker keeps goes; other brokers that were visited are not told."""
-        for text in self.durable.pop(session.client, {}):
-            self.host.unsubscribe((session.client,), parse(text), "subscribe")
+        self.unsubscribe_all((session.client,), self.durable.pop(session.client, {}), "subscribe")
         self.queues.pop(session.client, None)
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:

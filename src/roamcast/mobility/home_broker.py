@@ -148,9 +148,7 @@ class HomeBroker(MobilityProtocol):
         home = self.homes.get(client)
         if home is not None:
             home.location = ""
-            home.queue.rewind(received.get(host.id, 0))
-            host.deliver_from(client, home.queue)
-            host.handoff_finished(client)
+            self.begin_delivery(client, home.queue, received.get(host.id, 0))
         elif host.is_attached(client):
             queue = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
             self.visits[client] = Visit(session.number, queue)
@@ -166,7 +164,7 @@ class HomeBroker(MobilityProtocol):
         client = message.client
         visit = self.visits.get(client)
         if visit is None:
-            self.give_up(client, message.bursts)
+            self.give_up(client, message.bursts, IN_TRANSIT)
             return
         # Perhaps of an earlier visit. It is late but not too late: had the client received anything
         # newer elsewhere, its session would have come behind this.
@@ -182,15 +180,11 @@ class HomeBroker(MobilityProtocol):
         """At home everything stays; a foreign broker keeps nothing, and says so."""
         visit = self.visits.pop(session.client, None)
         if visit is not None:
-            self.give_up(session.client, visit.queue.drain())
+            self.give_up(session.client, visit.queue.drain(), IN_TRANSIT)
             self.deregister(session, visit)
 
     def deregister(self, session: Session, visit: Visit) -> None:
         self.host.send(home_of(session), Deregister(session.client, visit.number))
-
-    def give_up(self, client: str, bursts: tuple[Burst, ...] | list[Burst]) -> None:
-        for burst in bursts:
-            self.host.dropped(client, burst, IN_TRANSIT)
 
     def on_deregister(self, sender: str, message: Deregister) -> None:
         home = self.homes[message.client]

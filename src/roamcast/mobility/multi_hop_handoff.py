@@ -28,16 +28,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, queue_of, register
 from roamcast.protocol.messages import Cause, Message, Update
 from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
 from roamcast.state import State
-
-STREAM = "session"
-"""One numbering for all brokers."""
 
 FIRST_CREDIT = 8
 """How much is fetched for a client that has not acknowledged anything since it attached."""
@@ -332,9 +329,12 @@ class MultiHopHandoff(MobilityProtocol):
     def on_sub_migration_ack(self, sender: str, message: SubMigrationAck) -> None:
         passed = self.passes[message.client, message.number]
         passed.acknowledged = True
-        for text in passed.subscriptions:
-            self.host.unlisten((message.client, message.number, "pass"), parse(text))
+        self.unlisten(message.client, message.number, passed)
         self.try_deliver_tq(message.client, message.number, passed)
+
+    def unlisten(self, client: str, number: int, passed: Pass) -> None:
+        for text in passed.subscriptions:
+            self.host.unlisten((client, number, "pass"), parse(text))
 
     # --- 4.1: the temporary queues are collected ---
 
@@ -361,8 +361,7 @@ class MultiHopHandoff(MobilityProtocol):
         segment = self.segments.get((client, number, "own"))
         if segment is None:
             # The token went through here to a broker that is gone since.
-            for burst in message.bursts:
-                self.host.dropped(client, burst, "broker is gone")
+            self.give_up(client, message.bursts, "broker is gone")
             return
         segment.bursts.extendleft(reversed(message.bursts))
         segment.complete = True
@@ -407,8 +406,7 @@ class MultiHopHandoff(MobilityProtocol):
         client, number = message.client, message.number
         reader = self.reader_of(client, number, message.segment)
         if reader is None:
-            for burst in message.bursts:
-                self.host.dropped(client, burst, "broker is gone")
+            self.give_up(client, message.bursts, "broker is gone")
             return
         if isinstance(reader, Hold):
             for burst in message.bursts:
@@ -508,8 +506,7 @@ class MultiHopHandoff(MobilityProtocol):
         session = message.session
         client, number = session.client, session.number
         self.receive_token(message, self.host.id)
-        for text, issued_at in session.subscriptions.items():
-            self.host.subscribe((client, number), parse(text), issued_at)
+        self.subscribe_all((client, number), session.subscriptions)
         self.taken_back[client, number] = None
         # Nothing more comes from the next hop, and the temporary queue is for this broker.
         passed.next_hop = self.host.id
@@ -524,9 +521,8 @@ class MultiHopHandoff(MobilityProtocol):
             if passed.next_hop in peers:
                 # The token had arrived there.
                 if not passed.acknowledged:
-                    self.forget_pass(client, number, passed)
-                else:
-                    del self.passes[client, number]
+                    self.unlisten(client, number, passed)
+                del self.passes[client, number]
             else:
                 self.try_deliver_tq(client, number, passed)
         for (client, stay, kind), segment in list(self.segments.items()):
@@ -537,11 +533,6 @@ class MultiHopHandoff(MobilityProtocol):
             hold.swept = hold.swept or hold.previous_hop in peers
             self.look_after(client, hold.stay, hold)
             self.go_on(client, hold)
-
-    def forget_pass(self, client: str, number: int, passed: Pass) -> None:
-        for text in passed.subscriptions:
-            self.host.unlisten((client, number, "pass"), parse(text))
-        del self.passes[client, number]
 
     def look_after(self, client: str, number: int, reader: Hold | Segment) -> None:
         """What was left behind at brokers that are gone is lost; but what they sent may still be coming.
@@ -599,11 +590,11 @@ class MultiHopHandoff(MobilityProtocol):
         for client, hold in self.holds.items():
             yield client, hold.queue
             if hold.own:
-                yield client, _as_queue(hold.own)
+                yield client, queue_of(hold.own)
         for (client, _), passed in self.passes.items():
-            yield client, _as_queue(passed.temporary_queue)
+            yield client, queue_of(passed.temporary_queue)
         for (client, _, _), segment in self.segments.items():
-            yield client, _as_queue(segment.bursts)
+            yield client, queue_of(segment.bursts)
 
 
 def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
@@ -627,12 +618,6 @@ def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
         want -= burst.count
         room -= size
     return tuple(taken)
-
-
-def _as_queue(bursts: Iterable[Burst]) -> DeliveryQueue:
-    queue = DeliveryQueue(STREAM)
-    queue.extend(bursts)
-    return queue
 
 
 class MultiHopHandoffPublished(MultiHopHandoff):
@@ -669,8 +654,7 @@ class MultiHopHandoffPublished(MultiHopHandoff):
         if not passed.delivered:
             super().try_deliver_tq(client, number, passed)
             return
-        for burst in passed.temporary_queue:
-            self.host.dropped(client, burst, "temporary queue already delivered")
+        self.give_up(client, passed.temporary_queue, "temporary queue already delivered")
         del self.passes[client, number]
 
 

@@ -54,16 +54,13 @@ import msgspec
 
 from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, queue_of, register
 from roamcast.protocol.messages import Cause, Message, Update
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
 from roamcast.state import State
-
-STREAM = "session"
-"""One numbering for all brokers."""
 
 Timestamp = tuple[float, int]
 """The attach number of a stay, and which event of it; as published, the clock and 0.
@@ -403,9 +400,7 @@ class Phoenix(MobilityProtocol):
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for subscriber, local in self.local.items():
             yield subscriber, local.queue
-            early = DeliveryQueue(STREAM)
-            early.extend(local.early.values())
-            yield subscriber, early
+            yield subscriber, queue_of(local.early.values())
 
 
 class PhoenixPublished(Phoenix):
@@ -455,8 +450,7 @@ class PhoenixPublished(Phoenix):
     def acknowledge(self, subscriber: str, local: Local, received: int) -> None:
         super().acknowledge(subscriber, local, received)
         if not local.is_stored:
-            for event in local.queue.drain():
-                self.host.dropped(subscriber, event, "not local")
+            self.give_up(subscriber, local.queue.drain(), "not local")
             local.log.clear()
             local.logged = 0
 

@@ -59,7 +59,17 @@ import msgspec
 
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
+from roamcast.mobility.base import (
+    STREAM,
+    Host,
+    MobilityProtocol,
+    OwnToken,
+    Promise,
+    Settings,
+    newer_part,
+    queue_of,
+    register,
+)
 from roamcast.mobility.neighbour_graph import NeighbourGraph, neighbours_of, parse_graph
 from roamcast.mobility.proactive_failure import Failures
 from roamcast.mobility.proactive_messages import (
@@ -76,7 +86,7 @@ from roamcast.mobility.proactive_messages import (
     Subscriptions,
 )
 from roamcast.mobility.proactive_state import Copy, Reader, Remote, Stay, Store, uncovered
-from roamcast.mobility.shared_buffer import SharedBuffer, shared_bytes
+from roamcast.mobility.shared_buffer import SharedBuffer
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
@@ -85,9 +95,6 @@ from roamcast.routing.router import Owner, Token
 from roamcast.state import State
 
 __all__ = ["Proactive", "ProactivePublished", "Stay", "Store"]
-
-STREAM = "session"
-"""One numbering for all brokers."""
 
 
 class Luggage(msgspec.Struct, frozen=True, array_like=True):
@@ -396,8 +403,7 @@ class Proactive(MobilityProtocol):
     def subscribe_store(self, store: Store, context: Subscriptions) -> None:
         """The virtual subscriber; the acknowledgement must travel behind its subscriptions."""
         store.subscriptions = dict(context)
-        for text, issued_at in context.items():
-            self.host.subscribe(store.owner, parse(text), issued_at)
+        self.subscribe_all(store.owner, context)
         if self.host.is_reachable(store.source):
             self.host.send(store.source, CopyActivated(store.client, store.activation))
         else:
@@ -493,12 +499,7 @@ class Proactive(MobilityProtocol):
 
     def not_forwarded(self, store: Store, burst: Burst) -> Burst | None:
         """What of a burst was not forwarded: the rest went to both brokers."""
-        last = store.forwarded.get(self.counter_of(burst))
-        if last is None or (burst.incarnation, burst.number) > last:
-            return burst
-        if (burst.incarnation, burst.last) <= last:
-            return None
-        return burst.tail(last[1] - burst.number + 1)
+        return newer_part(burst, store.forwarded.get(self.counter_of(burst)))
 
     # --- notifications ---
 
@@ -529,8 +530,7 @@ class Proactive(MobilityProtocol):
         del self.stores[store.owner[1]]
         self.fed.pop((store.source, store.activation), None)
         store.queue.drain()
-        for text in store.subscriptions:
-            self.host.unsubscribe(store.owner, parse(text))
+        self.unsubscribe_all(store.owner, store.subscriptions)
 
     # --- case 6: the client subscribes and unsubscribes ---
 
@@ -595,6 +595,10 @@ class Proactive(MobilityProtocol):
 
     # --- the rest ---
 
+    def owner_of(self, session: Session) -> Owner | None:
+        stay = self.current.get(session.client)
+        return stay.store.owner if stay is not None else None
+
     def on_message(self, sender: str, message: Message) -> None:
         if not self.failures.on_message(sender, message):
             super().on_message(sender, message)
@@ -603,13 +607,7 @@ class Proactive(MobilityProtocol):
         for store in self.stores.values():
             yield store.client, store.queue
             if store.early:
-                early = DeliveryQueue(STREAM)
-                early.extend(store.early)
-                yield store.client, early
-
-    def stored_bytes(self) -> tuple[int, int]:
-        """What is stored here: bytes if each client had its own, and bytes as it is, shared."""
-        return shared_bytes(queue for _, queue in self.stored())
+                yield store.client, queue_of(store.early)
 
 
 def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:

@@ -35,17 +35,22 @@ from typing import ClassVar
 
 import msgspec
 
-from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.mobility.base import (
+    STREAM,
+    Host,
+    MobilityProtocol,
+    Promise,
+    Settings,
+    last_numbers,
+    newer_part,
+    register,
+)
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
 from roamcast.state import State
-
-STREAM = "session"
-"""One numbering for all brokers: it goes on where the forwarded queue ended."""
 
 
 class RequestBuffered(Message, frozen=True):
@@ -113,7 +118,7 @@ class Reactive(MobilityProtocol):
         if broker == self.host.id:
             proxy = self.current[client] = self.proxies[client, number]
             if proxy.merged:
-                self.deliver(client, proxy, received.get(STREAM, 0))
+                self.begin_delivery(client, proxy.queue, received.get(STREAM, 0))
         elif self.host.is_attached(client):
             proxy = self.current[client] = self.begin(session, merged=False)
             proxy.source, proxy.received = broker, received.get(STREAM, 0)
@@ -154,16 +159,14 @@ class Reactive(MobilityProtocol):
         self.host.send(broker, RequestBuffered(session.client, number, session.number))
 
     def subscribe(self, session: Session) -> None:
-        for text, issued_at in session.subscriptions.items():
-            self.host.subscribe((session.client, session.number), parse(text), issued_at)
+        self.subscribe_all((session.client, session.number), session.subscriptions)
 
     # --- steps 10 to 13: the old broker deactivates the subscriptions, forwards, forgets ---
 
     def on_request_buffered(self, sender: str, message: RequestBuffered) -> None:
         client, number = message.client, message.old_number
         proxy = self.proxies[client, number]
-        for text in proxy.filters:
-            self.host.unsubscribe((client, number), parse(text))
+        self.unsubscribe_all((client, number), proxy.filters)
         proxy.requested_by, proxy.next_number = sender, message.number
         self.try_forward(client, number, proxy)
 
@@ -181,15 +184,14 @@ class Reactive(MobilityProtocol):
         client, number = message.client, message.number
         proxy = self.proxies.get((client, number))
         if proxy is None or proxy.merged:
-            for burst in message.bursts:
-                self.host.dropped(client, burst, "broker is gone")
+            self.give_up(client, message.bursts, "broker is gone")
             return
         merged = self.merge(list(message.bursts), proxy.queue.drain())
         proxy.queue, proxy.merged = DeliveryQueue(STREAM, message.base, self.host.buffer), True
         for burst in merged:
             self.keep(proxy.queue, client, burst)
         if self.current.get(client) is proxy:
-            self.deliver(client, proxy, message.base)
+            self.begin_delivery(client, proxy.queue, message.base)
         self.try_forward(client, number, proxy)
 
     def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
@@ -203,11 +205,6 @@ class Reactive(MobilityProtocol):
     def do_without(self, client: str, number: int, proxy: ProxyObject) -> None:
         """What was stored is gone with its broker; the client goes on with what there is."""
         self.on_forward_buffered(self.host.id, ForwardBuffered(client, number, proxy.received, ()))
-
-    def deliver(self, client: str, proxy: ProxyObject, received: int) -> None:
-        proxy.queue.rewind(received)
-        self.host.deliver_from(client, proxy.queue)
-        self.host.handoff_finished(client)
 
     # --- notifications ---
 
@@ -248,17 +245,9 @@ class ReactiveMerged(Reactive):
 
         What was fetched comes first, as it was: some of it may have been sent, and must be recognised.
         """
-        last: dict[str, tuple[int, int]] = {}
-        for burst in fetched:
-            last[burst.publisher] = (burst.incarnation, burst.last)
-        newer = []
-        for burst in own:
-            incarnation, number = last.get(burst.publisher, (0, 0))
-            if (burst.incarnation, burst.number) > (incarnation, number):
-                newer.append(burst)
-            elif (burst.incarnation, burst.last) > (incarnation, number):
-                newer.append(burst.tail(number - burst.number + 1))
-        return [*fetched, *in_publishing_order(newer)]
+        last = last_numbers(fetched)
+        newer = (newer_part(burst, last.get(burst.publisher)) for burst in own)
+        return [*fetched, *in_publishing_order([burst for burst in newer if burst is not None])]
 
 
 def last_move_in(session: Session) -> tuple[str, int]:

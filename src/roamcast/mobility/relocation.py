@@ -44,16 +44,22 @@ from typing import ClassVar
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.mobility.base import (
+    STREAM,
+    Host,
+    MobilityProtocol,
+    Promise,
+    Settings,
+    last_numbers,
+    newer_part,
+    register,
+)
 from roamcast.protocol.messages import Cause, Message, Update
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner
 from roamcast.state import State
-
-STREAM = "session"
-"""One numbering for all brokers: the sequence numbers of the paper."""
 
 
 class Resubscribe(Message, frozen=True):
@@ -315,13 +321,11 @@ class Relocation(MobilityProtocol):
 
     def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
         """Of what was held back, what is newer than all that is replayed of the same publisher."""
-        last = {burst.publisher: (burst.incarnation, burst.last) for burst in replayed}
+        last = last_numbers(replayed)
         for burst in held_back:
-            incarnation, number = last.get(burst.publisher, (-1, 0))
-            if burst.incarnation > incarnation or burst.number > number:
-                yield burst
-            elif burst.last > number:
-                yield burst.tail(number - burst.number + 1)
+            newer = newer_part(burst, last.get(burst.publisher))
+            if newer is not None:
+                yield newer
 
     # --- A.2: the cache, a ring buffer with a time to live ---
 
@@ -344,11 +348,11 @@ class Relocation(MobilityProtocol):
         """Give up the oldest of what nobody reads at present: past the time to live, or past the room."""
         room, ttl_s, queue = self.settings.cache_notifications, self.settings.cache_ttl_s, cache.queue
         while ttl_s is not None and queue and _front(queue).published_at < self.host.now - ttl_s:
-            self.give_up(client, queue, _front(queue).count, "expired")
+            self.give_up_first(client, queue, _front(queue).count, "expired")
         while room is not None and len(queue) > room:
-            self.give_up(client, queue, min(_front(queue).count, len(queue) - room), "overflow")
+            self.give_up_first(client, queue, min(_front(queue).count, len(queue) - room), "overflow")
 
-    def give_up(self, client: str, queue: DeliveryQueue, count: int, reason: str) -> None:
+    def give_up_first(self, client: str, queue: DeliveryQueue, count: int, reason: str) -> None:
         self.host.dropped(client, _front(queue).head(count), reason)
         queue.acknowledge(queue.base + count)
 

@@ -8,10 +8,9 @@ and not once for each. The more alike the clients are, the more fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from roamcast.protocol.notification import Burst
-from roamcast.protocol.queues import Buffer, DeliveryQueue
+from roamcast.protocol.queues import Buffer
 from roamcast.state import State
 
 
@@ -40,13 +39,3 @@ class SharedBuffer(Buffer):
                 del self._holders[key]
                 size += len(burst.attributes) + len(body)
         return size
-
-
-def shared_bytes(queues: Iterable[DeliveryQueue]) -> tuple[int, int]:
-    """What these queues hold: bytes if each had its own, and bytes with everything stored once."""
-    each, once = 0, SharedBuffer()
-    for queue in queues:
-        for burst in queue.bursts():
-            each += burst.size
-            once.used_bytes += once._take_room(burst)
-    return each, once.used_bytes

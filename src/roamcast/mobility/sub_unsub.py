@@ -21,17 +21,13 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from roamcast.errors import InputError
-from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, Promise, Settings, register
+from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, newer_part, register
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
 from roamcast.state import State
-
-STREAM = "session"
-"""One numbering for all brokers: it goes on where the transferred queue ended."""
 
 MARKS_KEPT_BOUNDS = 16
 """For how many longest delays the last number of a publisher is remembered and passed on."""
@@ -112,10 +108,9 @@ class SubUnsub(MobilityProtocol):
             stay = self.current[client]
         else:
             stay = self.begin_stay(session, merged=came_from == "")
-            for text, issued_at in session.subscriptions.items():
-                self.host.subscribe((client, stay.number), parse(text), issued_at)
+            self.subscribe_all((client, stay.number), session.subscriptions)
         if stay.merged:
-            self.deliver(session.client, stay, received.get(STREAM, 0))
+            self.begin_delivery(client, stay.queue, received.get(STREAM, 0))
 
     def begin_stay(self, session: Session, merged: bool) -> Stay:
         stay = Stay(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer), merged)
@@ -150,8 +145,7 @@ class SubUnsub(MobilityProtocol):
         """Transfer once the wait is over and the queue of the stay before has come."""
         if not (stay.waited and stay.merged):
             return
-        for text in stay.filters:
-            self.host.unsubscribe((client, stay.number), parse(text))
+        self.unsubscribe_all((client, stay.number), stay.filters)
         marks = self.recent_marks(stay)
         base = stay.queue.base
         bursts = tuple(stay.queue.drain())
@@ -180,13 +174,8 @@ class SubUnsub(MobilityProtocol):
         for burst in own:
             self.store(client, stay, burst)
         if self.current.get(client) is stay:
-            self.deliver(client, stay, message.base)
+            self.begin_delivery(client, stay.queue, message.base)
         self.try_transfer(client, stay)
-
-    def deliver(self, client: str, stay: Stay, received: int) -> None:
-        stay.queue.rewind(received)
-        self.host.deliver_from(client, stay.queue)
-        self.host.handoff_finished(client)
 
     # --- notifications ---
 
@@ -205,16 +194,14 @@ class SubUnsub(MobilityProtocol):
     def store(self, client: str, stay: Stay, burst: Burst) -> None:
         """Queue what the client has not had; the rest came by way of two brokers."""
         mark = stay.marks.get(burst.publisher)
-        if mark is not None:
-            if (burst.incarnation, burst.last) <= mark[:2]:
-                return
-            if (burst.incarnation, burst.number) <= mark[:2]:
-                burst = burst.tail(mark[1] - burst.number + 1)
+        newer = newer_part(burst, mark and mark[:2])
+        if newer is None:
+            return
         now, recent = self.host.now, stay.recent
-        recent.append((now, burst))
+        recent.append((now, newer))
         while not stay.destination and recent[0][0] < now - self.marks_kept_s:
             recent.popleft()
-        self.keep(stay.queue, client, burst)
+        self.keep(stay.queue, client, newer)
 
     # --- the client's own requests ---
 

@@ -10,9 +10,9 @@ import ssl
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+from roamcast.config.private_files import check_private, check_readable
 from roamcast.config.sections import Link, Listener
 from roamcast.errors import InputError
-from roamcast.net.private_files import check_private, check_readable
 
 PeerCertificate = dict[str, Any]
 """What `SSLObject.getpeercert()` gives."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from argon2 import PasswordHasher, Type, extract_parameters
 from argon2.exceptions import InvalidHash
 
+from roamcast.config.private_files import check_private
 from roamcast.errors import InputError
 from roamcast.mqtt.server.access import ANONYMOUS
-from roamcast.net.private_files import check_private
 
 USERS_BYTES_MAX = 67_108_864
 PASSWORD_BYTES_MAX = 65_535

@@ -16,7 +16,7 @@ from pyspark.sql import functions as fn
 
 from roamcast.pipeline.findings import one_by_one
 from roamcast.pipeline.rows import usable
-from roamcast.pipeline.visits import LEFT, visits
+from roamcast.pipeline.visits import LEFT, is_handoff, visits
 
 OVERHEAD = ("handoff", "transfer")
 """Causes of messages that mobility alone makes necessary."""
@@ -68,13 +68,7 @@ def overhead_hops(rows: DataFrame) -> DataFrame:
     return known.select(*_named(fn.col("hops") / fn.col("moves")))
 
 
-def _is_handoff() -> Column:
-    """Whether a `moved` row tells that the client came from another broker."""
-    reason = fn.col("reason")
-    return (fn.col("kind") == "moved") & (reason != LEFT) & (reason != fn.col("broker"))
-
-
-def _delays(rows: DataFrame, begins: Column, ends: Column, key: tuple[str, ...], *order: str) -> DataFrame:
+def delays(rows: DataFrame, begins: Column, ends: Column, key: tuple[str, ...], *order: str) -> DataFrame:
     """How long it took from each row that begins something to the next in order, if that ends it."""
     in_order = Window.partitionBy(*key).orderBy(*order)
     begun_at = fn.lag(fn.when(begins, fn.col("time"))).over(in_order)
@@ -89,14 +83,14 @@ def handoff_delay(rows: DataFrame) -> DataFrame:
     """
     # A client's own rows are in the order of their sequence.
     told = usable(rows, "moved", "delivered").where("node = client")
-    first = _delays(told, _is_handoff(), fn.col("kind") == "delivered", ("run", "node"), "sequence")
+    first = delays(told, is_handoff(), fn.col("kind") == "delivered", ("run", "node"), "sequence")
     return first.where("published_at <= begun_at").select(*_named(fn.col("time") - fn.col("begun_at")))
 
 
 def move_in_delay(rows: DataFrame) -> DataFrame:
     """From attaching at another broker until the client hears that its session is there."""
     told = usable(rows, "moved", "attached").where("node = client")
-    heard = _delays(told, _is_handoff(), fn.col("kind") == "attached", ("run", "node"), "sequence")
+    heard = delays(told, is_handoff(), fn.col("kind") == "attached", ("run", "node"), "sequence")
     return heard.select(*_named(fn.col("time") - fn.col("begun_at")))
 
 
@@ -105,7 +99,7 @@ def move_out_delay(rows: DataFrame) -> DataFrame:
     is_left = (fn.col("kind") == "moved") & (fn.col("reason") == LEFT)
     events = usable(rows, "moved", "detached").where(is_left | (fn.col("kind") == "detached"))
     ordered = events.withColumn("is_end", fn.col("kind") == "detached")
-    known = _delays(ordered, is_left, fn.col("is_end"), ("run", "client", "broker"), "time", "is_end")
+    known = delays(ordered, is_left, fn.col("is_end"), ("run", "client", "broker"), "time", "is_end")
     return known.select(*_named(fn.col("time") - fn.col("begun_at")))
 
 

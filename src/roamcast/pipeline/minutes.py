@@ -11,17 +11,20 @@ Only clients that keep records of their own are judged: of others nobody knows w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
+from roamcast.pipeline.findings import one_by_one
 from roamcast.pipeline.matching import filter_table, matching_pairs, problem_of_filter, with_values
+from roamcast.pipeline.measures import delays
 from roamcast.pipeline.rows import usable, without_repetitions
 from roamcast.pipeline.schema import spark_schema
 from roamcast.pipeline.subscriptions import MUST, standing, subscriptions
-from roamcast.pipeline.visits import LEFT
+from roamcast.pipeline.visits import is_handoff
 
 MINUTE_S = 60
 KINDS = (
@@ -34,6 +37,8 @@ STEPS = ("moved", "attached", "handoff_started", "handoff_finished")
 
 CLIENT = ["run", "client"]
 NOTIFICATION = [*CLIENT, "publisher", "incarnation", "number"]
+OF_CLIENT, OF_BROKER = ("run", "node"), ("run", "node", "client")
+"""Whose steps follow each other: those of a client, and what a broker says of one."""
 COUNTS = ("expected", "delivered", "served", "duplicates", "unexpected")
 DELAYS = ("handoff_delay", "transfer")
 
@@ -149,10 +154,14 @@ def _seen(seen: DataFrame, fresh: DataFrame) -> DataFrame:
 def _kept_changes(ripe: DataFrame) -> DataFrame:
     """Subscriptions, and one row of each client that tells of itself."""
     changes = ripe.where(fn.col("kind").isin(*CHANGES))
-    first = Window.partitionBy("run", "client").orderBy("time", "sequence")
     own = ripe.where("node = client and kind in ('moved', 'attached', 'delivered')")
-    told = own.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place")
-    return changes.unionByName(told)
+    return changes.unionByName(_first(own, CLIENT, "time", "sequence"))
+
+
+def _first(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFrame:
+    """The first row of each key."""
+    in_order = Window.partitionBy(*key).orderBy(*order)
+    return rows.withColumn("place", fn.row_number().over(in_order)).where("place = 1").drop("place")
 
 
 def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_s: float) -> DataFrame:
@@ -166,7 +175,7 @@ def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_
     )
     valued = with_values(published, table.names).drop("attributes").where("readable")
     pairs = matching_pairs(spark, valued, held, table).withColumn("standing", standing(clock_error_s))
-    each = _one_by_one(pairs.where("standing is not null"))
+    each = one_by_one(pairs.where("standing is not null"))
     minute = fn.min(minute_of(fn.col("time"))).alias("minute")
     return each.groupBy(*NOTIFICATION).agg(minute, fn.max("standing").alias("standing"))
 
@@ -175,12 +184,7 @@ def _came(ripe: DataFrame) -> DataFrame:
     """How often each notification reached a client, by its own word."""
     delivered = ripe.where("kind = 'delivered' and node = client and number > 0")
     minute = fn.min(minute_of(fn.col("time"))).alias("came_in")
-    return _one_by_one(delivered).groupBy(*NOTIFICATION).agg(fn.count("*").alias("came"), minute)
-
-
-def _one_by_one(bursts: DataFrame) -> DataFrame:
-    last = fn.col("number") + fn.col("notifications") - 1
-    return bursts.withColumn("number", fn.explode(fn.sequence(fn.col("number"), last)))
+    return one_by_one(delivered).groupBy(*NOTIFICATION).agg(fn.count("*").alias("came"), minute)
 
 
 def _judged(balances: DataFrame, owed: DataFrame, came: DataFrame) -> DataFrame:
@@ -189,8 +193,7 @@ def _judged(balances: DataFrame, owed: DataFrame, came: DataFrame) -> DataFrame:
     # The same rows may be published twice: in a file that came late, after its minute was judged.
     is_new = fn.lit(True).alias("is_new")
     known = balances.select("*", (~is_new).alias("is_new")).unionByName(opened.select("*", is_new))
-    first = Window.partitionBy(*NOTIFICATION).orderBy("is_new")
-    once = known.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place")
+    once = _first(known, NOTIFICATION, "is_new")
     return once.join(came, NOTIFICATION, "full").na.fill(0, ["came", "deliveries"])
 
 
@@ -232,23 +235,15 @@ def _transfer_steps(steps: DataFrame) -> DataFrame:
     return steps.where("kind in ('handoff_started', 'handoff_finished')")
 
 
-def _is_handoff() -> Column:
-    reason = fn.col("reason")
-    return (fn.col("kind") == "moved") & (reason != LEFT) & (reason != fn.col("broker"))
-
-
 def _delays(steps: DataFrame) -> DataFrame:
     """`handoff_delay`: from attaching elsewhere to the first notification that waited; `transfer`: what the
     new broker took to fetch the session."""
-    of_client = Window.partitionBy("run", "node").orderBy("sequence")
-    told = _handoff_steps(steps).select(
-        "*", fn.lag(fn.when(_is_handoff(), fn.col("time"))).over(of_client).alias("begun_at")
-    )
-    waited = told.where("kind = 'delivered' and coalesce(published_at, begun_at) <= begun_at")
-    of_broker = Window.partitionBy("run", "node", "client").orderBy("sequence")
-    begins = fn.when(fn.col("kind") == "handoff_started", fn.col("time"))
-    moved = _transfer_steps(steps).select("*", fn.lag(begins).over(of_broker).alias("begun_at"))
-    fetched = moved.where("kind = 'handoff_finished' and begun_at is not null")
+    kind = fn.col("kind")
+    told, moved = _handoff_steps(steps), _transfer_steps(steps)
+    first = delays(told, is_handoff(), kind == "delivered", OF_CLIENT, "sequence")
+    waited = first.where("coalesce(published_at, begun_at) <= begun_at")
+    begins, ends = kind == "handoff_started", kind == "handoff_finished"
+    fetched = delays(moved, begins, ends, OF_BROKER, "sequence")
     parts = [
         part.select(
             "run",
@@ -263,11 +258,9 @@ def _delays(steps: DataFrame) -> DataFrame:
 
 def _last_steps(steps: DataFrame) -> DataFrame:
     """Where the next batch goes on: a handoff that has begun and not ended."""
-    of_client = Window.partitionBy("run", "node").orderBy(fn.desc("sequence"))
-    of_broker = Window.partitionBy("run", "node", "client").orderBy(fn.desc("sequence"))
     last = [
-        part.withColumn("place", fn.row_number().over(order)).where("place = 1").drop("place")
-        for part, order in ((_handoff_steps(steps), of_client), (_transfer_steps(steps), of_broker))
+        _first(part, key, fn.desc("sequence"))
+        for part, key in ((_handoff_steps(steps), OF_CLIENT), (_transfer_steps(steps), OF_BROKER))
     ]
     return reduce(DataFrame.unionByName, last).where("kind in ('moved', 'handoff_started')")
 

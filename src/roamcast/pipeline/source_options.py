@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,30 @@ PEEK_MAX = 65_535
 """What a broker sends without an acknowledgement, at most: MQTT has no larger number."""
 
 
+def _option(name: str, default: object, low: float = 0, high: float = 0) -> Any:
+    """An option by the name that users write; with the numbers that are valid, if it is a number."""
+    return field(default=default, metadata={"name": name, "range": (low, high)})
+
+
 @dataclass(frozen=True)
 class Options:
-    brokers: tuple[str, ...]
-    client_id: str
-    filters: tuple[str, ...] = ()
-    where: str | None = None
-    qos: int = 1
-    user: str | None = None
-    password: str | None = None
-    cafile: str | None = None
-    inbox: Path | None = None
-    session_expiry_s: int = 604_800
-    batch_max: int = 10_000
-    inbox_max: int = 100_000
-    partitions: int = 1
-    quiet_s: float = 1.0
-    timeout_s: float = 60.0
-    topic: str | None = None
-    retain: bool = False
+    brokers: tuple[str, ...] = _option("brokers", ())
+    client_id: str = _option("clientId", "")
+    filters: tuple[str, ...] = _option("filter", ())
+    where: str | None = _option("where", None)
+    qos: int = _option("qos", 1, 0, 2)
+    user: str | None = _option("user", None)
+    password: str | None = _option("password", None)
+    cafile: str | None = _option("cafile", None)
+    inbox: Path | None = _option("inbox", None)  # noqa: RUF009 (it makes a field)
+    session_expiry_s: int = _option("sessionExpiry", 604_800, 1, 2**32 - 1)
+    batch_max: int = _option("maxPerBatch", 10_000, 1, 1_000_000)
+    inbox_max: int = _option("inboxMax", 100_000, 1, 100_000_000)
+    partitions: int = _option("partitions", 1, 1, 10_000)
+    quiet_s: float = _option("quiet", 1.0, 0, 3_600)
+    timeout_s: float = _option("timeout", 60.0, 0, 86_400)
+    topic: str | None = _option("topic", None)
+    retain: bool = _option("retain", False)
 
     def client(self, *, clean: bool, suffix: str = "", receive_maximum: int = RECEIVE_MAX) -> Client:
         return connect(
@@ -68,27 +73,9 @@ class Options:
         return self.inbox
 
 
-_NAMES = {
-    "brokers": "brokers", "clientid": "client_id", "filter": "filters", "where": "where", "qos": "qos",
-    "user": "user", "password": "password", "cafile": "cafile", "inbox": "inbox",
-    "sessionexpiry": "session_expiry_s", "maxperbatch": "batch_max", "inboxmax": "inbox_max",
-    "partitions": "partitions", "quiet": "quiet_s", "timeout": "timeout_s", "topic": "topic",
-    "retain": "retain",
-}  # fmt: skip
-VALID = (
-    "brokers, clientId, filter, where, qos, user, password, cafile, inbox, sessionExpiry, maxPerBatch,"
-    " inboxMax, partitions, quiet, timeout, topic, retain"
-)
+_FIELDS = {one.metadata["name"].lower(): one for one in fields(Options)}
+VALID = ", ".join(one.metadata["name"] for one in fields(Options))
 _SPARKS_OWN = {"path", "checkpointlocation"}
-_NUMBERS: dict[str, tuple[type[int] | type[float], float, float]] = {
-    "qos": (int, 0, 2),
-    "session_expiry_s": (int, 1, 2**32 - 1),
-    "batch_max": (int, 1, 1_000_000),
-    "inbox_max": (int, 1, 100_000_000),
-    "partitions": (int, 1, 10_000),
-    "quiet_s": (float, 0, 3_600),
-    "timeout_s": (float, 0, 86_400),
-}
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -96,29 +83,29 @@ def parse_options(given: Mapping[str, str]) -> Options:
     for name, text in given.items():
         if name.lower() in _SPARKS_OWN:
             continue
-        field = _NAMES.get(name.lower())
-        if field is None:
+        option = _FIELDS.get(name.lower())
+        if option is None:
             raise InputError(f'format("{FORMAT}"): there is no option {name!r}; valid are {VALID}')
-        values[field] = _value(name, field, text)
+        values[option.name] = _value(name, option, text)
     if not values.get("brokers"):
         raise InputError(f'format("{FORMAT}"): option "brokers" is missing, such as 127.0.0.1:1883')
-    values.setdefault("client_id", "")
     return Options(**values)
 
 
-def _value(name: str, field: str, text: str) -> Any:
-    if field in ("brokers", "filters"):
-        parts = text.split(",") if field == "brokers" else text.splitlines()
+def _value(name: str, option: Field[Any], text: str) -> Any:
+    if option.name in ("brokers", "filters"):
+        parts = text.split(",") if option.name == "brokers" else text.splitlines()
         return tuple(part.strip() for part in parts if part.strip())
-    if field == "inbox":
+    if option.name == "inbox":
         return Path(text)
-    if field == "retain":
+    if option.name == "retain":
         if text.lower() not in ("true", "false"):
             raise InputError(f'format("{FORMAT}"): {name} {text!r}: valid are true and false')
         return text.lower() == "true"
-    if field not in _NUMBERS:
+    low, high = option.metadata["range"]
+    if not high:
         return text
-    kind, low, high = _NUMBERS[field]
+    kind: type[int] | type[float] = type(getattr(Options, option.name))
     try:
         number = kind(text)
     except ValueError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
@@ -20,6 +20,12 @@ LEFT = "left"
 SCHEMA = "client string, broker string, attach_s double, leave_s double"
 HEADER = "client,broker,attach_s,leave_s"
 EVENT = ("run", "client", "broker", "node", "sequence", "time", "reason")
+
+
+def is_handoff() -> Column:
+    """Whether a `moved` row tells that the client came from another broker."""
+    reason = fn.col("reason")
+    return (fn.col("kind") == "moved") & (reason != LEFT) & (reason != fn.col("broker"))
 
 
 def visits(moved: DataFrame) -> DataFrame:

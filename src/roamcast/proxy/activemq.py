@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import groupby
 from typing import cast
 
@@ -18,6 +18,7 @@ from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
 from roamcast.proxy.base import (
     ConnectionsAdapter,
     Place,
+    adapted,
     give,
     parse_url,
     with_identity,
@@ -47,49 +48,18 @@ class ActiveMqAdapter(ConnectionsAdapter["_Connection", "_Handler"]):
     async def connect_publisher(self) -> _Connection:
         publisher = _Connection(self._place, "")
         publisher.on_lost = self.lose
-        with adapted(self._place):
-            await publisher.open()
+        await publisher.open()
         return publisher
 
-    # --- subscribing ---
-
-    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
-        self.check_open()
-        handler = self._handler_of(name)
-        if filter in handler.receivers:
-            handler.receivers[filter] = receive
-            return
-        handler.receivers[filter] = receive
-        try:
-            with adapted(self._place):
-                await handler.subscribe(filter)
-        except AdapterError:
-            handler.receivers.pop(filter, None)
-            raise
-
-    def _handler_of(self, name: str) -> _Handler:
-        """Made without a wait, so that two calls at once share one connection."""
-        if name not in self._handlers:
-            handler = _Handler(_Connection(self._place, self._prefix + name))
-            handler.connection.on_lost = self.lose
-            self._handlers[name] = handler
-        return self._handlers[name]
-
-    async def unsubscribe(self, name: str, filter: str) -> None:
-        self.check_open()
-        handler = self._handler_of(name)
-        with adapted(self._place):
-            await handler.unsubscribe(filter)
-        if not handler.receivers and self._handlers.pop(name, None) is not None:
-            await handler.close()
-
-    # --- publishing ---
+    def new_handler(self, name: str) -> _Handler:
+        handler = _Handler(_Connection(self._place, self._prefix + name))
+        handler.connection.on_lost = self.lose
+        return handler
 
     async def publish(self, message: ForeignMessage) -> None:
         publisher = self.open_publisher
         headers = {"destination": TOPIC + message.topic, "persistent": "true", **with_identity(message)}
-        with adapted(self._place):
-            await publisher.ask("SEND", headers, message.body)
+        await publisher.ask("SEND", headers, message.body)
 
 
 class _Handler:
@@ -102,11 +72,20 @@ class _Handler:
         self._filters: dict[str, str] = {}
         """By the name of the durable subscription, which is also its id here."""
 
+    def add(self, filter: str, receive: Receive) -> None:
+        self.receivers[filter] = receive
+
+    def remove(self, filter: str) -> None:
+        self.receivers.pop(filter, None)
+        self._filters.pop(durable_name(filter), None)
+
     async def subscribe(self, filter: str) -> None:
-        await self.connection.open()
         topic, _, selector = filter.partition("?")
         durable = durable_name(filter)
+        if durable in self._filters:
+            return
         self._filters[durable] = filter
+        await self.connection.open()
         headers = {
             "id": durable,
             "destination": TOPIC + topic,
@@ -125,10 +104,9 @@ class _Handler:
         await self.connection.ask(
             "UNSUBSCRIBE", {"id": durable, "activemq.subscriptionName": durable}, may_fail=True
         )
-        self._filters.pop(durable, None)
-        self.receivers.pop(filter, None)
 
-    async def close(self) -> None:
+    async def close(self, *, forget: bool = False) -> None:
+        """What is kept under the name ended with its last filter: there is nothing else to forget."""
         await self.connection.close()
 
     def _receiver_of(self, frame: Frame) -> Receive | None:
@@ -158,13 +136,14 @@ class _Connection(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._closed: asyncio.Future[None] | None = None
         self._is_wanted = False
-        self.on_messages = _ignore
-        self.on_lost = _say_nothing
+        self.on_messages: Callable[[list[Frame]], None] = lambda frames: None
+        self.on_lost: Callable[[str], None] = lambda reason: None
 
     async def open(self) -> None:
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
-        await asyncio.shield(self._opening)
+        with adapted(self._place, StompError):
+            await asyncio.shield(self._opening)
 
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -186,13 +165,14 @@ class _Connection(asyncio.Protocol):
         """Send a frame, and wait until the broker has handled it."""
         self._number += 1
         receipt = str(self._number)
-        self.send(command, {**headers, "receipt": receipt}, body)
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await self._wait(receipt)
-        except StompError as error:
-            if not may_fail:
-                raise StompError(f"{command}: {error}") from None
+        with adapted(self._place, StompError):
+            self.send(command, {**headers, "receipt": receipt}, body)
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._wait(receipt)
+            except StompError as error:
+                if not may_fail:
+                    raise StompError(f"{command}: {error}") from None
 
     async def _wait(self, receipt: str) -> None:
         answer = self._waiting[receipt] = asyncio.get_running_loop().create_future()
@@ -211,7 +191,7 @@ class _Connection(asyncio.Protocol):
         self._is_wanted = False
         if self._transport is None:
             return
-        with suppress(StompError, TimeoutError):
+        with suppress(AdapterError):
             await self.ask("DISCONNECT", {})
         self._transport.close()
         if self._closed is not None:
@@ -267,14 +247,6 @@ class _Connection(asyncio.Protocol):
             self.on_lost(reason)
 
 
-def _ignore(frames: list[Frame]) -> None:
-    """Nobody subscribes here."""
-
-
-def _say_nothing(reason: str) -> None:
-    """Nobody has asked."""
-
-
 def message_of(frame: Frame) -> ForeignMessage:
     headers = frame.headers
     kept = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
@@ -285,14 +257,3 @@ def message_of(frame: Frame) -> ForeignMessage:
 def durable_name(filter: str) -> str:
     """The name of a durable subscription, the same in every process."""
     return "roamcast-" + hashlib.sha256(filter.encode()).hexdigest()[:16]
-
-
-@contextmanager
-def adapted(place: Place) -> Iterator[None]:
-    """What ActiveMQ refuses, in the words of adapters."""
-    try:
-        yield
-    except TimeoutError:
-        raise AdapterError(f"{place}: no answer within {ANSWER_S:g} s") from None
-    except (StompError, OSError) as error:
-        raise AdapterError(f"{place}: {error}") from None

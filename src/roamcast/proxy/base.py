@@ -1,12 +1,14 @@
-"""What adapters have in common: who is told of a loss, how topics are written, what a URL may hold."""
+"""What adapters share: reporting a lost connection, handlers by name, topics, URLs, errors of libraries."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from roamcast.config.addresses import join_endpoint
 from roamcast.errors import InputError
 from roamcast.proxy.adapter import IDENTITY_HEADER, AdapterError, ForeignMessage, Receive
 
@@ -14,11 +16,11 @@ DAY_S = 86_400
 
 
 class ForeignAdapter(ABC):
-    """The part of an adapter that is the same for every foreign broker."""
+    """Base class of adapters."""
 
     can_suspend = False
     separator = "/"
-    """Between the levels of a topic."""
+    """The separator between the levels of a topic."""
 
     def __init__(self) -> None:
         self._lost: Callable[[str], None] | None = None
@@ -35,7 +37,7 @@ class ForeignAdapter(ABC):
             raise AdapterError("not connected to the foreign broker")
 
     def lose(self, reason: str) -> None:
-        """The foreign broker went away: say so, once."""
+        """Report once that the connection to the foreign broker is lost."""
         if self._is_open:
             self._is_open = False
             if self._lost is not None:
@@ -46,7 +48,7 @@ class ForeignAdapter(ABC):
         """As Adapter says."""
 
     async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
-        """Enough where a name that is subscribed again continues, and nobody can tell whether it was kept."""
+        """Subscribe again: enough where a known name continues, and the broker cannot tell whether it did."""
         for filter in filters:
             await self.subscribe(name, filter, receive)
         return True
@@ -54,11 +56,27 @@ class ForeignAdapter(ABC):
 
 class ForeignConnection(Protocol):
     async def close(self) -> None:
-        """Leave; what the foreign broker keeps stays there."""
+        """Disconnect; the foreign broker keeps what it holds."""
+
+
+class ForeignHandler(Protocol):
+    """The connection of one name that listens. All but `add` raise AdapterError, and nothing else."""
+
+    receivers: dict[str, Receive]
+    """By filter."""
+
+    def add(self, filter: str, receive: Receive) -> None: ...
+    def remove(self, filter: str) -> None: ...
+    async def subscribe(self, filter: str) -> None: ...
+    async def unsubscribe(self, filter: str) -> None:
+        """As Adapter says, for one name."""
+
+    async def close(self, *, forget: bool = False) -> None:
+        """Disconnect; `forget` also ends what the foreign broker keeps under the name."""
 
 
 Publisher = TypeVar("Publisher", bound=ForeignConnection)
-Listener = TypeVar("Listener", bound=ForeignConnection)
+Listener = TypeVar("Listener", bound=ForeignHandler)
 
 
 class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
@@ -73,7 +91,11 @@ class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
 
     @abstractmethod
     async def connect_publisher(self) -> Publisher:
-        """Be connected; AdapterError if that cannot be."""
+        """Connect; AdapterError if that fails."""
+
+    @abstractmethod
+    def new_handler(self, name: str) -> Listener:
+        """Make a handler without connecting it, so that two calls at once for a new name share it."""
 
     async def open(self) -> None:
         await self._end_all()
@@ -92,6 +114,28 @@ class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
         if publisher is not None:
             await publisher.close()
 
+    def handler_of(self, name: str) -> Listener:
+        self.check_open()
+        if name not in self._handlers:
+            self._handlers[name] = self.new_handler(name)
+        return self._handlers[name]
+
+    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
+        handler = self.handler_of(name)
+        handler.add(filter, receive)
+        try:
+            await handler.subscribe(filter)
+        except AdapterError:
+            handler.remove(filter)
+            raise
+
+    async def unsubscribe(self, name: str, filter: str) -> None:
+        handler = self.handler_of(name)
+        await handler.unsubscribe(filter)
+        handler.remove(filter)
+        if not handler.receivers and self._handlers.pop(name, None) is not None:
+            await handler.close(forget=True)
+
     async def suspend(self, name: str) -> None:
         self.check_open()
         handler = self._handlers.pop(name, None)
@@ -105,8 +149,19 @@ class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
         return self._publisher
 
 
+@contextmanager
+def adapted(what: object, *errors: type[Exception]) -> Iterator[None]:
+    """Turn these errors of a library, and those of the network, into AdapterError."""
+    caught: tuple[type[Exception], ...] = (*errors, OSError)
+    try:
+        yield
+    except caught as error:
+        text = str(error) or "no answer in time"
+        raise AdapterError(f"{what}: {text}" if what else text) from None
+
+
 class Place(NamedTuple):
-    """Where a foreign broker is, and as whom to go there."""
+    """Address of a foreign broker, and credentials."""
 
     host: str
     port: int
@@ -114,11 +169,11 @@ class Place(NamedTuple):
     password: str | None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_endpoint(self.host, self.port)
 
 
 def parse_url(url: str, scheme: str, port: int) -> Place:
-    """A URL of a foreign broker: SCHEME://[USER:PASSWORD@]HOST[:PORT]."""
+    """Parse the URL of a foreign broker: SCHEME://[USER:PASSWORD@]HOST[:PORT]."""
     try:
         parts = urlsplit(url)
         found = (parts.hostname, parts.port or port)
@@ -131,7 +186,7 @@ def parse_url(url: str, scheme: str, port: int) -> Place:
 
 
 def give(receive: Receive, messages: Sequence[ForeignMessage]) -> None:
-    """Let these be received together, where that is of use; acknowledge them afterwards."""
+    """Pass messages on together where the receiver can take many; acknowledge them afterwards."""
     many = getattr(receive, "many", None)
     if many is not None:
         many(messages)
@@ -141,13 +196,13 @@ def give(receive: Receive, messages: Sequence[ForeignMessage]) -> None:
 
 
 def with_identity(message: ForeignMessage) -> dict[str, str]:
-    """The headers that a message travels with."""
+    """The headers of a message, with its identity among them."""
     if not message.identity:
         return message.headers
     return {**message.headers, IDENTITY_HEADER: message.identity}
 
 
 def without_identity(topic: str, body: bytes, headers: dict[str, str], own: str = "") -> ForeignMessage:
-    """What came from a foreign broker; `own` is its own message id, for messages without an identity."""
+    """A message of a foreign broker; `own`, the broker's message id, serves where no identity came."""
     identity = headers.pop(IDENTITY_HEADER, "") or own
     return ForeignMessage(topic, body, headers, identity)

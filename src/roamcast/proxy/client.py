@@ -37,17 +37,7 @@ from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_a
 from roamcast.proxy.client_state import ClientState, Source, Suspended, read_state, write_state
 from roamcast.proxy.discovery import Credentials, measure
 from roamcast.proxy.line import Line
-from roamcast.proxy.messages import (
-    PING_LEVELS,
-    Batch,
-    Downloaded,
-    MoveOut,
-    MoveRefused,
-    StandIn,
-    Welcome,
-    channel_name,
-    ping_key,
-)
+from roamcast.proxy.messages import PING_LEVELS, channel_name, ping_key
 from roamcast.proxy.wire import ProxyError
 
 SyncOption = Literal["none", "basic", "delay", "ping"]
@@ -120,7 +110,7 @@ class RoamingClient:
         *,
         user: str = "",
         password: str = "",
-        adapter: Callable[[Welcome], Adapter] | None = None,
+        adapter: Callable[[messages.Welcome], Adapter] | None = None,
         state_file: Path | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -243,11 +233,12 @@ class RoamingClient:
 
     async def _hand_over(self, site: str, adapter: Adapter) -> None:
         options, ticket = self.options, secrets.token_hex(16)
+        assert options.sync != "none"
         source = Source(site, ticket)
         key = ping_key(ticket)
         line = self._connected()
-        move = MoveOut(
-            line.next_request(), self.id, ticket, tuple(self.filters), _sync_of(options), options.delay_s,
+        move = messages.MoveOut(
+            line.next_request(), self.id, ticket, tuple(self.filters), options.sync, options.delay_s,
             options.lease_s, options.bytes_max, options.is_unique,
         )  # fmt: skip
         # Written down first: who is stopped in between asks for a buffer that is perhaps not there.
@@ -268,8 +259,7 @@ class RoamingClient:
                 with suppress(AdapterError):
                     await adapter.unsubscribe(self._name, ping)
         if not isinstance(answer, messages.MovedOut):
-            text = answer.text if isinstance(answer, MoveRefused) else f"it said {type(answer).__name__}"
-            raise self._not_moved_out(source, MoveFailed, text)
+            raise self._not_moved_out(source, MoveFailed, messages.refusal_in(answer))
 
     def _not_moved_out(self, source: Source, kind: type[MoveFailed], why: str) -> MoveFailed:
         self.sources.remove(source)
@@ -362,7 +352,7 @@ class RoamingClient:
         is_here = last is not None and last.site == site and last.suspended is not None
         return last if is_here and self.options.sync != "none" else None
 
-    async def _welcomed(self, site: str, kept: Source | None) -> Welcome:
+    async def _welcomed(self, site: str, kept: Source | None) -> messages.Welcome:
         """What the proxy says of its broker; if it does not answer, what it said before."""
         self._line = Line(self.proxies[site], self.credentials)
         try:
@@ -370,7 +360,7 @@ class RoamingClient:
         except ProxyError as error:
             if kept is None or kept.suspended is None or error.code is not None:
                 raise
-            return Welcome(site, kept.suspended.kind, kept.suspended.url)
+            return messages.Welcome(site, kept.suspended.kind, kept.suspended.url)
         if welcome.site != site:
             raise InputError(f"the proxy there is that of site {welcome.site}")
         return welcome
@@ -401,7 +391,7 @@ class RoamingClient:
             why = str(error) or "no ping came back through the brokers"
             result.missing += (f"site {source.site}: {why}",)
             return
-        if isinstance(answer, MoveRefused):
+        if isinstance(answer, messages.MoveRefused):
             self._on_refused(source, answer, result)
         elif answer.missing:
             result.missing += (answer.missing,)
@@ -409,7 +399,7 @@ class RoamingClient:
             result.dropped += answer.dropped
             self._forget(source)
 
-    def _on_refused(self, source: Source, refused: MoveRefused, result: MoveIn) -> None:
+    def _on_refused(self, source: Source, refused: messages.MoveRefused, result: MoveIn) -> None:
         text = f"site {source.site}: {refused.text}"
         if refused.code in LASTING:
             result.lost += (text,)
@@ -417,16 +407,16 @@ class RoamingClient:
         else:
             result.missing += (text,)
 
-    async def _let_stand_in(self, source: Source, suspended: Suspended) -> MoveRefused | None:
+    async def _let_stand_in(self, source: Source, suspended: Suspended) -> messages.MoveRefused | None:
         """Have the proxy of that site listen on the channel that this client has left there."""
         options, line = self.options, self._connected()
-        stand_in = StandIn(
+        stand_in = messages.StandIn(
             line.next_request(), self.id, source.ticket, suspended.filters, options.lease_s,
             options.bytes_max, options.is_unique, source.site,
         )  # fmt: skip
         async with asyncio.timeout(options.move_timeout_s):
             answer = await line.ask(stand_in)
-        return answer if isinstance(answer, MoveRefused) else None
+        return answer if isinstance(answer, messages.MoveRefused) else None
 
     def _handed_over(self, source: Source) -> Source:
         """A handler has it now: there is nothing to resume any more."""
@@ -459,14 +449,14 @@ class RoamingClient:
         finally:
             del self._pings[answer]
 
-    async def _fetch(self, source: Source, result: MoveIn) -> Downloaded | MoveRefused:
+    async def _fetch(self, source: Source, result: MoveIn) -> messages.Downloaded | messages.MoveRefused:
         line = self._connected()
         request = line.next_request()
         async with line.asking(messages.Download(request, self.id, source.ticket, source.site)) as answers:
             async for answer in answers:
-                if isinstance(answer, Downloaded | MoveRefused):
+                if isinstance(answer, messages.Downloaded | messages.MoveRefused):
                     return answer
-                if isinstance(answer, Batch):
+                if isinstance(answer, messages.Batch):
                     for message in answer.messages:
                         result.downloaded += self._deliver(message)
                     line.write(messages.Taken(request, answer.first + len(answer.messages) - 1))
@@ -571,11 +561,6 @@ class RoamingClient:
             write_state(self._state_file, ClientState(tuple(self.filters), (*self.sources, *stay)))
 
 
-def _sync_of(options: Options) -> messages.Sync:
-    assert options.sync != "none"
-    return options.sync
-
-
-def _as_told(welcome: Welcome) -> Adapter:
+def _as_told(welcome: messages.Welcome) -> Adapter:
     """The foreign broker that the proxy names."""
     return open_adapter(welcome.kind, welcome.url)

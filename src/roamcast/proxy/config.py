@@ -5,26 +5,19 @@ The docstring under a field is what users read, in the default file and in the g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
-import msgspec
 from msgspec import Meta, field
 
 from roamcast.config.addresses import is_loopback
-from roamcast.config.reading import SettingsReader
-from roamcast.config.schema import PathText, SecretText, Section, keys_of
+from roamcast.config.loading import Program, Warn, check_secret
+from roamcast.config.private_files import check_private, check_readable, read_secret
+from roamcast.config.schema import PathText, SecretText, Section
 from roamcast.config.sections import Bytes, Count, Endpoint, Host, Log, Name, Port, Seconds
-from roamcast.config.writing import default_file, reference_table
 from roamcast.errors import InputError, did_you_mean
-from roamcast.net.private_files import check_private, check_readable, read_secret
 from roamcast.proxy.adapter import known_kinds
-from roamcast.proxy.steps import Settings
-
-PREFIX = "ROAMCAST_PROXY"
-SECRET_CHARACTERS_MIN = 16
 
 
 class Broker(Section, frozen=True):
@@ -167,69 +160,13 @@ class Config(Section, frozen=True):
     def journal_folder(self) -> Path:
         return Path(self.data) / "buffers"
 
-    def settings(self, can_suspend: bool) -> Settings:
-        """The part that the service needs."""
-        kept = self.buffers
-        return Settings(
-            site=self.site,
-            sites=tuple(one.site for one in self.proxies),
-            can_suspend=can_suspend,
-            handlers_max=kept.clients_max,
-            filters_max=kept.filters_max,
-            bytes_max=kept.bytes_max,
-            bytes_total_max=kept.bytes_total_max,
-            lease_s=min(kept.lease_s, kept.lease_max_s),
-            lease_max_s=kept.lease_max_s,
-            overflow=kept.overflow,
-            ping_interval_s=self.ping.interval_s,
-            ping_timeout_s=self.ping.timeout_s,
-        )
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The ids of the other sites, whose proxies may be asked."""
+        return tuple(one.site for one in self.proxies)
 
 
-EXAMPLES: dict[str, msgspec.Struct] = {"proxy": Neighbour(site="b", address="127.0.0.1:7111")}
-SECRETS = {key.name: key for key in keys_of(Config) if key.field.is_a("secret")}
-
-
-def load(
-    path: Path | None,
-    environment: Mapping[str, str],
-    flags: Mapping[str, Any],
-    warn: Callable[[str], None] = lambda line: None,
-) -> Config:
-    """The configuration that file, environment and flags give together, or InputError."""
-    reader = SettingsReader(Config, PREFIX)
-    if path is not None:
-        reader.read_file(path)
-        if isinstance(reader.raw.get("peers"), dict) and reader.raw["peers"].get("secret"):
-            check_private(str(path), "peers.secret")
-    for name in reader.read_environment(environment):
-        hint = did_you_mean(name, reader.variables) or "no key has this name"
-        warn(f"environment variable {name} is not used; {hint}")
-    for key, value in flags.items():
-        if key in SECRETS:
-            variable = SECRETS[key].variable(PREFIX)
-            raise InputError(f"--set {key}: every user can see a command line; set {key}_file, or {variable}")
-        reader.assign(key, value, f"--set {key}")
-    config = reader.build(Config)
-    try:
-        config = _with_secret(config)
-        _check(config, warn)
-    except InputError as error:
-        raise InputError(f"{path}: {error}" if path is not None else str(error)) from None
-    return config
-
-
-def _with_secret(config: Config) -> Config:
-    peers = config.peers
-    if not peers.secret_file:
-        return config
-    if peers.secret:
-        raise InputError("peers.secret and peers.secret_file are given; keep one")
-    secret = read_secret(peers.secret_file, "peers.secret_file")
-    return msgspec.structs.replace(config, peers=msgspec.structs.replace(peers, secret=secret))
-
-
-def _check(config: Config, warn: Callable[[str], None]) -> None:
+def _check(config: Config, warn: Warn) -> None:
     if "@" in config.broker.url:
         raise InputError("broker.url is told to clients; set broker.user and broker.password_file instead")
     if config.broker.kind not in known_kinds():
@@ -256,14 +193,12 @@ def _check_proxies(config: Config) -> None:
     for site in sites:
         if sites.count(site) > 1:
             raise InputError(f"proxy: site {site} is there twice, this one is {config.site}; keep one")
-    secret = config.peers.secret
-    if config.proxies and not secret:
+    if config.proxies and not config.peers.secret:
         raise InputError("peers.secret_file is missing: proxies prove with it that they belong together")
-    if secret and len(secret) < SECRET_CHARACTERS_MIN:
-        raise InputError(f"peers.secret: at least {SECRET_CHARACTERS_MIN} characters are needed")
+    check_secret("peers.secret", config.peers.secret)
 
 
-def _check_open(config: Config, name: str, certificate: str, warn: Callable[[str], None]) -> None:
+def _check_open(config: Config, name: str, certificate: str, warn: Warn) -> None:
     """What a listener needs that others than this machine can reach."""
     if not config.access.users:
         raise InputError(f"{name}.address is not loopback: set access.users, so that clients are known")
@@ -271,11 +206,7 @@ def _check_open(config: Config, name: str, certificate: str, warn: Callable[[str
         warn(f"{name}: passwords travel without encryption; set {name}.certificate and {name}.key")
 
 
-def print_config() -> str:
-    """The default configuration, commented."""
-    return default_file(Config, EXAMPLES)
-
-
-def reference() -> str:
-    """Every key, as Markdown."""
-    return reference_table(Config)
+PROXY = Program(
+    Config, "ROAMCAST_PROXY", _check, {"proxy": Neighbour(site="b", address="127.0.0.1:7111")}
+)
+load = PROXY.load

@@ -76,9 +76,7 @@ class ProxyServer:
         users = read_users(config.access.users) if config.access.users else {}
         self._verifier = Verifier(users, Access(users=config.access.users))
         self.store = store or Store(config.journal_folder, config.buffers.sync)
-        self.service = Service(
-            config.settings(self.adapter.can_suspend), self.adapter.topic_of, self.store.buffers
-        )
+        self.service = Service(config, self.adapter.can_suspend, self.adapter.topic_of, self.store.buffers)
         self.address = ""
         """Where it listens, once it does."""
         self.locals: dict[int, Callable[[messages.Message | steps.Local], None]] = {}

@@ -24,15 +24,15 @@ from roamcast.client import Client, ClientError, connect
 from roamcast.config.addresses import join_endpoint
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.errors import PacketError
-from roamcast.mqtt.codec.packets import Connack, Connect, Publish, Will
+from roamcast.mqtt.codec.packets import Connack, Connect, Publish, PublishProperties, Will
 from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import refused
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
-from roamcast.proxy.base import parse_url, without_identity
+from roamcast.proxy.base import parse_url
 from roamcast.proxy.driver import ProxyServer, server_context
-from roamcast.proxy.mqtt_notes import carried_by
+from roamcast.proxy.mqtt_notes import foreign_message
 from roamcast.proxy.mqtt_session import Session
 
 log = logging.getLogger("roamcast.proxy")
@@ -89,18 +89,13 @@ class MqttEndpoint:
     async def publish(self, message: Publish | Will, identity: str) -> None:
         """Pass on what a client publishes; ClientError if the broker does not take it."""
         publisher = await self._open_publisher()
-        found = message.properties
-        user = found.user_properties if found is not None else ()
-        if not any(name == IDENTITY_HEADER for name, _ in user):
-            user = (*user, (IDENTITY_HEADER, identity))
-        await publisher.publish(
-            message.topic, message.payload, qos=message.qos, retain=message.retain, properties=user,
-            content_type=found.content_type if found is not None else None,
-            message_expiry=found.message_expiry if found is not None else None,
-            response_topic=found.response_topic if found is not None else None,
-            correlation_data=found.correlation_data if found is not None else None,
-            payload_format=found.payload_format if found is not None else None,
-        )  # fmt: skip
+        described = message.properties or PublishProperties()
+        if not any(name == IDENTITY_HEADER for name, _ in described.user_properties):
+            named = (*described.user_properties, (IDENTITY_HEADER, identity))
+            described = msgspec.structs.replace(described, user_properties=named)
+        await publisher.publish_packet(
+            Publish(message.topic, message.payload, message.qos, message.retain, properties=described)
+        )
 
     async def recall(self, filter: str) -> tuple[ForeignMessage, ...]:
         """What the broker has retained under a filter; ClientError if it does not say."""
@@ -110,13 +105,7 @@ class MqttEndpoint:
             await client.unsubscribe(filter)
             found = await client.peek(RECALLED_MAX) if client.waiting else []
         now = time.time()
-        return tuple(
-            msgspec.structs.replace(
-                without_identity(one.topic, one.payload, one.properties), carried=carried_by(one, now, True)
-            )
-            for one in found
-            if one.retain
-        )
+        return tuple(foreign_message(one, now, is_recalled=True) for one in found if one.retain)
 
     def _connect(self) -> Client:
         place = parse_url(self.server.config.broker.own_url, "mqtt", 1883)

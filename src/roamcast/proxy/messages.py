@@ -1,4 +1,4 @@
-"""What clients, proxies and proxies among themselves say to each other: msgpack, framed, versioned.
+"""Messages between clients and proxies, and among proxies: msgpack, framed, versioned.
 
 A connection begins with the preface of both sides, then the handshake:
 
@@ -25,7 +25,7 @@ from roamcast.errors import InputError
 from roamcast.proxy.adapter import ForeignMessage
 
 MAGIC = b"roamprxy"
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 PREFACE = MAGIC + WIRE_VERSION.to_bytes(2, "big")
 LENGTH_BYTES = 4
 STRANGER_BYTES_MAX = 4096
@@ -80,13 +80,13 @@ class Proof(_Message, frozen=True):
 class Welcome(_Message, frozen=True):
     site: Name
     kind: str = ""
-    """Of the foreign broker of this site, and where clients reach it; both empty if that is not told."""
+    """Kind and URL of the foreign broker of this site, as clients reach it; both empty for other proxies."""
     url: str = ""
     proof: bytes = b""
 
 
 class Echo(_Message, frozen=True):
-    """Comes back as it is: how far away a proxy is."""
+    """Returned unchanged, to measure the round trip to a proxy."""
 
     number: int
 
@@ -145,6 +145,8 @@ class Download(_Message, frozen=True):
     ticket: Ticket
     site: Annotated[str, Meta(max_length=256)] = ""
     """Where the move-out was; empty is here."""
+    user: Annotated[str, Meta(max_length=256)] = ""
+    """As in StandIn: set by the proxy that asks for the client, and ignored in messages of clients."""
 
 
 class Batch(_Message, frozen=True):
@@ -173,15 +175,6 @@ class Downloaded(_Message, frozen=True):
 # --- proxies among themselves ---
 
 
-class Fetch(_Message, frozen=True):
-    """A download on behalf of a client, whose user is known to the proxy that asks."""
-
-    request: Number
-    client: Name
-    ticket: Annotated[str, Meta(max_length=64)]
-    user: Annotated[str, Meta(max_length=256)] = ""
-
-
 class Locate(_Message, frozen=True):
     """Do you hold the session of this client of your MQTT endpoint? If so, and it is clean, end it."""
 
@@ -192,16 +185,16 @@ class Locate(_Message, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A session that a site holds, whole or as far as it has come."""
+    """A session that a site holds, complete or still being adopted."""
 
     ticket: Annotated[str, Meta(max_length=64)]
     filters: dict[str, str]
     source: Annotated[str, Meta(max_length=64)]
-    """The ticket of the session from which it is still being adopted; empty: it is whole."""
+    """The ticket of the session from which this one is being adopted; empty if it is complete."""
     is_promised: bool
-    """Whether another site was told of it before."""
+    """True if another site was told of the session before."""
     seen: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
-    """The last identities that came there: what is on its way to the next site, too, is known by them."""
+    """The last identities received there, to recognise copies still on their way to the next site."""
     passing: dict[int, tuple[str, bool]] = {}
     """Its own publishes with QoS 2 that are not released: see buffers.py."""
 
@@ -227,7 +220,6 @@ Message = (
     | Batch
     | Taken
     | Downloaded
-    | Fetch
     | Locate
     | Located
 )
@@ -242,15 +234,20 @@ def frame(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """InputError for whatever is no message of this version."""
+    """Decode a message; InputError if it is none of this version."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(f"what came is no message of a mobility proxy ({str(error)[:200]})") from None
+        raise InputError(f"not a message of a mobility proxy ({str(error)[:200]})") from None
+
+
+def refusal_in(message: Message) -> str:
+    """Say why an answer is not the expected one."""
+    return message.text if isinstance(message, MoveRefused) else f"it said {type(message).__name__}"
 
 
 def proof(secret: str, role: str, dialer: ProxyHello, listener: Challenge) -> bytes:
-    """That the sender has the secret and takes part in this very handshake, in this role."""
+    """Prove that the sender has the secret and takes part in this handshake, in this role."""
     said = _encode(("roamcast proxy", WIRE_VERSION, role, dialer, listener))
     return hmac.new(secret.encode(), said, hashlib.sha256).digest()
 
@@ -260,7 +257,7 @@ def is_proof(given: bytes, secret: str, role: str, dialer: ProxyHello, listener:
 
 
 def channel_name(client: str, ticket: str) -> str:
-    """What the foreign broker knows a stay by, or a handler: whoever has the ticket can go on with it."""
+    """The name of a stay or a handler at the foreign broker; whoever has the ticket can continue it."""
     digest = hashlib.sha256(f"{client}\0{ticket}".encode()).hexdigest()
     return f"roamcast-{digest[:20]}"
 
@@ -272,5 +269,5 @@ PING_BODY_MAX = 64
 
 
 def ping_key(ticket: str) -> str:
-    """What the topics of a ticket's pings have in common; the ticket cannot be told from it."""
+    """The common part of the topics of a ticket's pings; it does not reveal the ticket."""
     return hashlib.sha256(b"roamcast ping " + ticket.encode()).hexdigest()[:24]

@@ -9,24 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import groupby
-
-import msgspec
 
 from roamcast.client import Client, ClientError, Notification, connect
 from roamcast.errors import InputError
-from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import (
-    DAY_S,
-    ConnectionsAdapter,
-    give,
-    parse_url,
-    with_identity,
-    without_identity,
-)
-from roamcast.proxy.mqtt_notes import carried_by
+from roamcast.proxy import base
+from roamcast.proxy.adapter import ForeignMessage, Receive
+from roamcast.proxy.base import DAY_S, ConnectionsAdapter, give, parse_url, with_identity, without_identity
+from roamcast.proxy.mqtt_notes import foreign_message
 
 IDENTIFIER_MAX = 268_435_455
 """The largest that MQTT has for a subscription."""
@@ -70,39 +62,16 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
 
     # --- subscribing ---
 
-    async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
-        self.check_open()
-        handler = self._handler_of(name)
-        handler.add(filter, receive)
-        try:
-            with adapted():
-                await handler.begin()
-                await self.ask(handler.client, filter)
-        except AdapterError:
-            handler.remove(filter)
-            raise
-
-    def _handler_of(self, name: str) -> _Handler:
-        """Made without a wait, so that two calls at once share one session."""
-        handler = self._handlers.get(name)
-        if handler is None:
-            handler = self._handlers[name] = _Handler(self, self._connect(self._prefix + name))
-        return handler
+    def new_handler(self, name: str) -> _Handler:
+        return _Handler(self, self._connect(self._prefix + name))
 
     async def unsubscribe(self, name: str, filter: str) -> None:
         self.check_open()
-        if name not in self._handlers:
+        if name in self._handlers:
+            await super().unsubscribe(name, filter)
+        else:
             with adapted():
                 await self._unsubscribe_unknown(name, filter)
-            return
-        handler = self._handler_of(name)
-        with adapted():
-            await handler.begin()
-            await handler.client.unsubscribe(self.topic_filter(filter))
-        await handler.drained()
-        handler.remove(filter)
-        if not handler.receivers and self._handlers.pop(name, None) is not None:
-            await handler.close(forget=True)
 
     async def _unsubscribe_unknown(self, name: str, filter: str) -> None:
         """Of another process. What the session holds for other filters is not taken, hence not lost."""
@@ -115,12 +84,10 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
             await client.close(forget=not client.session_present)
 
     async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
-        self.check_open()
-        handler = self._handler_of(name)
+        handler = self.handler_of(name)
         for filter in filters:
             handler.add(filter, receive)
-        with adapted():
-            await handler.begin()
+        await handler.begin()
         await super().resume(name, filters, receive)
         return handler.client.session_present
 
@@ -146,9 +113,9 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
         return filter
 
     def message_of(self, notification: Notification) -> ForeignMessage:
-        message = without_identity(notification.topic, notification.payload, notification.properties)
-        carried = carried_by(notification, time.time()) if self._is_behind_endpoint else b""
-        return msgspec.structs.replace(message, carried=carried) if carried else message
+        if self._is_behind_endpoint:
+            return foreign_message(notification, time.time())
+        return without_identity(notification.topic, notification.payload, notification.properties)
 
 
 class _Handler:
@@ -169,11 +136,24 @@ class _Handler:
         self.receivers.pop(filter, None)
         self._by_identifier.pop(identifier_of(filter), None)
 
+    async def subscribe(self, filter: str) -> None:
+        await self.begin()
+        with adapted():
+            await self.adapter.ask(self.client, filter)
+
+    async def unsubscribe(self, filter: str) -> None:
+        await self.begin()
+        with adapted():
+            await self.client.unsubscribe(self.adapter.topic_filter(filter))
+        while self.client.waiting and self._reader is not None and not self._reader.done():
+            await asyncio.sleep(0)  # Until everything that is here was given to its receiver.
+
     async def begin(self) -> None:
         """Be connected, and listen."""
         if self._begun is None:
             self._begun = asyncio.get_running_loop().create_task(self._begin())
-        await asyncio.shield(self._begun)
+        with adapted():
+            await asyncio.shield(self._begun)
 
     async def _begin(self) -> None:
         await self.client.__aenter__()
@@ -196,11 +176,6 @@ class _Handler:
                 return self._by_identifier[identifier]
         return self._latest
 
-    async def drained(self) -> None:
-        """Wait until everything that is here was given to its receiver."""
-        while self.client.waiting and self._reader is not None and not self._reader.done():
-            await asyncio.sleep(0)
-
     async def close(self, *, forget: bool = False) -> None:
         if self._begun is not None:
             with suppress(ClientError):
@@ -216,10 +191,6 @@ def identifier_of(filter: str) -> int:
     return zlib.crc32(filter.encode()) % IDENTIFIER_MAX + 1
 
 
-@contextmanager
-def adapted() -> Iterator[None]:
-    """What the client library refuses, in the words of adapters."""
-    try:
-        yield
-    except (ClientError, InputError) as error:
-        raise AdapterError(str(error)) from None
+def adapted() -> AbstractContextManager[None]:
+    """What the client library refuses, which says where, in the words of adapters."""
+    return base.adapted("", ClientError, InputError)

@@ -16,6 +16,7 @@ from roamcast.mqtt.codec.packets import PublishProperties, SubscriptionEntry, Us
 from roamcast.mqtt.codec.properties import PUBLISH, encode, publish_properties
 from roamcast.mqtt.codec.topics import matches, split_shared
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
+from roamcast.proxy.base import without_identity
 
 
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
@@ -63,8 +64,9 @@ _decoder = msgspec.msgpack.Decoder(Carried)
 PLAIN = Carried()
 
 
-def carried_by(notification: Notification, now: float, is_recalled: bool = False) -> bytes:
-    """Nothing for most messages: those with nothing but user properties that have different names."""
+def foreign_message(notification: Notification, now: float, is_recalled: bool = False) -> ForeignMessage:
+    """A notification of the broker, with what only MQTT says of it."""
+    message = without_identity(notification.topic, notification.payload, notification.properties)
     user = tuple(pair for pair in notification.user_properties if pair[0] != IDENTITY_HEADER)
     described = PublishProperties(
         payload_format=notification.payload_format,
@@ -78,7 +80,8 @@ def carried_by(notification: Notification, now: float, is_recalled: bool = False
         notification.retain, is_recalled, now + expiry_s if expiry_s is not None else 0.0,
         encode(described, PUBLISH),
     )  # fmt: skip
-    return _encode(carried) if carried != PLAIN else b""
+    # Most messages have nothing but user properties of different names, which are their headers.
+    return message if carried == PLAIN else msgspec.structs.replace(message, carried=_encode(carried))
 
 
 def carried_of(message: ForeignMessage) -> Carried:

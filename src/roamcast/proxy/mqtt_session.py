@@ -11,27 +11,9 @@ from typing import TYPE_CHECKING
 
 from roamcast.client import ClientError, PublishError
 from roamcast.errors import InputError
+from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packet_ids import following
-from roamcast.mqtt.codec.packets import (
-    AcknowledgementProperties,
-    Connack,
-    Connect,
-    Disconnect,
-    Packet,
-    Pingreq,
-    Pingresp,
-    Puback,
-    Pubcomp,
-    Publish,
-    Pubrec,
-    Pubrel,
-    Suback,
-    Subscribe,
-    SubscriptionEntry,
-    Unsuback,
-    Unsubscribe,
-)
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.topics import split_shared
 from roamcast.mqtt.codec.writing import write
@@ -71,7 +53,9 @@ REASONS: dict[messages.Code, Reason] = {
 class Session:
     """From CONNECT to the end of the connection."""
 
-    def __init__(self, endpoint: MqttEndpoint, connect: Connect, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, endpoint: MqttEndpoint, connect: packets.Connect, writer: asyncio.StreamWriter
+    ) -> None:
         self.client = connect.client_id or f"auto-{secrets.token_hex(8)}"
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection is to be closed from this side."""
@@ -117,15 +101,12 @@ class Session:
         user = (connect.username or "") if server.config.access.users else ""
         server.locals[self._connection] = self._on_local
         server.callers[self._connection] = Who("client", self.client)
-        answer = asyncio.get_running_loop().create_future()
-        self._answers[ATTACH] = answer
+        server.step([steps.Joined(self._connection, "endpoint", user)])
         attach = steps.Attach(
             ATTACH, self.client, user, secrets.token_hex(16), connect.clean_start,
             self._expiry_s or SHORT_LEASE_S,
         )  # fmt: skip
-        server.step([steps.Joined(self._connection, "endpoint", user)])
-        server.step([steps.Got(self._connection, attach)])
-        attached = await answer
+        attached = await self._ask(attach)
         if not isinstance(attached, steps.Attached):
             code = attached.code if isinstance(attached, messages.MoveRefused) else "busy"
             return REASONS.get(code, Reason.SERVER_UNAVAILABLE)
@@ -133,7 +114,7 @@ class Session:
         settings = self._endpoint.settings
         is_capped = self._expiry_s != float(connect.session_expiry or 0)
         self._write(
-            Connack(
+            packets.Connack(
                 session_present=attached.is_present,
                 session_expiry=int(self._expiry_s) if is_capped else None,
                 receive_maximum=min(PUBLISHES_MAX, settings.receive_max),
@@ -162,7 +143,7 @@ class Session:
     def disconnect(self, reason: Reason) -> None:
         """Tell a client of MQTT 5 why; with 3.1.1 the connection just ends."""
         if self._connect.version == 5:
-            self._write(Disconnect(reason))
+            self._write(packets.Disconnect(reason))
         if not self.over.done():
             self.over.set_result(None)
 
@@ -199,7 +180,7 @@ class Session:
             else:
                 self._in_flight[packet.packet_id] = number
 
-    def _packet_of(self, message: ForeignMessage) -> Publish | None:
+    def _packet_of(self, message: ForeignMessage) -> packets.Publish | None:
         """None if the client does not want it: its own, or one that has expired."""
         now, carried = time.time(), carried_of(message)
         found = [one for filter, one in self._filters.items() if is_wanted_by(filter, message.topic)]
@@ -212,7 +193,7 @@ class Session:
         # The best that was asked for; 1 where a subscription has ended meanwhile.
         qos = max((one.qos for one in found), default=1)
         is_published_so = carried.is_retained and any(one.retain_as_published for one in found)
-        return Publish(
+        return packets.Publish(
             message.topic, message.body, qos, carried.is_recalled or is_published_so, False,
             self._next_packet_id() if qos else 0, properties_of(message, carried, found, now),
         )  # fmt: skip
@@ -223,7 +204,7 @@ class Session:
             if self._packet_id not in self._in_flight:
                 return self._packet_id
 
-    def _write_publish(self, packet: Publish) -> bool:
+    def _write_publish(self, packet: packets.Publish) -> bool:
         """Whether the client can have it at all: MQTT asks to leave out what is too large for it."""
         most = self._connect.maximum_packet_size
         try:
@@ -251,31 +232,31 @@ class Session:
             self._told = self._taken
             self._server.step([steps.Got(self._connection, messages.Taken(ATTACH, self._taken))])
 
-    def _write(self, packet: Packet) -> None:
+    def _write(self, packet: packets.Packet) -> None:
         if not self._writer.is_closing():
             self._writer.write(write(packet, self._connect.version))
 
     # --- what comes from the client ---
 
-    async def take(self, packet: Packet) -> bool:
+    async def take(self, packet: packets.Packet) -> bool:
         """Whether the client has taken its leave."""
         match packet:
-            case Publish():
+            case packets.Publish():
                 await self._on_publish(packet)
-            case Puback(packet_id=packet_id):
+            case packets.Puback(packet_id=packet_id):
                 number = self._in_flight.pop(packet_id, None)
                 if number is not None:
                     self._settle(number)
                     self._pump()
-            case Pubrel(packet_id=packet_id):
+            case packets.Pubrel(packet_id=packet_id):
                 is_known = packet_id in self._passing
                 if is_known:
                     self._note_passing(packet_id, "", True)
                 reason = Reason.SUCCESS if is_known else Reason.PACKET_IDENTIFIER_NOT_FOUND
-                self._write(Pubcomp(packet_id, reason))
-            case Subscribe():
+                self._write(packets.Pubcomp(packet_id, reason))
+            case packets.Subscribe():
                 await self._on_subscribe(packet)
-            case Unsubscribe(packet_id=packet_id, filters=filters):
+            case packets.Unsubscribe(packet_id=packet_id, filters=filters):
                 reasons = tuple(
                     Reason.SUCCESS if filter in self._filters else Reason.NO_SUBSCRIPTION_EXISTED
                     for filter in filters
@@ -283,10 +264,10 @@ class Session:
                 for filter in filters:
                     self._filters.pop(filter, None)
                 await self._change({}, filters)
-                self._write(Unsuback(packet_id, reasons))
-            case Pingreq():
-                self._write(Pingresp())
-            case Disconnect(reason=reason, session_expiry=expiry):
+                self._write(packets.Unsuback(packet_id, reasons))
+            case packets.Pingreq():
+                self._write(packets.Pingresp())
+            case packets.Disconnect(reason=reason, session_expiry=expiry):
                 if expiry is not None:
                     self._expiry_s = self._session_expiry(expiry)
                 return reason is not Reason.DISCONNECT_WITH_WILL_MESSAGE
@@ -298,14 +279,14 @@ class Session:
                 await self._writer.drain()
         return False
 
-    async def _on_publish(self, packet: Publish) -> None:
+    async def _on_publish(self, packet: packets.Publish) -> None:
         if not packet.topic or (packet.properties is not None and packet.properties.topic_alias):
             raise protocol_error("topic aliases are not taken here")
         identity, is_passed = "", False
         if packet.qos == 2:
             identity, is_passed = self._passing.get(packet.packet_id, ("", False))
             if is_passed:
-                self._write(Pubrec(packet.packet_id))
+                self._write(packets.Pubrec(packet.packet_id))
                 return
             if len(self._passing) >= PUBLISHES_MAX:
                 raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "too many publishes are not released")
@@ -326,7 +307,7 @@ class Session:
         if self._connection in self._server.locals:  # Otherwise the client is gone, and asks again.
             self._server.step([steps.Got(self._connection, steps.Pass(packet_id, identity, is_passed))])
 
-    async def _pass_on(self, packet: Publish, identity: str) -> None:
+    async def _pass_on(self, packet: packets.Publish, identity: str) -> None:
         try:
             await self._endpoint.publish(packet, identity)
             reason = Reason.SUCCESS
@@ -337,12 +318,12 @@ class Session:
             self.disconnect(Reason.SERVER_UNAVAILABLE)
             return
         if packet.qos == 1:
-            self._write(Puback(packet.packet_id, reason))
+            self._write(packets.Puback(packet.packet_id, reason))
         elif packet.qos == 2:
             self._note_passing(packet.packet_id, "" if reason.failed else identity, True)
-            self._write(Pubrec(packet.packet_id, reason))
+            self._write(packets.Pubrec(packet.packet_id, reason))
 
-    async def _on_subscribe(self, packet: Subscribe) -> None:
+    async def _on_subscribe(self, packet: packets.Subscribe) -> None:
         add = {
             entry.filter: Subscription.of(entry, min(entry.qos, QOS_MAX), packet.subscription_identifier)
             for entry in packet.entries
@@ -355,7 +336,7 @@ class Session:
         if refused is not None:
             self._filters = before
             failure = REASONS.get(refused.code, Reason.UNSPECIFIED_ERROR)
-            self._write(Suback(packet.packet_id, (failure,) * len(packet.entries)))
+            self._write(packets.Suback(packet.packet_id, (failure,) * len(packet.entries)))
             return
         for filter in recall:
             recalled = await self._endpoint.recall(filter)
@@ -363,10 +344,10 @@ class Session:
         reasons = tuple(Reason(min(entry.qos, QOS_MAX)) for entry in packet.entries)
         is_less = any(entry.qos > QOS_MAX for entry in packet.entries)
         is_heard = self._connect.version == 5 and self._connect.request_problem_information
-        told = AcknowledgementProperties(reason_string=NO_QOS_2) if is_less and is_heard else None
-        self._write(Suback(packet.packet_id, reasons, told))
+        told = packets.AcknowledgementProperties(reason_string=NO_QOS_2) if is_less and is_heard else None
+        self._write(packets.Suback(packet.packet_id, reasons, told))
 
-    def _brings_retained(self, entry: SubscriptionEntry) -> bool:
+    def _brings_retained(self, entry: packets.SubscriptionEntry) -> bool:
         if split_shared(entry.filter) is not None:
             return False
         is_new = entry.filter not in self._filters
@@ -374,8 +355,11 @@ class Session:
 
     async def _change(self, add: dict[str, str], remove: tuple[str, ...]) -> messages.MoveRefused | None:
         self._requests += 1
-        request = self._requests
-        answer = self._answers[request] = asyncio.get_running_loop().create_future()
-        self._server.step([steps.Got(self._connection, steps.Subscribe(request, add, remove))])
-        found = await answer
-        return found if isinstance(found, messages.MoveRefused) else None
+        answer = await self._ask(steps.Subscribe(self._requests, add, remove))
+        return answer if isinstance(answer, messages.MoveRefused) else None
+
+    async def _ask(self, message: steps.Attach | steps.Subscribe) -> messages.Message | steps.Local:
+        self._answers[message.request] = asyncio.get_running_loop().create_future()
+        answer = self._answers[message.request]
+        self._server.step([steps.Got(self._connection, message)])  # It may answer at once.
+        return await answer

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,7 +23,15 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import DAY_S, ForeignAdapter, give, parse_url, with_identity, without_identity
+from roamcast.proxy.base import (
+    DAY_S,
+    ForeignAdapter,
+    adapted,
+    give,
+    parse_url,
+    with_identity,
+    without_identity,
+)
 
 CONNECT_S = 10
 FLUSH_S = 60
@@ -111,10 +119,10 @@ class NatsAdapter(ForeignAdapter):
             return True
         one = known[filter] = _Subscribed(receive, self._arrivals)
         try:
-            with adapted(filter):
+            with adapted(filter, Error):
                 subject, is_kept = await self._consumer(name, filter) if self._stream else (filter, False)
                 group = "" if self._stream else f"roamcast-{name}"
-                one.listening = await client.subscribe(subject, queue=group, future=_Inbox(one))
+                one.listening = await client.subscribe(subject, queue=group, future=one)
                 await self._settle(client, filter)
         except AdapterError:
             known.pop(filter, None)
@@ -133,7 +141,7 @@ class NatsAdapter(ForeignAdapter):
         one = self._subscriptions.get(name, {}).pop(filter, None)
         if not self._subscriptions.get(name, True):
             del self._subscriptions[name]
-        with adapted(filter):
+        with adapted(filter, Error):
             if one is not None and self._stream:
                 await self._delivered(name, filter)
             if one is not None:
@@ -141,7 +149,7 @@ class NatsAdapter(ForeignAdapter):
             await client.flush(FLUSH_S)
             if self._stream:
                 for durable in durable_names(name, filter):
-                    with suppress_missing():
+                    with suppress(NotFoundError):
                         await self._jetstream.delete_consumer(self._stream, durable)
 
     # --- JetStream ---
@@ -149,7 +157,7 @@ class NatsAdapter(ForeignAdapter):
     async def _consumers(self, name: str, filter: str) -> list[ConsumerInfo]:
         found = []
         for durable in durable_names(name, filter):
-            with suppress_missing():
+            with suppress(NotFoundError):
                 found.append(await self._jetstream.consumer_info(self._stream, durable))
         return sorted(found, key=lambda one: one.created)
 
@@ -204,7 +212,7 @@ class NatsAdapter(ForeignAdapter):
         client = self._open_client
         if not self._stream:
             raise AdapterError("NATS suspends nothing without JetStream; name a stream")
-        with adapted(name):
+        with adapted(name, Error):
             for one in self._subscriptions.pop(name, {}).values():
                 await one.stop()
             await client.flush(FLUSH_S)
@@ -213,7 +221,7 @@ class NatsAdapter(ForeignAdapter):
 
     async def publish(self, message: ForeignMessage) -> None:
         client, headers = self._open_client, with_identity(message) or None
-        with adapted(message.topic):
+        with adapted(message.topic, Error):
             if self._stream:
                 await self._jetstream.publish(message.topic, message.body, headers=headers)
             else:
@@ -233,16 +241,21 @@ class _OrderedClient(Client):
         await super()._send_ping(future)
 
 
-class _Subscribed:
-    """A filter at work."""
+class _Subscribed(asyncio.Future[Msg]):
+    """A filter at work: takes messages as they come off the wire.
+
+    A callback would have a queue and a task for each subscription, and so mix up the order of what comes for
+    several filters of one handler.
+    """
 
     def __init__(self, receive: Receive, arrivals: _Arrivals) -> None:
+        super().__init__()
         self.receive = receive
         self.listening: Subscription | None = None
         self._arrivals = arrivals
         self._acknowledging: set[asyncio.Task[None]] = set()
 
-    def on_message(self, msg: Msg) -> None:
+    def set_result(self, msg: Msg) -> None:
         headers = dict(msg.headers or {})
         own = headers.get(MESSAGE_ID, "")
         is_kept = msg.reply.startswith("$JS.ACK")
@@ -288,39 +301,7 @@ class _Arrivals:
                     one.acknowledge(to_acknowledge)
 
 
-class _Inbox(asyncio.Future[Msg]):
-    """Takes messages as they come off the wire.
-
-    A callback would have a queue and a task for each subscription, and so mix up the order of what comes for
-    several filters of one handler.
-    """
-
-    def __init__(self, one: _Subscribed) -> None:
-        super().__init__()
-        self._one = one
-
-    def set_result(self, msg: Msg) -> None:
-        self._one.on_message(msg)
-
-
 def durable_names(name: str, filter: str) -> tuple[str, str]:
     """Names that NATS takes, the same in every process; two, so that one can follow the other."""
     one = "roamcast-" + hashlib.sha256(f"{name}\n{filter}".encode()).hexdigest()[:32]
     return one, f"{one}-b"
-
-
-@contextmanager
-def suppress_missing() -> Iterator[None]:
-    try:
-        yield
-    except NotFoundError:
-        return
-
-
-@contextmanager
-def adapted(what: str) -> Iterator[None]:
-    """What NATS refuses, in the words of adapters."""
-    try:
-        yield
-    except (Error, OSError, TimeoutError) as error:
-        raise AdapterError(f"{what}: {error}") from None

@@ -6,8 +6,8 @@ A queue gets each message once, however many of its bindings match, and keeps it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 import aio_pika
 from aio_pika.abc import (
@@ -21,8 +21,8 @@ from aio_pika.abc import (
 )
 from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity
 
-from roamcast.proxy.adapter import AdapterError, ForeignMessage, Receive
-from roamcast.proxy.base import DAY_S, ForeignAdapter, parse_url, with_identity, without_identity
+from roamcast.proxy.adapter import ForeignMessage, Receive
+from roamcast.proxy.base import DAY_S, ForeignAdapter, adapted, parse_url, with_identity, without_identity
 
 CONNECT_S = 10.0
 PREFETCH = 1_000
@@ -52,7 +52,7 @@ class RabbitMqAdapter(ForeignAdapter):
     async def open(self) -> None:
         await self.close()
         place = self._place
-        with adapted(str(place)):
+        with adapted(place, AMQPError):
             connection = await aio_pika.connect(
                 host=place.host, port=place.port, login=place.user or "guest",
                 password=place.password or "guest", timeout=CONNECT_S,
@@ -82,7 +82,7 @@ class RabbitMqAdapter(ForeignAdapter):
     # --- subscribing ---
 
     async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
-        with adapted(filter):
+        with adapted(filter, AMQPError):
             handler = await self._handler_of(name)
             handler.receivers[filter] = receive
             await handler.queue.bind(self._exchange_name, filter)
@@ -103,7 +103,7 @@ class RabbitMqAdapter(ForeignAdapter):
         return self._handlers[name]
 
     async def unsubscribe(self, name: str, filter: str) -> None:
-        with adapted(filter):
+        with adapted(filter, AMQPError):
             is_known = name in self._handlers
             if not is_known and not await self._is_there(name):
                 return
@@ -120,11 +120,11 @@ class RabbitMqAdapter(ForeignAdapter):
         self.check_open()
         handler = self._handlers.pop(name, None)
         if handler is not None:
-            with adapted(name):
+            with adapted(name, AMQPError):
                 await handler.end(is_own=False)
 
     async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
-        with adapted(name):
+        with adapted(name, AMQPError):
             is_kept = await self._is_there(name)
         await super().resume(name, filters, receive)
         return is_kept
@@ -144,7 +144,7 @@ class RabbitMqAdapter(ForeignAdapter):
     async def publish(self, message: ForeignMessage) -> None:
         self.check_open()
         assert self._exchange is not None
-        with adapted(message.topic):
+        with adapted(message.topic, AMQPError):
             headers: HeadersType = {}
             headers.update(with_identity(message))
             body = aio_pika.Message(
@@ -195,12 +195,3 @@ class _Handler:
         if is_own:
             await self.queue.delete(if_unused=False, if_empty=False)
         await self.channel.close()
-
-
-@contextmanager
-def adapted(what: str) -> Iterator[None]:
-    """What RabbitMQ refuses, in the words of adapters."""
-    try:
-        yield
-    except (AMQPError, OSError, TimeoutError) as error:
-        raise AdapterError(f"{what}: {error}") from None

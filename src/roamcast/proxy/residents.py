@@ -11,116 +11,176 @@ acknowledged to the old site, so either proxy may be killed at any moment.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from roamcast.proxy import messages
+from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Passing, Taken
-from roamcast.proxy.messages import Fetch, Held, Locate, Located, Message, MoveRefused, ping_key
-from roamcast.proxy.steps import (
-    Attach,
-    Attached,
-    Close,
-    Detach,
-    Dial,
-    Done,
-    Joined,
-    Listen,
-    Local,
-    Pass,
-    PublishStep,
-    Recalled,
-    Subscribe,
-    Unlisten,
-)
+from roamcast.proxy.errands import AGAIN_S
+from roamcast.proxy.messages import ping_key
 
 if TYPE_CHECKING:
     from roamcast.proxy.service import Fetching, Service
 
 HELD_SEEN_MAX = 1000
-"""Identities that go with a session: those of what may still be on its way."""
+"""Identities that travel with a session, so that copies still on their way are recognised."""
 LOCATE, ADOPT = 1, 2
-"""Requests on a dialed connection: one of each."""
+"""Request numbers on a dialed connection, which has one of each at the most."""
 
 
-class Seeking(msgspec.Struct):
-    """A client waits for its session, which may be at any site."""
+class Seeking:
+    """A client waits for its session: every other site is asked, each over a connection of its own."""
 
-    joined: Joined
-    attach: Attach
-    links: dict[int, str]
-    """Sites that have not answered."""
-    found: list[tuple[str, Held]]
-    """Sites and what they hold: one session, or several while it is on its way from one to the next."""
-    unreachable: str = ""
+    def __init__(
+        self, residents: Residents, joined: steps.Joined, attach: steps.Attach, here: list[messages.Held]
+    ) -> None:
+        service = self._service = residents.service
+        self._residents, self.joined, self.attach = residents, joined, attach
+        self.found = [(service.site, held) for held in here]
+        """Sites and the sessions they hold: several while a session moves from one site to the next."""
+        self.unreachable = ""
+        self.links = {service.dial(site, self): site for site in service.config.sites}
+        """Sites that have not answered."""
 
-    def newest(self) -> list[tuple[str, Held]]:
-        """Where the session went last: what nobody adopts from."""
+    def newest(self) -> list[tuple[str, messages.Held]]:
+        """The sessions that no other site adopts from: where the client was last."""
         sources = {held.source for _, held in self.found}
         return [(site, held) for site, held in self.found if held.ticket not in sources]
 
+    def on_joined(self, link: int) -> None:
+        attach = self.attach
+        self._service.send(link, messages.Locate(LOCATE, attach.client, attach.user, attach.is_clean))
 
-class Adopting(msgspec.Struct):
-    """A session comes over from another site."""
+    def on_answer(self, link: int, message: messages.Message) -> None:
+        self._service.hang_up(link)
+        site = self.links.pop(link)
+        if isinstance(message, messages.Located):
+            self.found += [(site, held) for held in message.held]
+        else:
+            self.unreachable = f"site {site}: {messages.refusal_in(message)}"
+        self._residents.decide(self)
 
-    id: int
-    stage: Literal["pinging", "fetching"]
-    nonce: bytes
-    link: int = 0
+    def on_left(self, link: int, why: str) -> None:
+        site = self.links.pop(link)
+        self.unreachable = f"site {site}, which may hold the session, cannot be asked ({why})"
+        self._residents.decide(self)
+
+    def end(self) -> None:
+        for link in self.links:
+            self._service.hang_up(link)
+        self.links.clear()
+
+
+class Adopting:
+    """A session moves here from another site: ping its old handler, then download its buffer."""
+
+    def __init__(self, residents: Residents, handler: Handler, source: tuple[str, str], nonce: bytes) -> None:
+        self._residents, self._service, self.handler = residents, residents.service, handler
+        self._site, self._ticket = source
+        self._nonce = nonce
+        self._link = 0
+
+    def begin(self) -> None:
+        topic = self._service.ping_topic(ping_key(self._ticket), "in-request")
+        self._service.ping(topic, self._nonce, lambda: self._is_wanted() and not self._link)
+
+    def _is_wanted(self) -> bool:
+        """False if the session has ended here meanwhile."""
+        if self.handler.id not in self._service.buffers.by_id:
+            self.end()
+        return self.handler.id in self._residents.adopting
+
+    def on_pong(self, message: ForeignMessage) -> None:
+        if not self._link and message.topic == self.answer_topic and message.body == self._nonce:
+            self._link = self._service.dial(self._site, self)
+
+    @property
+    def answer_topic(self) -> str:
+        return self._service.ping_topic(ping_key(self._ticket), "in-response")
+
+    def on_joined(self, link: int) -> None:
+        opened = self.handler.opened
+        download = messages.Download(ADOPT, opened.client, self._ticket, user=opened.owner)
+        self._service.send(link, download)
+
+    def on_answer(self, link: int, message: messages.Message) -> None:
+        service, handler = self._service, self.handler
+        if not self._is_wanted():
+            return
+        match message:
+            case messages.Batch(first=first, messages=batch):
+                new = tuple(batch[max(0, handler.adopted + 1 - first) :])
+                last = first + len(batch) - 1
+                if new:
+                    service.keep(Adopted(handler.id, last, new))
+                service.send(link, messages.Taken(ADOPT, last))
+                self._residents.stream(handler)
+            case messages.Downloaded(missing="") | messages.MoveRefused(code="unknown" | "expired"):
+                self.end()
+                self._residents.on_adopted(handler, self.answer_topic)
+            case _:
+                self.on_left(link, "")
+
+    def on_left(self, link: int, why: str) -> None:
+        self.end()
+        self._service.after(AGAIN_S, lambda: self._residents.adopt_again(self.handler.id))
+
+    def end(self) -> None:
+        self._residents.adopting.pop(self.handler.id, None)
+        self._service.hang_up(self._link)
 
 
 class Residents:
     """The part of the service that works for the MQTT endpoint."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self.service = service
+        self.adopting: dict[int, Adopting] = {}
+        """By handler."""
         self._seeking: dict[int, Seeking] = {}
         """By the connection of the client."""
-        self._by_link: dict[int, Seeking | Adopting] = {}
         self._attached: dict[int, Fetching] = {}
         """By handler."""
         self._of_connection: dict[int, int] = {}
         self._subscribing: dict[int, tuple[int, int]] = {}
         """Connection and request, by the token of the Listen."""
-        self._adopting: dict[int, Adopting] = {}
         self._tokens = 0
 
     # --- the endpoint ---
 
-    def on_message(self, joined: Joined, message: Message | Local) -> None:
-        handler = self._service.buffers.by_id.get(self._of_connection.get(joined.connection, 0))
+    def on_message(self, joined: steps.Joined, message: messages.Message | steps.Local) -> None:
+        handler = self.service.buffers.by_id.get(self._of_connection.get(joined.connection, 0))
         match message:
-            case Attach():
+            case steps.Attach():
                 self._on_attach(joined, message)
-            case Subscribe() if handler is not None:
+            case steps.Subscribe() if handler is not None:
                 self._on_subscribe(joined.connection, handler, message)
             case messages.Taken(number=number) if handler is not None:
                 stream = self._attached[handler.id]
                 if handler.first <= number <= stream.sent:
-                    self._service.keep(Taken(handler.id, number))
+                    self.service.keep(Taken(handler.id, number))
                     self.stream(handler)
-            case Pass(packet_id=packet_id, identity=identity, is_passed=is_passed) if handler is not None:
-                self._service.keep(Passing(handler.id, packet_id, identity, is_passed))
-            case Recalled(messages=recalled) if handler is not None:
+            case steps.Pass() if handler is not None:
+                passing = Passing(handler.id, message.packet_id, message.identity, message.is_passed)
+                self.service.keep(passing)
+            case steps.Recalled(messages=recalled) if handler is not None:
                 for one in recalled:
-                    self._service.put(handler, one)
-            case Detach(lease_s=lease_s) if handler is not None:
+                    self.service.put(handler, one)
+            case steps.Detach(lease_s=lease_s) if handler is not None:
                 self._detach(handler)
                 if lease_s <= 0:
-                    self._service.end(handler, "ended")
+                    self.service.end(handler, "ended")
                 else:
                     self._lease(handler, lease_s)
 
-    def _on_attach(self, joined: Joined, attach: Attach) -> None:
-        service = self._service
+    def _on_attach(self, joined: steps.Joined, attach: steps.Attach) -> None:
+        service = self.service
         handler = self._resident(attach.client)
         if handler is not None and handler.opened.owner != attach.user:
             text = f"client id {attach.client!r} belongs to another user here"
             service.refuse(joined.connection, attach.request, "identity", text)
         elif service.down:
-            text = f"the broker of site {service.settings.site} is down ({service.down})"
+            text = f"the broker of site {service.site} is down ({service.down})"
             service.refuse(joined.connection, attach.request, "broker", text)
         elif handler is not None and not attach.is_clean and not handler.is_promised:
             self._begin(joined, attach, handler, is_present=True)
@@ -130,37 +190,37 @@ class Residents:
             self._seek(joined, attach)
 
     def _resident(self, client: str) -> Handler | None:
-        """The session that is here; of two, the one that came last."""
+        """The session at this site; of two, the newer one."""
         found = self._residents_of(client)
         return next((one for one in found if not one.is_promised), found[0] if found else None)
 
     def _residents_of(self, client: str) -> list[Handler]:
-        handlers = self._service.buffers.by_client.get(client, {}).values()
+        handlers = self.service.buffers.by_client.get(client, {}).values()
         return [one for one in handlers if one.opened.is_resident and not one.is_frozen]
 
     def _end_all(self, client: str) -> None:
         for handler in self._residents_of(client):
             self._end_stream(handler, "the session was taken over")
-            self._service.end(handler, "ended")
+            self.service.end(handler, "ended")
 
-    def _begin(self, joined: Joined, attach: Attach, handler: Handler, is_present: bool) -> None:
-        """The session is here: what it has goes to the client."""
-        service, connection = self._service, joined.connection
+    def _begin(self, joined: steps.Joined, attach: steps.Attach, handler: Handler, is_present: bool) -> None:
+        """Attach the client to its session here, and begin to deliver."""
+        service, connection = self.service, joined.connection
         self._end_stream(handler, "the session was taken over")
         service.keep(Changed(handler.id, handler.filters, 0.0, handler.source, False))
         self._of_connection[connection] = handler.id
         self._attached[handler.id] = service.new_stream(connection, attach.request, handler)
-        attached = Attached(attach.request, is_present, dict(handler.filters), dict(handler.passing))
+        attached = steps.Attached(attach.request, is_present, dict(handler.filters), dict(handler.passing))
         service.send(connection, attached)
         self.stream(handler)
 
-    def _open(self, attach: Attach, site: str = "", held: Held | None = None) -> Handler:
-        """A new handler, to be filled from another site if the session is there."""
-        service, settings = self._service, self._service.settings
+    def _open(self, attach: steps.Attach, site: str = "", held: messages.Held | None = None) -> Handler:
+        """Open a handler; if the session is at another site, the handler is filled from there."""
+        service = self.service
         filters, known = (held.filters, held.seen) if held is not None else ({}, ())
         opened = Opened(
             service.buffers.next_id, attach.client, attach.user, attach.ticket, filters, attach.lease_s, 0.0,
-            settings.bytes_max, True, True, known,
+            service.limits.bytes_max, True, True, known,
         )  # fmt: skip
         service.keep(opened)
         handler = service.buffers.by_id[opened.id]
@@ -174,43 +234,43 @@ class Residents:
     def _change(
         self, handler: Handler, filters: dict[str, str], expires: float, source: tuple[str, str] | None
     ) -> None:
-        self._service.keep(Changed(handler.id, filters, expires, source, handler.is_promised))
+        self.service.keep(Changed(handler.id, filters, expires, source, handler.is_promised))
 
     def _lease(self, handler: Handler, lease_s: float, is_promised: bool = False) -> None:
-        service = self._service
-        expires = service.now + min(lease_s, service.settings.lease_max_s)
+        service = self.service
+        expires = service.now + min(lease_s, service.limits.lease_max_s)
         service.keep(Changed(handler.id, handler.filters, expires, handler.source, is_promised))
         service.watch_lease(handler)
 
-    def _on_subscribe(self, connection: int, handler: Handler, message: Subscribe) -> None:
-        service = self._service
+    def _on_subscribe(self, connection: int, handler: Handler, message: steps.Subscribe) -> None:
+        service = self.service
         filters = {**handler.filters, **message.add}
         for filter in message.remove:
             filters.pop(filter, None)
-        if len(filters) > service.settings.filters_max:
-            text = f"{len(filters)} subscriptions: at most {service.settings.filters_max} are kept"
+        if len(filters) > service.limits.filters_max:
+            text = f"{len(filters)} subscriptions: at most {service.limits.filters_max} are kept"
             service.refuse(connection, message.request, "quota", text)
             return
         removed = tuple(filter for filter in message.remove if filter in handler.filters)
         self._change(handler, filters, handler.expires, handler.source)
         if removed:
-            service.do(Unlisten(handler.name, removed, is_end=False))
+            service.do(steps.Unlisten(handler.name, removed, is_end=False))
         if not message.add:
-            service.send(connection, Done(message.request))
+            service.send(connection, steps.Done(message.request))
             return
         self._tokens += 1
         self._subscribing[self._tokens] = connection, message.request
-        service.do(Listen(handler.name, tuple(message.add), self._tokens))
+        service.do(steps.Listen(handler.name, tuple(message.add), self._tokens))
 
     def on_listen_failed(self, token: int, why: str) -> None:
         connection, request = self._subscribing.pop(token, (0, 0))
-        self._service.refuse(connection, request, "broker", why)
+        self.service.refuse(connection, request, "broker", why)
 
     def stream(self, handler: Handler) -> None:
-        """Give the client what is ready, if it is here."""
+        """Send what is ready to the client, if the client is attached."""
         stream = self._attached.get(handler.id)
         if stream is not None:
-            self._service.fill_window(handler, stream)
+            self.service.fill_window(handler, stream)
 
     def _detach(self, handler: Handler) -> None:
         stream = self._attached.pop(handler.id, None)
@@ -221,78 +281,60 @@ class Residents:
         stream = self._attached.get(handler.id)
         if stream is not None:
             self._detach(handler)
-            self._service.refuse(stream.connection, stream.request, "busy", why)
+            self.service.refuse(stream.connection, stream.request, "busy", why)
 
     def on_back(self) -> None:
-        """After a restart nobody is attached, whatever was so before."""
-        for handler in self._service.buffers.by_id.values():
+        """Start the leases of sessions without a client: after a restart nobody is attached."""
+        for handler in self.service.buffers.by_id.values():
             if handler.opened.is_resident and not handler.expires and handler.id not in self._attached:
                 self._lease(handler, handler.opened.lease_s)
 
     def on_fetched(self, handler: Handler) -> None:
-        """Another site adopts it."""
+        """Detach the client: another site adopts its session."""
         self._end_stream(handler, "the client is at another site now")
 
     # --- where a session is ---
 
-    def _seek(self, joined: Joined, attach: Attach) -> None:
-        service = self._service
+    def _seek(self, joined: steps.Joined, attach: steps.Attach) -> None:
         before = self._seeking.get(joined.connection)
         if before is not None:
-            self._forget_links(before)
-        links = {service.new_link(): site for site in service.settings.sites}
-        here = [(service.settings.site, self._held(one)) for one in self._residents_of(attach.client)]
-        seeking = Seeking(joined, attach, links, here)
-        self._seeking[joined.connection] = seeking
-        for link, site in seeking.links.items():
-            self._by_link[link] = seeking
-            service.do(Dial(link, site))
-        self._decide(seeking)
+            before.end()
+        here = [self._held(one) for one in self._residents_of(attach.client)]
+        seeking = self._seeking[joined.connection] = Seeking(self, joined, attach, here)
+        self.decide(seeking)
 
-    def on_joined(self, joined: Joined) -> None:
-        work = self._by_link.get(joined.connection)
-        if isinstance(work, Seeking):
-            attach = work.attach
-            locate = Locate(LOCATE, attach.client, attach.user, attach.is_clean)
-            self._service.send(joined.connection, locate)
-        elif isinstance(work, Adopting):
-            handler = self._service.buffers.by_id[work.id]
-            assert handler.source is not None
-            fetch = Fetch(ADOPT, handler.client, handler.source[1], handler.opened.owner)
-            self._service.send(joined.connection, fetch)
-
-    def on_locate(self, connection: int, locate: Locate) -> None:
-        """Another site asks."""
-        service = self._service
+    def on_locate(self, connection: int, locate: messages.Locate) -> None:
+        """Answer another site that looks for a session."""
+        service = self.service
         handler = self._resident(locate.client)
         if handler is None:
-            service.send(connection, Located(locate.request))
+            service.send(connection, messages.Located(locate.request))
         elif handler.opened.owner != locate.user:
-            text = f"client id {locate.client!r} belongs to another user at {service.settings.site}"
+            text = f"client id {locate.client!r} belongs to another user at {service.site}"
             service.refuse(connection, locate.request, "identity", text)
         elif locate.is_clean:
             self._end_all(locate.client)
-            service.send(connection, Located(locate.request))
+            service.send(connection, messages.Located(locate.request))
         else:
             residents = self._residents_of(locate.client)
-            service.send(connection, Located(locate.request, tuple(map(self._held, residents))))
+            service.send(connection, messages.Located(locate.request, tuple(map(self._held, residents))))
             for one in residents:
                 self._end_stream(one, "the client is at another site now")
                 self._lease(one, one.opened.lease_s, is_promised=True)
 
-    def _held(self, handler: Handler) -> Held:
+    def _held(self, handler: Handler) -> messages.Held:
         source = handler.source[1] if handler.source is not None else ""
         seen = tuple(islice(reversed(handler.seen), HELD_SEEN_MAX))
-        return Held(
+        return messages.Held(
             handler.opened.ticket, dict(handler.filters), source, handler.is_promised, seen,
             dict(handler.passing),
         )  # fmt: skip
 
-    def _decide(self, seeking: Seeking) -> None:
-        """When every site has answered."""
+    def decide(self, seeking: Seeking) -> None:
+        """Decide where the session is, once every site has answered."""
         if seeking.links:
             return
-        service, attach = self._service, seeking.attach
+        service, attach = self.service, seeking.attach
         connection = seeking.joined.connection
         del self._seeking[connection]
         if connection not in service.joined:
@@ -308,130 +350,47 @@ class Residents:
         else:
             self._continue(seeking, *newest[0])
 
-    def _continue(self, seeking: Seeking, site: str, held: Held) -> None:
-        """Go on with the session, here or from where it is."""
-        service, attach = self._service, seeking.attach
+    def _continue(self, seeking: Seeking, site: str, held: messages.Held) -> None:
+        """Continue the session: here, or by adopting it from another site."""
+        service, attach = self.service, seeking.attach
         handler = service.buffers.by_key.get((attach.client, held.ticket))
-        if site != service.settings.site or handler is None:
+        if site != service.site or handler is None:
             handler = self._open(attach, site, held)
         self._begin(seeking.joined, attach, handler, is_present=True)
-
-    def _forget_links(self, seeking: Seeking) -> None:
-        for link in seeking.links:
-            del self._by_link[link]
-            self._service.do(Close(link))
-        seeking.links.clear()
 
     # --- adoption ---
 
     def on_listening(self, handler: Handler, token: int) -> None:
         if token:
             connection, request = self._subscribing.pop(token, (0, 0))
-            self._service.send(connection, Done(request))
-        elif handler.source is not None and handler.id not in self._adopting:
-            nonce = f"{handler.id}-{handler.adopted}-{self._service.new_link()}".encode()
-            adopting = self._adopting[handler.id] = Adopting(handler.id, "pinging", nonce)
-            self._ping(adopting)
-
-    def _ping(self, adopting: Adopting) -> None:
-        service = self._service
-        handler = service.buffers.by_id.get(adopting.id)
-        if self._adopting.get(adopting.id) is not adopting or adopting.stage != "pinging":
-            return
-        if handler is None or handler.source is None:
-            del self._adopting[adopting.id]
-            return
-        topic = service.ping_topic(ping_key(handler.source[1]), "in-request")
-        service.do(PublishStep(ForeignMessage(topic, adopting.nonce)))
-        service.after(service.settings.ping_interval_s, lambda: self._ping(adopting))
+            self.service.send(connection, steps.Done(request))
+        elif handler.source is not None and handler.id not in self.adopting:
+            self._tokens += 1
+            nonce = f"{handler.id}-{handler.adopted}-{self._tokens}".encode()
+            adopting = self.adopting[handler.id] = Adopting(self, handler, handler.source, nonce)
+            adopting.begin()
 
     def on_pong(self, handler: Handler, message: ForeignMessage) -> None:
-        adopting = self._adopting.get(handler.id)
-        if adopting is None or handler.source is None or adopting.stage != "pinging":
-            return
-        topic = self._service.ping_topic(ping_key(handler.source[1]), "in-response")
-        if message.topic == topic and message.body == adopting.nonce:
-            self._dial(adopting, handler.source[0])
+        if handler.id in self.adopting:
+            self.adopting[handler.id].on_pong(message)
 
-    def _dial(self, adopting: Adopting, site: str) -> None:
-        adopting.stage, adopting.link = "fetching", self._service.new_link()
-        self._by_link[adopting.link] = adopting
-        self._service.do(Dial(adopting.link, site))
-
-    def on_answer(self, joined: Joined, message: Message) -> None:
-        work = self._by_link.get(joined.connection)
-        if isinstance(work, Seeking):
-            self._on_located(joined.connection, work, message)
-        elif isinstance(work, Adopting):
-            self._on_adopted(work, message)
-
-    def _on_located(self, link: int, seeking: Seeking, message: Message) -> None:
-        site = seeking.links.pop(link)
-        del self._by_link[link]
-        self._service.do(Close(link))
-        if isinstance(message, Located):
-            seeking.found += [(site, held) for held in message.held]
-        else:
-            text = message.text if isinstance(message, MoveRefused) else "it does not know the question"
-            seeking.unreachable = f"site {site}: {text}"
-        self._decide(seeking)
-
-    def _on_adopted(self, adopting: Adopting, message: Message) -> None:
-        service = self._service
-        handler = service.buffers.by_id.get(adopting.id)
-        if handler is None:
-            self._stop(adopting)
-            return
-        match message:
-            case messages.Batch(first=first, messages=batch):
-                new = tuple(batch[max(0, handler.adopted + 1 - first) :])
-                last = first + len(batch) - 1
-                if new:
-                    service.keep(Adopted(handler.id, last, new))
-                service.send(adopting.link, messages.Taken(ADOPT, last))
-                self.stream(handler)
-            case messages.Downloaded(missing=""):
-                self._finish(adopting, handler)
-            case MoveRefused(code="unknown" | "expired"):
-                self._finish(adopting, handler)
-            case _:
-                self._stop(adopting)
-                service.after(service.settings.listen_again_s, lambda: self._adopt_again(adopting.id))
-
-    def _finish(self, adopting: Adopting, handler: Handler) -> None:
-        """Everything is here: what came here meanwhile follows."""
-        assert handler.source is not None
-        answer = self._service.ping_topic(ping_key(handler.source[1]), "in-response")
-        self._stop(adopting)
+    def on_adopted(self, handler: Handler, answer_topic: str) -> None:
+        """Adoption is complete: deliver what arrived here meanwhile."""
         self._change(handler, handler.filters, handler.expires, None)
-        self._service.do(Unlisten(handler.name, (answer,), is_end=False))
+        self.service.do(steps.Unlisten(handler.name, (answer_topic,), is_end=False))
         self.stream(handler)
 
-    def _stop(self, adopting: Adopting) -> None:
-        self._adopting.pop(adopting.id, None)
-        if self._by_link.pop(adopting.link, None) is not None:
-            self._service.do(Close(adopting.link))
-
-    def _adopt_again(self, id: int) -> None:
-        handler = self._service.buffers.by_id.get(id)
-        if handler is not None and not self._service.down and not handler.is_frozen:
+    def adopt_again(self, id: int) -> None:
+        handler = self.service.buffers.by_id.get(id)
+        if handler is not None and not self.service.down and not handler.is_frozen:
             self.on_listening(handler, 0)
 
-    def on_left(self, connection: int, why: str) -> None:
-        """The client's connection, or one to another site."""
-        service = self._service
-        handler = service.buffers.by_id.get(self._of_connection.get(connection, 0))
+    def on_left(self, connection: int) -> None:
+        """The connection of a client ended."""
+        handler = self.service.buffers.by_id.get(self._of_connection.get(connection, 0))
         if handler is not None:
             self._detach(handler)
             self._lease(handler, handler.opened.lease_s)
         seeking = self._seeking.pop(connection, None)
         if seeking is not None:
-            self._forget_links(seeking)
-        work = self._by_link.pop(connection, None)
-        if isinstance(work, Seeking):
-            site = work.links.pop(connection)
-            work.unreachable = f"site {site}, which may hold the session, cannot be asked ({why})"
-            self._decide(work)
-        elif isinstance(work, Adopting):
-            self._adopting.pop(work.id, None)
-            service.after(service.settings.listen_again_s, lambda: self._adopt_again(work.id))
+            seeking.end()

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from roamcast.proxy import messages
+from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.buffers import (
     Buffers,
@@ -36,31 +36,16 @@ from roamcast.proxy.buffers import (
     Taken,
     size_of,
 )
-from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, Code, Message, MoveRefused, ping_key
-from roamcast.proxy.relays import Relays
+from roamcast.proxy.errands import AGAIN_S, Errand, Relay
+from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, ping_key
 from roamcast.proxy.residents import Residents
-from roamcast.proxy.steps import (
-    Close,
-    Effect,
-    ForeignBack,
-    ForeignFailed,
-    ForeignLost,
-    Got,
-    Input,
-    Joined,
-    Keep,
-    Left,
-    Listen,
-    Listening,
-    Local,
-    PublishStep,
-    Received,
-    Send,
-    Settings,
-    TopicOf,
-    Unlisten,
-    Unlistened,
-)
+
+if TYPE_CHECKING:
+    from roamcast.proxy.config import Config
+
+BATCH_BYTES, BATCH_MESSAGES = 256 << 10, 1000
+WINDOW_MESSAGES = 8 * BATCH_MESSAGES
+"""Messages of a download that may be sent before the first of them is acknowledged."""
 
 
 class Moving(msgspec.Struct):
@@ -69,10 +54,10 @@ class Moving(msgspec.Struct):
     connection: int
     request: messages.MoveOut
     nonce: bytes
-    """What an answer to this move-out's pings must say."""
+    """The body of this move-out's pings; only an answer with the same body counts."""
     is_resumed: bool = False
-    """Whether the client's own channel is resumed: then the foreign broker must have it."""
-    pings_until: float = 0.0
+    """True if the client's own channel is resumed; the foreign broker must then still have the channel."""
+    is_pinging: bool = False
 
 
 class Fetching(msgspec.Struct):
@@ -87,30 +72,35 @@ class Fetching(msgspec.Struct):
 
 
 class Service:
-    """The handlers of one site and everybody who talks to it."""
+    """The handlers of one site, and the connections of clients and other proxies."""
 
-    def __init__(self, settings: Settings, topic_of: TopicOf, buffers: Buffers | None = None) -> None:
-        self.settings = settings
+    def __init__(
+        self, config: Config, can_suspend: bool, topic_of: steps.TopicOf, buffers: Buffers | None = None
+    ) -> None:
+        self.config = config
+        self.site, self.limits = config.site, config.buffers
         self.buffers = buffers or Buffers()
         self.now = 0.0
         self.down = "it has not been reached yet"
-        """Why the foreign broker cannot be used; empty while it can."""
-        self.joined: dict[int, Joined] = {}
-        self._topic_of = topic_of
+        """Why the foreign broker cannot be used; empty while it is connected."""
+        self.joined: dict[int, steps.Joined] = {}
+        self.relays: dict[tuple[int, int], Relay] = {}
+        """Requests of clients to other sites, by connection and request number."""
+        self._can_suspend, self._topic_of = can_suspend, topic_of
         self._ping_prefix = topic_of((*PING_LEVELS, "x"))[:-1]
-        self._effects: list[Effect] = []
+        self._effects: list[steps.Effect] = []
         self._moving: dict[int, Moving] = {}
         self._fetching: dict[int, Fetching] = {}
         self._listening: dict[int, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._links = 0
-        self._relays = Relays(self)
+        self._errands: dict[int, Errand] = {}
         self._residents = Residents(self)
         for handler in self.buffers.by_id.values():
             self.watch_lease(handler)
 
-    def step(self, now: float, inputs: Iterable[Input]) -> list[Effect]:
+    def step(self, now: float, inputs: Iterable[steps.Input]) -> list[steps.Effect]:
         self.now = now
         self._effects = []
         for input in inputs:
@@ -122,28 +112,28 @@ class Service:
     def deadline(self) -> float | None:
         return self._timers[0][0] if self._timers else None
 
-    def _take(self, input: Input) -> None:
+    def _take(self, input: steps.Input) -> None:
         match input:
-            case Received(name=name, message=message):
+            case steps.Received(name=name, message=message):
                 self._on_received(name, message)
-            case Got(connection=connection, message=message):
+            case steps.Got(connection=connection, message=message):
                 self._on_message(self.joined[connection], message)
-            case Joined():
+            case steps.Joined():
                 self.joined[input.connection] = input
-                self._relays.on_joined(input)
-                self._residents.on_joined(input)
-            case Left(connection=connection, why=why):
+                if input.role == "dialed":
+                    self._on_dialed(input.connection)
+            case steps.Left(connection=connection, why=why):
                 self._on_left(connection, why)
-            case Listening():
+            case steps.Listening():
                 self._on_listening(input)
-            case Unlistened(name=name, is_end=True):
+            case steps.Unlistened(name=name, is_end=True):
                 self._on_unlistened(name)
-            case ForeignFailed():
+            case steps.ForeignFailed():
                 self._on_foreign_failed(input)
-            case ForeignLost(why=why):
+            case steps.ForeignLost(why=why):
                 self.down = why or "it went away"
                 self._listening.clear()
-            case ForeignBack():
+            case steps.ForeignBack():
                 self.down = ""
                 self._residents.on_back()
                 for handler in self.buffers.by_id.values():
@@ -153,25 +143,32 @@ class Service:
 
     def keep(self, entry: Entry) -> None:
         self.buffers.apply(entry)
-        self._effects.append(Keep(entry))
+        self._effects.append(steps.Keep(entry))
 
-    def do(self, effect: Effect) -> None:
+    def do(self, effect: steps.Effect) -> None:
         self._effects.append(effect)
 
-    def send(self, connection: int, message: Message | Local) -> None:
+    def send(self, connection: int, message: messages.Message | steps.Local) -> None:
         if connection in self.joined:
-            self._effects.append(Send(connection, message))
+            self._effects.append(steps.Send(connection, message))
 
-    def refuse(self, connection: int, request: int, code: Code, text: str) -> None:
-        self.send(connection, MoveRefused(request, code, text[:500]))
+    def refuse(self, connection: int, request: int, code: messages.Code, text: str) -> None:
+        self.send(connection, messages.MoveRefused(request, code, text[:500]))
 
     def new_stream(self, connection: int, request: int, handler: Handler) -> Fetching:
         return Fetching(connection, request, handler.first - 1)
 
-    def new_link(self) -> int:
-        """A number for a connection to be dialed."""
+    def dial(self, site: str, errand: Errand) -> int:
+        """Connect to the proxy of a site and return the number of the connection."""
         self._links -= 1
+        self._errands[self._links] = errand
+        self.do(steps.Dial(self._links, site))
         return self._links
+
+    def hang_up(self, link: int) -> None:
+        """Close a dialed connection; its errand gets no further calls."""
+        if self._errands.pop(link, None) is not None:
+            self.do(steps.Close(link))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         self._timer_count += 1
@@ -179,11 +176,11 @@ class Service:
 
     # --- connections ---
 
-    def _on_message(self, joined: Joined, message: Message | Local) -> None:
+    def _on_message(self, joined: steps.Joined, message: messages.Message | steps.Local) -> None:
         connection = joined.connection
-        if joined.role == "dialed" and not isinstance(message, Local):
-            if not self._relays.on_answer(joined, message):
-                self._residents.on_answer(joined, message)
+        if joined.role == "dialed" and not isinstance(message, steps.Local):
+            if connection in self._errands:
+                self._errands[connection].on_answer(connection, message)
             return
         if joined.role == "endpoint":
             self._residents.on_message(joined, message)
@@ -193,36 +190,58 @@ class Service:
                 self.send(connection, message)
             case messages.MoveOut() if joined.role == "client":
                 self._on_move_out(connection, joined.who, message)
-            case messages.StandIn(site=site) if joined.role == "client":
-                if site in ("", self.settings.site):
-                    self._on_stand_in(connection, joined.who, message)
-                else:
-                    self._relays.begin(joined, message)
-            case messages.StandIn(user=user) if joined.role == "proxy":
-                self._on_stand_in(connection, user, message)
-            case messages.Download(request=request, client=client, ticket=ticket, site=site) if (
-                joined.role == "client"
-            ):
-                if site in ("", self.settings.site):
-                    self._on_fetch(connection, request, client, ticket, joined.who)
-                else:
-                    self._relays.begin(joined, message)
-            case messages.Fetch(request=request, client=client, ticket=ticket, user=user) if (
-                joined.role == "proxy"
-            ):
-                self._on_fetch(connection, request, client, ticket, user)
+            case messages.StandIn() | messages.Download():
+                self._on_request(joined, message)
             case messages.Locate() if joined.role == "proxy":
                 self._residents.on_locate(connection, message)
             case messages.Taken(request=request, number=number):
-                if not self._relays.on_taken(connection, message):
+                relay = self.relays.get((connection, request))
+                if relay is not None:
+                    self.send(relay.link, message)
+                else:
                     self._on_taken(connection, request, number)
             case _:
                 self.refuse(connection, 0, "unknown", f"a {joined.role} may not say {type(message).__name__}")
-                self.do(Close(connection))
+                self.do(steps.Close(connection))
+
+    def _on_request(self, joined: steps.Joined, asked: messages.StandIn | messages.Download) -> None:
+        """Handle a request of a client, or of another proxy for a client. Only a proxy may name the user."""
+        connection = joined.connection
+        if joined.role == "client" and asked.site not in ("", self.site):
+            self._relay(joined, asked)
+            return
+        user = joined.who if joined.role == "client" else asked.user
+        if isinstance(asked, messages.StandIn):
+            self._on_stand_in(connection, user, asked)
+        else:
+            self._on_fetch(connection, asked.request, asked.client, asked.ticket, user)
+
+    def _relay(self, client: steps.Joined, asked: messages.StandIn | messages.Download) -> None:
+        key = connection, request = client.connection, asked.request
+        if asked.site not in self.config.sites:
+            text = f"site {self.site} knows no proxy of a site {asked.site!r}"
+            self.refuse(connection, request, "proxy", text)
+        elif self.down:
+            text = f"the broker of site {self.site} is down ({self.down}): nothing was taken over"
+            self.refuse(connection, request, "broker", text)
+        elif key in self.relays:
+            self.refuse(connection, request, "busy", "this request is under way")
+        else:
+            self.relays[key] = Relay(self, client, asked)
+
+    def _on_dialed(self, link: int) -> None:
+        if link in self._errands:
+            self._errands[link].on_joined(link)
+        else:  # It was hung up before it was answered.
+            self.do(steps.Close(link))
 
     def _on_left(self, connection: int, why: str) -> None:
-        self._relays.on_left(connection, why)
-        self._residents.on_left(connection, why)
+        errand = self._errands.pop(connection, None)
+        if errand is not None:
+            errand.on_left(connection, why)
+        for key in [key for key in self.relays if key[0] == connection]:
+            self.relays[key].end()
+        self._residents.on_left(connection)
         self.joined.pop(connection, None)
         for id, fetching in list(self._fetching.items()):
             if fetching.connection == connection:
@@ -252,7 +271,7 @@ class Service:
             self.listen(handler, is_resumed)
 
     def _on_stand_in(self, connection: int, user: str, request: messages.StandIn) -> None:
-        """Listen on the channel that a client has suspended: a move-out after the fact."""
+        """Take over the channel that a client left suspended: a move-out after the client has gone."""
         key = request.client, request.ticket
         if key in self.buffers.by_key and self.buffers.by_key[key].is_frozen:
             self._acknowledge_lease(connection, request.request, self.buffers.by_key[key])
@@ -267,30 +286,30 @@ class Service:
 
     def _obstacle(
         self, user: str, request: messages.MoveOut, handler: Handler | None
-    ) -> tuple[Code, str] | None:
-        client, settings = request.client, self.settings
+    ) -> tuple[messages.Code, str] | None:
+        client, limits = request.client, self.limits
         if any(one.opened.owner != user for one in self.buffers.by_client.get(client, {}).values()):
             return "identity", f"client id {client!r} belongs to another user here"
         if self.down:
-            return "broker", f"the broker of site {settings.site} is down ({self.down}): stay attached"
+            return "broker", f"the broker of site {self.site} is down ({self.down}): stay attached"
         if handler is not None:
             return ("busy", "this stay is being downloaded") if handler.is_frozen else None
         if (client, request.ticket) in self.buffers.gone:
             return "expired", f"client {client!r}: this ticket was used before; take a new one"
-        if len(request.filters) > settings.filters_max:
-            return "quota", f"{len(request.filters)} filters: at most {settings.filters_max} are kept"
-        if len(self.buffers.by_id) >= settings.handlers_max:
-            return "quota", f"site {settings.site} keeps {settings.handlers_max} clients already"
-        if self.buffers.bytes >= settings.bytes_total_max:
-            return "quota", f"the buffers of site {settings.site} are full"
+        if len(request.filters) > limits.filters_max:
+            return "quota", f"{len(request.filters)} filters: at most {limits.filters_max} are kept"
+        if len(self.buffers.by_id) >= limits.clients_max:
+            return "quota", f"site {self.site} keeps {limits.clients_max} clients already"
+        if self.buffers.bytes >= limits.bytes_total_max:
+            return "quota", f"the buffers of site {self.site} are full"
         return None
 
     def _open(self, owner: str, request: messages.MoveOut) -> Handler:
-        settings = self.settings
-        lease_s = min(request.lease_s or settings.lease_s, settings.lease_max_s)
+        limits = self.limits
+        lease_s = min(request.lease_s or limits.lease_s, limits.lease_max_s)
         opened = Opened(
             self.buffers.next_id, request.client, owner, request.ticket, dict.fromkeys(request.filters, ""),
-            lease_s, self.now + lease_s, min(request.bytes_max or settings.bytes_max, settings.bytes_max),
+            lease_s, self.now + lease_s, min(request.bytes_max or limits.bytes_max, limits.bytes_max),
             request.is_unique, False,
         )  # fmt: skip
         self.keep(opened)
@@ -299,10 +318,10 @@ class Service:
         return handler
 
     def listen(self, handler: Handler, is_resumed: bool = False) -> None:
-        self.do(Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
+        self.do(steps.Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
 
     def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
-        """The client's own, then those for pings: what a ping proves it proves of all before it.
+        """The client's filters, then those for pings: a ping proves that all filters before it are effective.
 
         One that waits to be downloaded only answers whoever asks for it, until that is done.
         """
@@ -319,7 +338,7 @@ class Service:
     def ping_topic(self, key: str, kind: str) -> str:
         return self._topic_of((*PING_LEVELS, key, kind))
 
-    def _on_listening(self, listening: Listening) -> None:
+    def _on_listening(self, listening: steps.Listening) -> None:
         handler = self.buffers.by_name.get(listening.name)
         if handler is None or handler.is_frozen or self.down:
             return
@@ -327,13 +346,13 @@ class Service:
         self._residents.on_listening(handler, listening.token)
         moving = self._moving.get(handler.id)
         if moving is not None and moving.is_resumed and not listening.is_kept:
-            text = f"the broker of site {self.settings.site} has not kept what came for {handler.client!r}"
+            text = f"the broker of site {self.site} has not kept what came for {handler.client!r}"
             self._give_up(handler, "expired", text)
         elif moving is not None:
             self._synchronise(handler)
 
     def _synchronise(self, handler: Handler) -> None:
-        """Before the client goes away: be sure that the subscriptions have become effective (3.3)."""
+        """Make sure that the subscriptions are effective before the client goes away (section 3.3)."""
         moving = self._moving[handler.id]
         match moving.request.sync:
             case "basic":
@@ -341,18 +360,20 @@ class Service:
             case "delay":
                 self.after(moving.request.delay_s, lambda: self._acknowledge(handler, moving))
             case "ping":
-                moving.pings_until = self.now + self.settings.ping_timeout_s
-                self._ping(handler, moving)
+                moving.is_pinging = True
+                topic = self.ping_topic(ping_key(handler.opened.ticket), "out-request")
+                self.ping(topic, moving.nonce, lambda: self._moving.get(handler.id) is moving)
+                self.after(self.config.ping.timeout_s, lambda: self._on_no_pong(handler, moving))
 
-    def _ping(self, handler: Handler, moving: Moving) -> None:
-        if self._moving.get(handler.id) is not moving:
-            return
-        if self.now >= moving.pings_until:
+    def ping(self, topic: str, nonce: bytes, is_awaited: Callable[[], bool]) -> None:
+        """Publish a ping through the foreign broker, and repeat it while its answer is awaited."""
+        if is_awaited():
+            self.do(steps.PublishStep(ForeignMessage(topic, nonce)))
+            self.after(self.config.ping.interval_s, lambda: self.ping(topic, nonce, is_awaited))
+
+    def _on_no_pong(self, handler: Handler, moving: Moving) -> None:
+        if self._moving.get(handler.id) is moving:
             self._give_up(handler, "ping", "no ping came back through the broker: stay attached")
-            return
-        topic = self.ping_topic(ping_key(handler.opened.ticket), "out-request")
-        self.do(PublishStep(ForeignMessage(topic, moving.nonce)))
-        self.after(self.settings.ping_interval_s, lambda: self._ping(handler, moving))
 
     def _acknowledge(self, handler: Handler, moving: Moving) -> None:
         if self._moving.get(handler.id) is not moving:
@@ -364,8 +385,8 @@ class Service:
         opened = handler.opened
         self.send(connection, messages.MovedOut(request, opened.lease_s, opened.bytes_max))
 
-    def _give_up(self, handler: Handler, code: Code, text: str) -> None:
-        """A move-out that cannot be promised leaves nothing behind."""
+    def _give_up(self, handler: Handler, code: messages.Code, text: str) -> None:
+        """Refuse a move-out that cannot be promised, and remove its handler."""
         moving = self._moving.pop(handler.id)
         self.refuse(moving.connection, moving.request.request, code, text)
         self.end(handler, "refused")
@@ -383,11 +404,11 @@ class Service:
             self.put(handler, message)
 
     def put(self, handler: Handler, message: ForeignMessage) -> None:
-        """Into the buffer, if there is room, and on to whoever waits for it."""
+        """Put a message into the buffer if there is room, and send it to the client that waits for it."""
         size = size_of(message)
         while not self._has_room(handler, size):
             self.keep(Dropped(handler.id, 1))
-            if self.settings.overflow == "newest" or not handler.ready or handler.id in self._fetching:
+            if self.limits.overflow == "newest" or not handler.ready or handler.id in self._fetching:
                 return
             self.keep(Taken(handler.id, handler.first))
         self.keep(Kept(handler.id, message))
@@ -398,26 +419,26 @@ class Service:
 
     def _has_room(self, handler: Handler, size: int) -> bool:
         fits = handler.bytes + size <= handler.opened.bytes_max
-        return fits and self.buffers.bytes + size <= self.settings.bytes_total_max
+        return fits and self.buffers.bytes + size <= self.limits.bytes_total_max
 
     def _on_ping(self, handler: Handler, message: ForeignMessage) -> None:
         key = ping_key(handler.opened.ticket)
         moving = self._moving.get(handler.id)
         if message.topic == self.ping_topic(key, "in-request") and len(message.body) <= PING_BODY_MAX:
             if handler.source is not None:
-                return  # It is not whole yet: whoever asks for it asks again.
+                return  # The session is not complete yet: the other site repeats its ping.
             answer = self.ping_topic(key, "in-response")
-            self.do(PublishStep(ForeignMessage(answer, message.body)))
+            self.do(steps.PublishStep(ForeignMessage(answer, message.body)))
         elif message.topic == self.ping_topic(key, "out-response") and moving is not None:
             self._on_pong(handler, moving, message.body)
         else:
             self._residents.on_pong(handler, message)
 
     def _on_pong(self, handler: Handler, moving: Moving, body: bytes) -> None:
-        if moving.pings_until and body == moving.nonce:
+        if moving.is_pinging and body == moving.nonce:
             self._acknowledge(handler, moving)
 
-    def _on_foreign_failed(self, failed: ForeignFailed) -> None:
+    def _on_foreign_failed(self, failed: steps.ForeignFailed) -> None:
         handler = self.buffers.by_name.get(failed.name)
         if handler is None:
             return
@@ -429,9 +450,9 @@ class Service:
         elif failed.token:
             self._residents.on_listen_failed(failed.token, failed.why)
         elif handler.id in self._moving:
-            self._give_up(handler, "broker", f"the broker of site {self.settings.site}: {failed.why}")
+            self._give_up(handler, "broker", f"the broker of site {self.site}: {failed.why}")
         elif not self.down:
-            self.after(self.settings.listen_again_s, lambda: self._listen_again(handler.id))
+            self.after(AGAIN_S, lambda: self._listen_again(handler.id))
 
     def _listen_again(self, id: int) -> None:
         handler = self.buffers.by_id.get(id)
@@ -456,16 +477,16 @@ class Service:
         fetching = self.new_stream(connection, request, handler)
         self._fetching[handler.id] = fetching
         was_frozen, before = handler.is_frozen, self._foreign_filters(handler)
-        if self.down and not self.settings.can_suspend and not handler.is_frozen:
-            # Nothing was kept for it there, so nothing more can come.
+        if self.down and not self._can_suspend and not handler.is_frozen:
+            # The foreign broker kept nothing for the handler, so nothing more can come.
             self.keep(Frozen(handler.id))
         if handler.opened.is_resident and not handler.is_frozen:
-            # Its ping came behind everything that only this site gets: the other one has all that follows.
-            # To take that here, too, would be wrong after a kill: there may be a gap in front of it.
+            # The ping came behind everything that only this site gets; the other site gets all that follows.
+            # This site must not take that too: after a kill there may be a gap in front of it.
             self.keep(Frozen(handler.id))
         if not was_frozen and not self.down:
             stays = self.ping_topic(ping_key(ticket), "in-request")
-            self.do(Unlisten(handler.name, tuple(filter for filter in before if filter != stays)))
+            self.do(steps.Unlisten(handler.name, tuple(filter for filter in before if filter != stays)))
         self._send_batches(handler)
 
     def _answer_unknown(self, connection: int, request: int, client: str, ticket: str) -> None:
@@ -476,10 +497,10 @@ class Service:
             text = f"client {client!r} stayed away for longer than its lease: its buffer was given up"
             self.refuse(connection, request, "expired", text)
         elif client in self.buffers.by_client:
-            text = f"client {client!r} has a buffer at {self.settings.site}, but not under this ticket"
+            text = f"client {client!r} has a buffer at {self.site}, but not under this ticket"
             self.refuse(connection, request, "identity", text)
         else:
-            text = f"client {client!r} has no buffer at {self.settings.site}"
+            text = f"client {client!r} has no buffer at {self.site}"
             self.refuse(connection, request, "unknown", text)
 
     def _on_unlistened(self, name: str) -> None:
@@ -499,27 +520,25 @@ class Service:
         if handler.is_frozen:
             dropped = handler.dropped
             del self._fetching[handler.id]
-            self.do(Unlisten(handler.name, self._foreign_filters(handler), is_end=False))
+            self.do(steps.Unlisten(handler.name, self._foreign_filters(handler), is_end=False))
             self.keep(Closed(handler.id, "taken"))
             self.send(fetching.connection, messages.Downloaded(fetching.request, dropped))
         elif fetching.failed or self.down:
             self._break_off(handler, fetching, fetching.failed or self.down)
 
     def fill_window(self, handler: Handler, fetching: Fetching) -> None:
-        """Send what there is, as far ahead of the acknowledgements as is allowed."""
-        settings = self.settings
-        window = max(1, settings.window_bytes // settings.batch_bytes) * settings.batch_messages
-        while fetching.sent < handler.last and fetching.sent - handler.first < window:
-            chosen = handler.slice(fetching.sent + 1, settings.batch_bytes, settings.batch_messages)
+        """Send what is buffered, at most one window ahead of the acknowledgements."""
+        while fetching.sent < handler.last and fetching.sent - handler.first < WINDOW_MESSAGES:
+            chosen = handler.slice(fetching.sent + 1, BATCH_BYTES, BATCH_MESSAGES)
             batch = messages.Batch(fetching.request, fetching.sent + 1, tuple(chosen))
             fetching.sent += len(chosen)
             self.send(fetching.connection, batch)
 
     def _break_off(self, handler: Handler, fetching: Fetching, why: str) -> None:
-        """The foreign broker may hold more for the handler: what is here was given, the rest comes later."""
+        """End a download early: the foreign broker may hold more, which the client must ask for later."""
         del self._fetching[handler.id]
         self.renew(handler)
-        text = f"the broker of site {self.settings.site} is down ({why}): ask again later"
+        text = f"the broker of site {self.site} is down ({why}): ask again later"
         self.send(fetching.connection, messages.Downloaded(fetching.request, 0, text[:500]))
 
     def _on_taken(self, connection: int, request: int, number: int) -> None:
@@ -551,8 +570,8 @@ class Service:
         self.end(handler, "expired")
 
     def end(self, handler: Handler, why: Literal["expired", "refused", "ended"]) -> None:
-        """Give a handler up, with what it has."""
+        """Remove a handler together with its buffer."""
         self._moving.pop(handler.id, None)
         self._listening.pop(handler.id, None)
-        self.do(Unlisten(handler.name, self._foreign_filters(handler)))
+        self.do(steps.Unlisten(handler.name, self._foreign_filters(handler)))
         self.keep(Closed(handler.id, why))

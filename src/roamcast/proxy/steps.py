@@ -1,4 +1,4 @@
-"""What goes into a proxy's step and what comes out of it. Pure."""
+"""Inputs and effects of a proxy's step. Pure."""
 
 from __future__ import annotations
 
@@ -14,37 +14,11 @@ from roamcast.proxy.messages import Message
 Role = Literal["client", "proxy", "dialed", "endpoint"]
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What the service of one site may do."""
-
-    site: str
-    sites: tuple[str, ...] = ()
-    """The other proxies that may be asked, by the ids of their sites."""
-    can_suspend: bool = False
-    handlers_max: int = 10_000
-    filters_max: int = 1000
-    """Of one client."""
-    bytes_max: int = 64 << 20
-    """Of one buffer."""
-    bytes_total_max: int = 1 << 30
-    lease_s: float = 86_400.0
-    lease_max_s: float = 7 * 86_400.0
-    overflow: Literal["newest", "oldest"] = "newest"
-    """What is dropped when a buffer is full: what comes then, or what came first."""
-    ping_interval_s: float = 0.2
-    ping_timeout_s: float = 10.0
-    listen_again_s: float = 5.0
-    batch_bytes: int = 256 << 10
-    batch_messages: int = 1000
-    window_bytes: int = 2 << 20
-    """What is sent of a download before the first of it is acknowledged, about."""
-
-
 # --- what the MQTT endpoint says, in the same process: see residents.py ---
 
 
 class Attach(msgspec.Struct, frozen=True):
-    """A client of the endpoint is here; its session is found, wherever it is, or begun."""
+    """A client of the endpoint has connected: find its session at any site, or begin one."""
 
     request: int
     client: str
@@ -52,7 +26,7 @@ class Attach(msgspec.Struct, frozen=True):
     ticket: str
     """For a session that begins here."""
     is_clean: bool
-    """Whether a session that there is ends now."""
+    """True: end an existing session first."""
     lease_s: float
 
 
@@ -66,7 +40,7 @@ class Attached(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Filters with the endpoint's notes; answered with Done or Refused."""
+    """Filters with the endpoint's notes; answered with Done or MoveRefused."""
 
     request: int
     add: dict[str, str]
@@ -74,13 +48,13 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Recalled(msgspec.Struct, frozen=True):
-    """What the foreign broker had retained, for the client that is here."""
+    """Retained messages of the foreign broker, for the attached client."""
 
     messages: tuple[ForeignMessage, ...]
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """The client publishes with QoS 2: to be known when it says so again, here or at another site."""
+    """The client publishes with QoS 2; remembered to recognise a repeated publish, at any site."""
 
     packet_id: int
     identity: str
@@ -92,7 +66,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Detach(msgspec.Struct, frozen=True):
-    """The client is away; 0 seconds: for good."""
+    """The client has disconnected; a lease of 0 seconds ends its session."""
 
     lease_s: float
 
@@ -117,7 +91,7 @@ class Got(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A connection ended, or one that was asked for cannot be made."""
+    """A connection ended, or could not be dialed."""
 
     connection: int
     why: str = ""
@@ -136,7 +110,7 @@ class Listening(msgspec.Struct, frozen=True):
     name: str
     token: int = 0
     is_kept: bool = True
-    """Whether it had the name all the time, as far as it says; of interest where that was to be resumed."""
+    """False if the foreign broker says that it had nothing under this name (see Listen.is_resumed)."""
 
 
 class Unlistened(msgspec.Struct, frozen=True):
@@ -145,7 +119,7 @@ class Unlistened(msgspec.Struct, frozen=True):
 
 
 class ForeignFailed(msgspec.Struct, frozen=True):
-    """A Listen or an Unlisten came to nothing."""
+    """A Listen or an Unlisten failed."""
 
     name: str
     what: Literal["listen", "unlisten"]
@@ -158,7 +132,7 @@ class ForeignLost(msgspec.Struct, frozen=True):
 
 
 class ForeignBack(msgspec.Struct, frozen=True):
-    """The foreign broker is there, at the start too; it knows of no handler."""
+    """The foreign broker is connected, at the start or again; every handler must subscribe anew."""
 
 
 Input = Joined | Got | Left | Received | Listening | Unlistened | ForeignFailed | ForeignLost | ForeignBack
@@ -168,7 +142,7 @@ Input = Joined | Got | Left | Received | Listening | Unlistened | ForeignFailed 
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """To be journalled before anything else of the same step is done."""
+    """Journal this entry before any other effect of the step is performed."""
 
     entry: Entry
 
@@ -195,7 +169,7 @@ class Listen(msgspec.Struct, frozen=True):
     name: str
     filters: tuple[str, ...]
     token: int = 0
-    """Comes back with the answer."""
+    """Returned with the answer."""
     is_resumed: bool = False
     """Whether the foreign broker may have kept something under this name."""
 
@@ -204,7 +178,7 @@ class Unlisten(msgspec.Struct, frozen=True):
     name: str
     filters: tuple[str, ...]
     is_end: bool = True
-    """Whether the handler listens no more at all."""
+    """True if the handler ends all its subscriptions."""
 
 
 class PublishStep(msgspec.Struct, frozen=True):

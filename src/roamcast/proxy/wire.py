@@ -1,4 +1,4 @@
-"""Connections to and between proxies: prefaces, frames, and the handshake of whoever connects."""
+"""Connections to and between proxies: prefaces, frames, and the dialing side of the handshake."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ import asyncio
 import secrets
 import socket
 import ssl
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 from roamcast.config.addresses import split_endpoint
 from roamcast.errors import InputError
 from roamcast.proxy import messages
-from roamcast.proxy.messages import (
-    FRAME_BYTES_MAX,
-    LENGTH_BYTES,
-    MAGIC,
-    NONCE_BYTES,
-    PREFACE,
-    STRANGER_BYTES_MAX,
-    WIRE_VERSION,
-    Challenge,
-    Code,
-    Message,
-    MoveRefused,
-    Proof,
-    ProxyHello,
-    Welcome,
-)
+
+Step = TypeVar("Step", messages.Challenge, messages.Welcome)
 
 HANDSHAKE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 15
@@ -35,10 +23,10 @@ KEEP_ALIVE_S = 15
 class ProxyError(Exception):
     """A proxy refused something, or cannot be reached; the text is one line that says what and why."""
 
-    def __init__(self, text: str, code: Code | None = None) -> None:
+    def __init__(self, text: str, code: messages.Code | None = None) -> None:
         super().__init__(text)
         self.code = code
-        """What kind of refusal it was; None if nobody answered."""
+        """The kind of refusal; None if nobody answered."""
 
 
 class Pipe:
@@ -47,30 +35,31 @@ class Pipe:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self.frame_bytes_max = STRANGER_BYTES_MAX
+        self.frame_bytes_max = messages.STRANGER_BYTES_MAX
         peer = writer.get_extra_info("peername")
         self.host = str(peer[0]) if peer else ""
         _keep_alive(writer.get_extra_info("socket"))
 
     async def exchange_prefaces(self, is_dialer: bool) -> None:
         if is_dialer:
-            self._writer.write(PREFACE)
+            self._writer.write(messages.PREFACE)
         try:
-            preface = await self._reader.readexactly(len(PREFACE))
+            preface = await self._reader.readexactly(len(messages.PREFACE))
         except (asyncio.IncompleteReadError, OSError):
-            raise ProxyError("the connection ended before a word was said") from None
-        if not preface.startswith(MAGIC):
-            raise ProxyError("what is there does not speak as mobility proxies do")
+            raise ProxyError("the connection ended before the handshake") from None
+        if not preface.startswith(messages.MAGIC):
+            raise ProxyError("this is not a mobility proxy")
         if not is_dialer:
-            self._writer.write(PREFACE)
-        version = int.from_bytes(preface[len(MAGIC) :], "big")
-        if version != WIRE_VERSION:
-            raise ProxyError(f"it speaks version {version} of the protocol, and here it is {WIRE_VERSION}")
+            self._writer.write(messages.PREFACE)
+        version = int.from_bytes(preface[len(messages.MAGIC) :], "big")
+        if version != messages.WIRE_VERSION:
+            here = messages.WIRE_VERSION
+            raise ProxyError(f"it speaks version {version} of the protocol, and here it is {here}")
 
-    async def read(self) -> Message:
-        """The next message; ProxyError at the end of the connection and for what is none."""
+    async def read(self) -> messages.Message:
+        """Read the next message; ProxyError at the end of the connection and for an invalid frame."""
         try:
-            length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+            length = int.from_bytes(await self._reader.readexactly(messages.LENGTH_BYTES), "big")
             if not 0 < length <= self.frame_bytes_max:
                 raise ProxyError(f"a frame of {length} bytes: 1 to {self.frame_bytes_max} are allowed")
             return messages.decode(await self._reader.readexactly(length))
@@ -79,24 +68,20 @@ class Pipe:
         except InputError as error:
             raise ProxyError(str(error)) from None
 
-    def write(self, message: Message) -> None:
+    def write(self, message: messages.Message) -> None:
         if not self._writer.is_closing():
             self._writer.write(messages.frame(message))
 
-    async def drain(self) -> None:
-        with suppress(OSError):
-            await self._writer.drain()
-
     @property
     def waiting_bytes(self) -> int:
-        """What was written and not yet taken by the network."""
+        """Bytes written that the network has not taken yet."""
         return self._writer.transport.get_write_buffer_size()
 
     def close(self) -> None:
         self._writer.close()
 
     async def end(self) -> None:
-        """Close, and be gone when this returns."""
+        """Close, and wait until the connection is closed."""
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -106,7 +91,7 @@ class Pipe:
 
 
 def _keep_alive(connection: socket.socket | None) -> None:
-    """A host that went away without a word is noticed within a minute."""
+    """Notice within a minute that the other host has vanished."""
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
@@ -116,70 +101,68 @@ def _keep_alive(connection: socket.socket | None) -> None:
 
 
 async def connect(address: str, tls: ssl.SSLContext | None = None) -> Pipe:
-    """A connection to a proxy up to the prefaces."""
-    host, port = split_endpoint(address)
+    """Connect to a proxy and exchange prefaces."""
+    pipe = Pipe(*await asyncio.open_connection(*split_endpoint(address), ssl=tls))
+    try:
+        await pipe.exchange_prefaces(is_dialer=True)
+    except BaseException:
+        pipe.close()
+        raise
+    return pipe
+
+
+@asynccontextmanager
+async def _dialing(address: str, tls: ssl.SSLContext | None) -> AsyncIterator[Pipe]:
+    """Connect for the handshake in the block; a failure closes the connection and names the address."""
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            pipe = Pipe(*await asyncio.open_connection(host, port, ssl=tls))
+            pipe = await connect(address, tls)
             try:
-                await pipe.exchange_prefaces(is_dialer=True)
-            except ProxyError:
-                await pipe.end()
+                yield pipe
+            except BaseException:
+                pipe.close()
                 raise
+        pipe.frame_bytes_max = messages.FRAME_BYTES_MAX
+    except ProxyError as error:
+        raise ProxyError(f"{address}: {error}", error.code) from None
     except TimeoutError:
         raise ProxyError(f"{address}: no answer for {HANDSHAKE_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise ProxyError(f"{address}: {error.strerror or error}") from None
-    except ProxyError as error:
-        raise ProxyError(f"{address}: {error}") from None
-    return pipe
 
 
 async def connect_client(
     address: str, id: str, user: str, password: str, tls: ssl.SSLContext | None = None
-) -> tuple[Pipe, Welcome]:
-    """A client's connection to a proxy."""
-    pipe = await connect(address, tls)
-    pipe.write(ProxyHello("client", id, user=user, password=password))
-    return pipe, await _welcome(pipe, address)
+) -> tuple[Pipe, messages.Welcome]:
+    """Connect a client to a proxy."""
+    async with _dialing(address, tls) as pipe:
+        pipe.write(messages.ProxyHello("client", id, user=user, password=password))
+        welcome = await _read(pipe, messages.Welcome)
+    return pipe, welcome
 
 
 async def connect_proxy(
     address: str, own: str, expected: str, secret: str, tls: ssl.SSLContext | None = None
 ) -> Pipe:
-    """A proxy's connection to another one, which must be the one that is meant, and one of ours."""
-    pipe = await connect(address, tls)
-    hello = ProxyHello("proxy", own, nonce=secrets.token_bytes(NONCE_BYTES))
-    pipe.write(hello)
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            challenge = await pipe.read()
-    except (TimeoutError, ProxyError) as error:
-        raise ProxyError(f"{address}: {str(error) or 'no answer'}") from None
-    if isinstance(challenge, MoveRefused):
-        raise ProxyError(f"{address}: {challenge.text}", challenge.code)
-    if not isinstance(challenge, Challenge) or challenge.id != expected:
-        pipe.close()
-        raise ProxyError(f"{address}: the proxy there is not that of site {expected}", "proxy")
-    pipe.write(Proof(messages.proof(secret, "dialer", hello, challenge)))
-    welcome = await _welcome(pipe, address)
-    if not messages.is_proof(welcome.proof, secret, "listener", hello, challenge):
-        pipe.close()
-        raise ProxyError(f"{address}: the proxy there does not have our secret", "secret")
+    """Connect to the proxy of the expected site, which must prove that it has our secret."""
+    async with _dialing(address, tls) as pipe:
+        hello = messages.ProxyHello("proxy", own, nonce=secrets.token_bytes(messages.NONCE_BYTES))
+        pipe.write(hello)
+        challenge = await _read(pipe, messages.Challenge)
+        if challenge.id != expected:
+            raise ProxyError(f"the proxy there is not that of site {expected}", "proxy")
+        pipe.write(messages.Proof(messages.proof(secret, "dialer", hello, challenge)))
+        welcome = await _read(pipe, messages.Welcome)
+        if not messages.is_proof(welcome.proof, secret, "listener", hello, challenge):
+            raise ProxyError("the proxy there does not have our secret", "secret")
     return pipe
 
 
-async def _welcome(pipe: Pipe, address: str) -> Welcome:
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            answer = await pipe.read()
-    except (TimeoutError, ProxyError) as error:
-        pipe.close()
-        raise ProxyError(f"{address}: {str(error) or 'no answer'}") from None
-    if isinstance(answer, Welcome):
-        pipe.frame_bytes_max = FRAME_BYTES_MAX
-        return answer
-    pipe.close()
-    if isinstance(answer, MoveRefused):
-        raise ProxyError(f"{address}: {answer.text}", answer.code)
-    raise ProxyError(f"{address}: it answers with {type(answer).__name__}")
+async def _read(pipe: Pipe, wanted: type[Step]) -> Step:
+    """Read the next step of the handshake."""
+    answer = await pipe.read()
+    if isinstance(answer, messages.MoveRefused):
+        raise ProxyError(answer.text, answer.code)
+    if not isinstance(answer, wanted):
+        raise ProxyError(f"it answers with {type(answer).__name__}")
+    return answer

@@ -86,6 +86,9 @@ class PlainAccess:
         self._lane = lane_for(settings.access_delay, settings.access_bits_per_s)
         self._is_prompt = not settings.service_s
         """Whether brokers take no time, so that they can take together what arrives at one time."""
+        self._together_at = -1.0
+        self._together: list[tuple[AccessConnection, Said]] = []
+        """What was sent last, and when it arrives."""
         self.clients: dict[str, Client] = {}
         self.closed_by_broker: list[str] = []
         self._connections: dict[str, AccessConnection] = {}
@@ -175,10 +178,11 @@ class PlainAccess:
             at = now + self._settings.access_delay.low_s
             if is_leave:
                 network.push_lane(lane, at, self._arrive_leave, connection, message)
-            elif self._is_prompt and lane and lane[-1][0] == at and lane[-1][2] == self._arrive_together:
-                lane[-1][3].append((connection, message))  # What arrives at one time is one event.
+            elif at == self._together_at and self._is_prompt and lane and lane[-1][3] is self._together:
+                self._together.append((connection, message))  # What arrives at one time is one event.
             else:
-                network.push_lane(lane, at, self._arrive_together, [(connection, message)], None)
+                self._together_at, self._together = at, [(connection, message)]
+                network.push_lane(lane, at, self._arrive_together, self._together, None)
 
     def _arrive_together(self, sent: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
         """What clients of one broker have sent at one time is one step of the broker."""
@@ -192,18 +196,15 @@ class PlainAccess:
                 if inputs:
                     arrive(broker, inputs)
                 broker, inputs = connection.broker, []
-            inputs.append(self._input(connection, message))
+            if type(message) is Hello:
+                inputs.append(Attached(connection.client.id, connection.id, message))
+            else:
+                inputs.append(Submitted(connection.client.id, connection.id, message))  # type: ignore[arg-type]
         if inputs:
             arrive(broker, inputs)
 
     def _arrive_up(self, connection: AccessConnection, message: Said) -> None:
-        if connection.is_open:
-            self._network.arrive(connection.broker, (self._input(connection, message),))
-
-    def _input(self, connection: AccessConnection, message: Said) -> Input:
-        if type(message) is Hello:
-            return Attached(connection.client.id, connection.id, message)
-        return Submitted(connection.client.id, connection.id, message)  # type: ignore[arg-type]
+        self._arrive_together(((connection, message),), None)
 
     def _arrive_leave(self, connection: AccessConnection, message: Said) -> None:
         self._arrive_up(connection, message)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -37,7 +37,6 @@ from roamcast.protocol.codec import (
     Codec,
     UnknownMessage,
     batch_head,
-    tag_of,
     without_skipped,
 )
 from roamcast.protocol.effects import ReceivedInProcess
@@ -100,11 +99,14 @@ class LinkEnd:
     sends as one, is not resumed with.
     """
 
+    unnumbered: ClassVar[tuple[type[Message], ...]] = ()
+    """The messages that may come without a number, beside those that are fleeting."""
+
     __state__ = State(
         "link-end",
         saved=(
             "peer", "incarnation", "peer_incarnation", "sent", "received", "is_up", "version", "_codec",
-            "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every", "_unnumbered",
+            "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every",
         ),
         # What the peer has acknowledged and what was written to it: neither is journalled.
         unhashed=(
@@ -123,10 +125,7 @@ class LinkEnd:
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
         acknowledge_every: int = ACKNOWLEDGE_EVERY,
-        *,
-        unnumbered: tuple[str, ...] = (),
     ) -> None:
-        """`unnumbered`: tags of messages that may come without a number, beside those that are fleeting."""
         self.peer = peer
         self.incarnation = incarnation
         self.peer_incarnation = 0
@@ -148,7 +147,6 @@ class LinkEnd:
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
-        self._unnumbered = unnumbered
         self._written: deque[Kept] = deque()
         self._unwritten: deque[Kept] = deque()
         self._offset = 0
@@ -513,7 +511,7 @@ class _Reading:
         for message in known:
             if type(message) is Fleeting:
                 continue  # Nearly all of them.
-            if not (message.is_fleeting or tag_of(type(message)) in self.end._unnumbered):
+            if not (message.is_fleeting or type(message) in self.end.unnumbered):
                 raise LinkError(f"{self.end.peer} sent {type(message).__name__} without a number")
         self.fleeting += known
 

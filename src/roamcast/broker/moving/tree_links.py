@@ -23,7 +23,7 @@ from roamcast.broker.links.end import KEPT_BYTES_MAX, LinkEnd, Resume
 from roamcast.broker.links.links import Offer
 from roamcast.broker.seeking import IsHere, WhereIs
 from roamcast.mobility.moving.election import Heartbeat, Round
-from roamcast.protocol.codec import VERSION_MAX, Codec, tag_of
+from roamcast.protocol.codec import VERSION_MAX, Codec
 from roamcast.protocol.messages import Cause, Message
 from roamcast.state import State
 
@@ -68,6 +68,12 @@ class Beat(Message, frozen=True):
     @property
     def is_fleeting(self) -> bool:
         return True
+
+
+class TreeLinkEnd(LinkEnd):
+    unnumbered = (WhereIs, IsHere)
+
+    __state__ = State("tree-link-end")
 
 
 class Neighbour:
@@ -120,15 +126,7 @@ class TreeLinks:
 
     def connect(self, peer: str, incarnation: int, version: int = VERSION_MAX) -> None:
         # Each is told at once what has been journalled, so that little comes back when a link is lost.
-        end = LinkEnd(
-            peer,
-            incarnation,
-            self._codec,
-            KEPT_BYTES_MAX,
-            FLEETING_MAX,
-            1,
-            unnumbered=(tag_of(WhereIs), tag_of(IsHere)),
-        )
+        end = TreeLinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1)
         end.up(Resume(), version)
         self.ends[peer] = end
         self.neighbours[peer] = Neighbour(peer, end)

@@ -184,9 +184,6 @@ class MobileProtocol:
         """Where events have attributes in their bodies: all that a burst has, which is a single event then;
         None if nobody asks for more than is outside."""
 
-    def understands(self, message: Message) -> bool:
-        return type(message) in self._handlers
-
     # --- the ways in ---
 
     def receive(self, sender: str, message: Message, *, is_subscriber: bool = False) -> Outcome:

@@ -321,13 +321,14 @@ class ClientSession:
             case packets.Publish():
                 self.incoming.on_publish(packet, self._out)
             case packets.Puback():
-                self._note(self.outgoing.on_puback(packet.packet_id, packet.reason, _text(packet)))
+                self._note(self.outgoing.on_last(packet.packet_id, 1, packet.reason, _text(packet)))
             case packets.Pubrec():
                 self._on_pubrec(packet)
             case packets.Pubrel():
                 self.incoming.on_pubrel(packet.packet_id, self._out)
             case packets.Pubcomp():
-                self._note(self.outgoing.on_pubcomp(packet.packet_id))
+                # A broker that did not know the id has nothing left to release: that is the end, too.
+                self._note(self.outgoing.on_last(packet.packet_id, 2, Reason.SUCCESS))
             case packets.Suback() | packets.Unsuback():
                 self._note(self._requests.on_answer(packet, _text(packet)))
             case packets.Pingresp():

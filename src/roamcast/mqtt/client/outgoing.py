@@ -284,9 +284,10 @@ class Outgoing:
             one.is_released = True
         return True
 
-    def on_puback(self, packet_id: int, reason: Reason, text: str = "") -> Acknowledged | None:
+    def on_last(self, packet_id: int, qos: int, reason: Reason, text: str = "") -> Acknowledged | None:
+        """A PUBACK of QoS 1 or a PUBCOMP of QoS 2."""
         one = self._in_flight.get(packet_id)
-        if one is None or one.publish.qos != 1:
+        if one is None or one.publish.qos != qos or one.is_released != (qos == 2):
             return None
         return self._settle(packet_id, reason, text)
 
@@ -301,13 +302,6 @@ class Outgoing:
 
     def is_known(self, packet_id: int) -> bool:
         return packet_id in self._in_flight
-
-    def on_pubcomp(self, packet_id: int) -> Acknowledged | None:
-        one = self._in_flight.get(packet_id)
-        if one is None or not one.is_released:
-            return None
-        # A broker that did not know the id has nothing left to release: it is the end of it either way.
-        return self._settle(packet_id, Reason.SUCCESS, "")
 
     def _settle(self, packet_id: int, reason: Reason, text: str) -> Acknowledged:
         self._room += 1

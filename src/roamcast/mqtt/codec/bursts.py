@@ -267,22 +267,6 @@ class FrameWriter:
         return b"".join(parts)
 
 
-def publish_frames(
-    topic: bytes,
-    payloads: Sequence[bytes],
-    first_packet_id: int,
-    qos: int,
-    retain: bool = False,
-    described: bytes = b"",
-) -> bytes:
-    """The frames of many payloads under one topic; keep a FrameWriter to write more of them."""
-    return FrameWriter(topic, qos, retain, described).write(payloads, first_packet_id)
-
-
-def puback(packet_id: int) -> bytes:
-    return b"\x40\x02" + ENCODED[packet_id - 1]
-
-
 def written_acknowledgements(first_byte: int, first_packet_id: int, count: int) -> bytes:
     """`count` acknowledgements (0x40 PUBACK, 0x50 PUBREC, 0x62 PUBREL, 0x70 PUBCOMP) of consecutive ids."""
     start = 4 * (first_packet_id - 1)

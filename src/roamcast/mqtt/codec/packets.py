@@ -12,7 +12,6 @@ from typing import Literal
 from msgspec import Struct
 
 from roamcast.mqtt.codec.reasons import Reason
-from roamcast.state import State
 
 Version = Literal[4, 5]
 UserProperties = tuple[tuple[str, str], ...]
@@ -88,8 +87,6 @@ class Connack(Struct, frozen=True, gc=False):
 
 
 class Publish(Struct, frozen=True, gc=False):
-    __state__ = State("mqtt-publish")
-
     topic: str
     """Empty only where a topic alias stands for it."""
     payload: bytes = b""
@@ -138,8 +135,6 @@ class SubscriptionEntry(Struct, frozen=True, gc=False):
 
 
 class Subscribe(Struct, frozen=True, gc=False):
-    __state__ = State("mqtt-subscribe")
-
     packet_id: int
     entries: tuple[SubscriptionEntry, ...]
     subscription_identifier: int | None = None
@@ -154,8 +149,6 @@ class Suback(Struct, frozen=True, gc=False):
 
 
 class Unsubscribe(Struct, frozen=True, gc=False):
-    __state__ = State("mqtt-unsubscribe")
-
     packet_id: int
     filters: tuple[str, ...]
     user_properties: UserProperties = ()

@@ -1,7 +1,7 @@
-"""Property blocks of MQTT 5.0 (section 2.2.2): one table for each packet says what it may carry.
+"""Property blocks of MQTT 5.0 (section 2.2.2).
 
-Properties are named as the fields of the packets that hold them, so a decoded
-block is what is missing to make the packet.
+Properties are named as the fields of the packets that hold them: a packet may carry the
+properties that are among its fields, and a decoded block is what is missing to make the packet.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,111 +66,69 @@ _BINARY = (fields.read_binary, fields.write_binary)
 _YES_OR_NO = (_yes_or_no, fields.write_byte)
 _TWO = (fields.read_two, fields.write_two)
 _FOUR = (fields.read_four, fields.write_four)
+_SUBSCRIPTION_IDENTIFIER = (
+    _nonzero(fields.read_variable, "subscription identifier"),
+    fields.write_variable,
+)
+_TOPIC_ALIAS = (_nonzero(fields.read_two, "topic alias", Reason.TOPIC_ALIAS_INVALID), fields.write_two)
 
 # Table 2-4 of the standard, with the values that its chapter 3 forbids.
-_KINDS: dict[int, tuple[Reader, Writer]] = {
+_PROPERTIES: dict[str, tuple[int, Reader, Writer]] = {
     # 0 and 1 have a meaning, and no other value is forbidden: it goes on unaltered [MQTT-3.3.2-4].
-    0x01: (fields.read_byte, fields.write_byte),
-    0x02: _FOUR,
-    0x03: _STRING,
-    0x08: (_response_topic, fields.write_string),
-    0x09: _BINARY,
-    0x0B: (_nonzero(fields.read_variable, "subscription identifier"), fields.write_variable),
-    0x11: _FOUR,
-    0x12: _STRING,
-    0x13: _TWO,
-    0x15: _STRING,
-    0x16: _BINARY,
-    0x17: _YES_OR_NO,
-    0x18: _FOUR,
-    0x19: _YES_OR_NO,
-    0x1A: _STRING,
-    0x1C: _STRING,
-    0x1F: _STRING,
-    0x21: (_nonzero(fields.read_two, "receive maximum"), fields.write_two),
-    0x22: _TWO,
-    0x23: (_nonzero(fields.read_two, "topic alias", Reason.TOPIC_ALIAS_INVALID), fields.write_two),
-    0x24: (_zero_or_one, fields.write_byte),
-    0x25: _YES_OR_NO,
-    0x26: (fields.read_pair, fields.write_pair),
-    0x27: (_nonzero(fields.read_four, "maximum packet size"), fields.write_four),
-    0x28: _YES_OR_NO,
-    0x29: _YES_OR_NO,
-    0x2A: _YES_OR_NO,
+    "payload_format": (0x01, fields.read_byte, fields.write_byte),
+    "message_expiry": (0x02, *_FOUR),
+    "content_type": (0x03, *_STRING),
+    "response_topic": (0x08, _response_topic, fields.write_string),
+    "correlation_data": (0x09, *_BINARY),
+    "subscription_identifier": (0x0B, *_SUBSCRIPTION_IDENTIFIER),
+    "subscription_identifiers": (0x0B, *_SUBSCRIPTION_IDENTIFIER),
+    "session_expiry": (0x11, *_FOUR),
+    "assigned_client_id": (0x12, *_STRING),
+    "server_keep_alive": (0x13, *_TWO),
+    "authentication_method": (0x15, *_STRING),
+    "authentication_data": (0x16, *_BINARY),
+    "request_problem_information": (0x17, *_YES_OR_NO),
+    "delay": (0x18, *_FOUR),
+    "request_response_information": (0x19, *_YES_OR_NO),
+    "response_information": (0x1A, *_STRING),
+    "server_reference": (0x1C, *_STRING),
+    "reason_string": (0x1F, *_STRING),
+    "receive_maximum": (0x21, _nonzero(fields.read_two, "receive maximum"), fields.write_two),
+    "topic_alias_maximum": (0x22, *_TWO),
+    "topic_alias": (0x23, *_TOPIC_ALIAS),
+    "maximum_qos": (0x24, _zero_or_one, fields.write_byte),
+    "retain_available": (0x25, *_YES_OR_NO),
+    "user_properties": (0x26, fields.read_pair, fields.write_pair),
+    "maximum_packet_size": (0x27, _nonzero(fields.read_four, "maximum packet size"), fields.write_four),
+    "wildcard_subscription_available": (0x28, *_YES_OR_NO),
+    "subscription_identifiers_available": (0x29, *_YES_OR_NO),
+    "shared_subscription_available": (0x2A, *_YES_OR_NO),
 }
 
 _REPEATED = ("user_properties", "subscription_identifiers")
 
 
-def _table(kind: type[msgspec.Struct], **identifiers: int) -> Table:
+def _table(kind: type[msgspec.Struct], without: tuple[str, ...] = ()) -> Table:
+    """The properties that are fields of a packet, in the order of their identifiers."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     return {
-        identifier: Property(name, *_KINDS[identifier], defaults[name], name in _REPEATED)
-        for name, identifier in identifiers.items()
+        identifier: Property(name, read, write, defaults[name], name in _REPEATED)
+        for name, (identifier, read, write) in _PROPERTIES.items()
+        if name in defaults and name not in without
     }
 
 
-CONNECT = _table(
-    packets.Connect,
-    session_expiry=0x11,
-    authentication_method=0x15,
-    authentication_data=0x16,
-    request_problem_information=0x17,
-    request_response_information=0x19,
-    receive_maximum=0x21,
-    topic_alias_maximum=0x22,
-    user_properties=0x26,
-    maximum_packet_size=0x27,
-)
-CONNACK = _table(
-    packets.Connack,
-    session_expiry=0x11,
-    assigned_client_id=0x12,
-    server_keep_alive=0x13,
-    authentication_method=0x15,
-    authentication_data=0x16,
-    response_information=0x1A,
-    server_reference=0x1C,
-    reason_string=0x1F,
-    receive_maximum=0x21,
-    topic_alias_maximum=0x22,
-    maximum_qos=0x24,
-    retain_available=0x25,
-    user_properties=0x26,
-    maximum_packet_size=0x27,
-    wildcard_subscription_available=0x28,
-    subscription_identifiers_available=0x29,
-    shared_subscription_available=0x2A,
-)
-_MESSAGE = {
-    "payload_format": 0x01,
-    "message_expiry": 0x02,
-    "content_type": 0x03,
-    "response_topic": 0x08,
-    "correlation_data": 0x09,
-    "user_properties": 0x26,
-}
-PUBLISH = _table(PublishProperties, **_MESSAGE, subscription_identifiers=0x0B, topic_alias=0x23)
-WILL = _table(PublishProperties, **_MESSAGE)
-WILL_DELAY = _table(packets.Will, delay=0x18)
+CONNECT = _table(packets.Connect)
+CONNACK = _table(packets.Connack)
+WILL = _table(PublishProperties, without=("subscription_identifiers", "topic_alias"))
+WILL_DELAY = _table(packets.Will)
 WILL_WITH_DELAY = {**WILL, **WILL_DELAY}
-ACKNOWLEDGEMENT = _table(packets.AcknowledgementProperties, reason_string=0x1F, user_properties=0x26)
-SUBSCRIBE = _table(packets.Subscribe, subscription_identifier=0x0B, user_properties=0x26)
-UNSUBSCRIBE = _table(packets.Unsubscribe, user_properties=0x26)
-DISCONNECT = _table(
-    packets.Disconnect,
-    session_expiry=0x11,
-    server_reference=0x1C,
-    reason_string=0x1F,
-    user_properties=0x26,
-)
-AUTH = _table(
-    packets.Auth,
-    authentication_method=0x15,
-    authentication_data=0x16,
-    reason_string=0x1F,
-    user_properties=0x26,
-)
+PUBLISH = {**WILL, **_table(PublishProperties)}
+ACKNOWLEDGEMENT = _table(packets.AcknowledgementProperties)
+SUBSCRIBE = _table(packets.Subscribe)
+UNSUBSCRIBE = _table(packets.Unsubscribe)
+DISCONNECT = _table(packets.Disconnect)
+AUTH = _table(packets.Auth)
 
 
 def decode(data: bytes, at: int, end: int, table: Table) -> dict[str, Any]:

@@ -325,14 +325,9 @@ def _reasons_of(name: str, codes: bytes, allowed: Mapping[int, Reason]) -> tuple
 # --- the small ones ------------------------------------------------------------------------------------
 
 
-def _pingreq(first: int, body: bytes, version: int) -> Pingreq:
+def _ping(made: type[Pingreq] | type[Pingresp], first: int, body: bytes, version: int) -> Packet:
     _check_ended(0, len(body))
-    return Pingreq()
-
-
-def _pingresp(first: int, body: bytes, version: int) -> Pingresp:
-    _check_ended(0, len(body))
-    return Pingresp()
+    return made()
 
 
 def _disconnect_from_client(first: int, body: bytes, version: int) -> Disconnect:
@@ -395,7 +390,7 @@ _FROM_CLIENT: dict[int, _Parser] = {
     PUBLISH: partial(_publish, True),
     SUBSCRIBE: _subscribe,
     UNSUBSCRIBE: _unsubscribe,
-    PINGREQ: _pingreq,
+    PINGREQ: partial(_ping, Pingreq),
     DISCONNECT: _disconnect_from_client,
     AUTH: partial(_auth, reasons.IN_CLIENT_AUTH),
 }
@@ -405,7 +400,7 @@ _FROM_SERVER: dict[int, _Parser] = {
     PUBLISH: partial(_publish, False),
     SUBACK: _suback,
     UNSUBACK: _unsuback,
-    PINGRESP: _pingresp,
+    PINGRESP: partial(_ping, Pingresp),
     DISCONNECT: _disconnect_from_server,
     AUTH: partial(_auth, reasons.IN_SERVER_AUTH),
 }

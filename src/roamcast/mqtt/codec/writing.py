@@ -1,4 +1,4 @@
-"""Packets to bytes, one at a time, and the few that a server writes by the thousand.
+"""Packets to bytes, one at a time (see bursts.py for those that are written by the thousand).
 
 What cannot be written (a string of more than 65,535 bytes, a number that does
 not fit its field) is the caller's mistake, and raises InputError.
@@ -10,7 +10,6 @@ from typing import Any
 
 from roamcast.errors import InputError
 from roamcast.mqtt.codec import packets, properties
-from roamcast.mqtt.codec.bursts import puback, publish_frames
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.fields import (
     write_binary,
@@ -24,8 +23,6 @@ from roamcast.mqtt.codec.packets import Connack, Packet, SubscriptionEntry
 from roamcast.mqtt.codec.reasons import Reason, connack_3_1_1
 
 CONNACKS_KEPT_MAX = 64
-
-__all__ = ["connack", "puback", "publish_frames", "refusal", "write"]
 
 
 def write(packet: Packet, version: int) -> bytes:
