@@ -196,9 +196,9 @@ def _doings(names: Sequence[str]) -> list[Action]:
 def _watch_until(network: MobileNetwork, watch: TreeWatch, until_s: float) -> dict[str, int]:
     """Look once a second, and note what had happened when everyone stopped moving."""
     at_end: dict[str, int] = {}
-    check: Callable[[str, tuple[Input, ...]], None] | None = network.on_step
+    check: Callable[[str, Sequence[Input]], None] | None = network.on_step
 
-    def on_step(broker: str, inputs: tuple[Input, ...]) -> None:
+    def on_step(broker: str, inputs: Sequence[Input]) -> None:
         if check is not None:
             check(broker, inputs)
         if network.now <= until_s:

@@ -11,7 +11,7 @@ everywhere to where the client is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes, Filter
@@ -58,7 +58,7 @@ class MobileChecker:
 
     # --- what is owed ---
 
-    def _on_step(self, broker: str, inputs: tuple[Input, ...]) -> None:
+    def _on_step(self, broker: str, inputs: Sequence[Input]) -> None:
         for item in inputs:
             if not isinstance(item, Submitted):
                 if isinstance(item, Migrated | SendFailed):
