@@ -9,8 +9,9 @@ asked for are drawn on top: the rest of the story is the same without them.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse
@@ -24,6 +25,7 @@ from roamcast.protocol.effects import (
     UnsubscribeFrom,
 )
 from roamcast.protocol.notification import encode_attributes
+from roamcast.simulator.checkers import Result
 from roamcast.simulator.drawing import Span, draw_delays, draw_moves, draw_publishes, in_order, with_faults
 from roamcast.simulator.location_fuzz import draw_location_story
 from roamcast.simulator.network import Action, NetworkSettings
@@ -177,6 +179,27 @@ class FuzzReport:
     violations: int = 0
     failures: list[Failure] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, protocol: str, result: Result) -> FuzzReport:
+        """What one seed showed."""
+        same = {one.name for one in fields(cls)} & {one.name for one in fields(result)}
+        figures = {name: getattr(result, name) for name in same - {"violations"}}
+        return cls(
+            protocol,
+            seeds=1,
+            notifications=result.published,
+            deliveries=result.delivered,
+            violations=result.violations_total,
+            **figures,
+        )
+
+    def add(self, other: FuzzReport) -> None:
+        """Count what other seeds of the same protocol showed, too."""
+        for one in fields(self):
+            if one.name not in ("protocol", "excused"):
+                setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        self.excused = dict(Counter(self.excused) + Counter(other.excused))
+
 
 def fuzz(
     protocol: str,
@@ -194,21 +217,8 @@ def fuzz(
         else:
             story = draw_story(protocol, seed, faults)
         result = verdict(story)
-        report.seeds += 1
-        report.handoffs += result.handoffs
-        report.notifications += result.published
-        report.deliveries += result.delivered
-        report.lost += result.lost
-        report.duplicates += result.duplicates
-        report.out_of_order += result.out_of_order
-        report.crashes += result.crashes
-        report.links_down += result.links_down
-        report.located += result.located
-        report.blacked_out += result.blacked_out
-        for name, count in result.excused.items():
-            report.excused[name] = report.excused.get(name, 0) + count
+        report.add(FuzzReport.of(protocol, result))
         if result.violations:
-            report.violations += result.violations_total
             report.failures.append(shrunk_failure(seed, story, [str(one) for one in result.violations]))
             if len(report.failures) >= failures_max:
                 break
