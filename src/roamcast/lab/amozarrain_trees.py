@@ -142,13 +142,12 @@ def _over_links(job: TreeJob) -> Row:
     settings = NetworkSettings(
         protocol=MFT, link_delay=LINK_DELAY, reach=tuple(pairs), tree=job.rule, seed=job.seed
     )
-    checked: list[MobileChecker] = []
-    network = MobileNetwork(topology, settings, lambda rows: checked[0].observe(rows) if checked else None)
-    checked.append(MobileChecker(network))
+    network = MobileNetwork(topology, settings)
+    checker = MobileChecker(network)
     watch = TreeWatch(lambda: {name: one.parent for name, one in network.elections.items()})
     at_end = _watch_until(network, watch, MOVING_S)
     network.run([*faults, *_doings(names)], EVENTS_MAX)
-    result = checked[0].finish()
+    result = checker.finish()
     if network.is_restless:
         raise RuntimeError(f"{job.name}: more than {EVENTS_MAX} events")
     return {

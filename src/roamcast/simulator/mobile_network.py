@@ -92,10 +92,10 @@ class MobileNetwork(NetworkBase):
         self,
         topology: Topology,
         settings: NetworkSettings,
-        observe: Callable[[list[Row]], None],
+        observe: Callable[[list[Row]], None] | None = None,
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> None:
-        super().__init__(topology, settings, observe, trace)
+        super().__init__(topology, settings, observe or (lambda rows: None), trace)
         self.crashes = 0
         self.links_lost = 0
         self.is_restless = False

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes, Filter
-from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.mobile import LOCAL, Identity, Known, Rep, identities
 from roamcast.protocol.effects import Input, Migrated, SendFailed, Submitted
 from roamcast.protocol.messages import Message
@@ -51,6 +50,8 @@ class MobileChecker:
         settings = network.settings
         link_s = longest_s(settings.link_delay, settings.loss)
         self._rest_s = 6 * len(network.topology.brokers) * link_s + 4 * settings.access_delay.high_s
+        self._report = network.observe
+        network.observe = self._observe
         network.on_step = self._on_step
         network.on_amnesia = self._on_amnesia
         network.on_change = self._on_change
@@ -127,7 +128,8 @@ class MobileChecker:
 
     # --- what came ---
 
-    def observe(self, rows: list[Row]) -> None:
+    def _observe(self, rows: list[Row]) -> None:
+        self._report(rows)
         for row in rows:
             if row.kind == "delivered":
                 self._on_delivered(row)
@@ -225,29 +227,10 @@ def run_mobile(
     actions: Iterable[Action],
     observe: Callable[[list[Row]], None] | None = None,
     trace: Callable[[float, str, str, Message], None] | None = None,
-) -> Result:
-    """Perform the actions, repair everything, let the network come to rest, and check it."""
-    return run_mobile_network(topology, settings, actions, observe, trace)[0]
-
-
-def run_mobile_network(
-    topology: Topology,
-    settings: NetworkSettings,
-    actions: Iterable[Action],
-    observe: Callable[[list[Row]], None] | None = None,
-    trace: Callable[[float, str, str, Message], None] | None = None,
 ) -> tuple[Result, MobileNetwork]:
-    """As `run_mobile`, with the network as it is at the end."""
-    find_mobile_protocol(settings.protocol)
-    seen: list[Callable[[list[Row]], None]] = [observe] if observe is not None else []
-
-    def tell(rows: list[Row]) -> None:
-        for one in seen:
-            one(rows)
-
-    network = MobileNetwork(topology, settings, tell, trace)
+    """Perform the actions, repair everything, let the network come to rest, and check it."""
+    network = MobileNetwork(topology, settings, observe, trace)
     checker = MobileChecker(network)
-    seen.append(checker.observe)
     network.run(actions)
     return checker.finish(), network
 

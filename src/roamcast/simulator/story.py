@@ -100,7 +100,7 @@ class Story:
     ) -> Result:
         """Simulate it, whatever its brokers are, and say what came of it."""
         if self.settings.protocol in MOBILE_PROTOCOLS:
-            return run_mobile(self.topology, self.settings, self.with_homecoming(), observe, trace)
+            return run_mobile(self.topology, self.settings, self.with_homecoming(), observe, trace)[0]
         return self.run(observe, trace).result
 
     def run(
