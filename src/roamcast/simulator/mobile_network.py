@@ -1,4 +1,4 @@
-"""The engine for brokers that move: the tree changes under way, and links are lost with what is on them.
+"""A network of brokers that move: the tree changes under way, and links are lost with what is on them.
 
 Where links are is decided in one of two ways. A plain story says so itself (`relink`, `cut`, `heal`): of
 two trees that get a link, the one whose lowest broker is higher migrates into the other, with the broker at
@@ -42,12 +42,11 @@ from roamcast.protocol.messages import Message
 from roamcast.protocol.records import Row
 from roamcast.simulator.access import CONTROL_BYTES, PlainAccess
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
-from roamcast.simulator.links import Link, LossyLink
+from roamcast.simulator.links import Link
 from roamcast.simulator.mobile_links import Direction, TreeLink
 from roamcast.simulator.network import Action, NetworkBase, NetworkSettings
 from roamcast.simulator.topology import Topology
 
-WITNESS = "network"
 REST_PERIODS = 40
 """For so many rounds of the election the network is left alone at the end."""
 EVENTS_MIN, EVENTS_PER_ACTION = 20_000, 150
@@ -269,10 +268,7 @@ class MobileNetwork(NetworkBase):
         self._step_broker(child, (Migrated(old, parent),))
 
     def _make_link(self, name: str) -> Link:
-        settings = self.settings
-        rng = self.rng_for(str(self.migrations), name)
-        delay = settings.link_delay
-        return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
+        return self._link_with(self.settings.link_delay, str(self.migrations), name)
 
     def _send(self, broker: str, peer: str, message: Message) -> None:
         self._count(broker, ((peer, message),))

@@ -171,6 +171,10 @@ class NetworkBase(Engine):
         """A source of its own for each purpose, so that the draws of one do not move another's."""
         return random.Random(f"{self.settings.seed}/{'/'.join(names)}")
 
+    def _link_with(self, delay: Delay, *names: str) -> Link:
+        rng, loss = self.rng_for(*names), self.settings.loss
+        return LossyLink(delay, rng, loss) if loss else Link(delay, rng)
+
     def _count(self, broker: str, sends: Sequence[tuple[str, Message]]) -> None:
         if self._trace is not None:
             for peer, message in sends:
@@ -278,9 +282,7 @@ class Network(NetworkBase):
         return self.rng_for("incarnation", broker, peer).getrandbits(62) + 1
 
     def _make_link(self, broker: str, peer: str) -> Link:
-        settings, rng = self.settings, self.rng_for(broker, peer)
-        delay = settings.delay_between(broker, peer)
-        return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
+        return self._link_with(self.settings.delay_between(broker, peer), broker, peer)
 
     @property
     def brokers(self) -> dict[str, BrokerCore]:
