@@ -1,7 +1,7 @@
 """Draws that stories of every kind share: delays, moves, publishes, and faults on top.
 
 Each function takes the random source from its caller and draws in a fixed order, so a seed gives the same
-story for ever. `fuzz` and `location_fuzz` add what only their stories have.
+story for ever. `fuzz`, `location_fuzz` and `mqtt_draw` add what only their stories have.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
-from roamcast.protocol.effects import AttachTo, LeaveFor, PublishThis
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor
 from roamcast.simulator.faults import Crash, Cut, Heal, Relink, Restart, Snapshot
 from roamcast.simulator.links import Delay
-from roamcast.simulator.network import Action
+from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import Story
 
 LOSSES = (0.05, 0.2, 0.5)
@@ -79,7 +79,7 @@ def draw_publishes(
     client: str,
     span: Span,
     every_s: float,
-    draw: Callable[[float], PublishThis],
+    draw: Callable[[float], Input],
     rng: random.Random,
     count_max: float = float("inf"),
 ) -> list[Action]:
@@ -101,11 +101,10 @@ def in_order(actions: Iterable[Action]) -> tuple[Action, ...]:
 
 
 def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: random.Random) -> Story:
-    """The same story with faults of these kinds; of several kinds not always all."""
+    """The same story with faults of these kinds."""
     is_mobile = story.settings.protocol in MOBILE_PROTOCOLS
     draws = _MOBILE_FAULTS if is_mobile else _FAULTS
-    chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
-    for kind in chosen or faults:
+    for kind in draw_kinds(faults, rng):
         if kind == "loss":
             story = replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
         else:
@@ -114,6 +113,12 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
     if is_mobile or not find_protocol(story.settings.protocol).has_heartbeats:
         return story
     return with_heartbeats(story, rng) if rng.random() < 0.5 else story
+
+
+def draw_kinds(faults: Sequence[str], rng: random.Random) -> Sequence[str]:
+    """Of several kinds of faults not always all."""
+    chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
+    return chosen or faults
 
 
 def _draw_crashes(story: Story, start_s: float, rng: random.Random) -> list[Action]:
@@ -134,13 +139,13 @@ def _draw_outages_of_brokers(
     story: Story, start_s: float, crash: Callable[[bool], Crash], rng: random.Random
 ) -> list[Action]:
     """Brokers are down for a while; some of their clients go elsewhere, the others wait."""
-    brokers = story.topology.brokers
+    brokers, span = story.topology.brokers, _span_of(story, start_s)
     faults: list[Action] = []
     for _ in range(rng.choice((1, 1, 2, 4))):
         broker = rng.choice(brokers)
-        down_s, up_s = _draw_outage(story, start_s, rng)
+        down_s, up_s = draw_outage(story.settings, span, rng)
         faults.append((down_s, broker, crash(rng.random() < 0.5)))
-        for client in _attached_at(story, broker, down_s):
+        for client in attached_at(story.actions, broker, down_s):
             if rng.random() < 0.4:
                 elsewhere = AttachTo(rng.choice(brokers), 0)
                 faults.append((rng.uniform(down_s, up_s), client, elsewhere))
@@ -149,12 +154,17 @@ def _draw_outages_of_brokers(
 
 
 def _draw_partitions(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    return draw_cuts(story.topology.overlay, story.settings, _span_of(story, start_s), rng)
+
+
+def draw_cuts(
+    links: Sequence[tuple[str, str]], settings: NetworkSettings, span: Span, rng: random.Random
+) -> list[Action]:
     """Links that are down for a while, by ones and twos."""
     faults: list[Action] = []
-    for _ in range(rng.choice((1, 2, 3))):
-        down_s, up_s = _draw_outage(story, start_s, rng)
-        several = min(rng.choice((1, 1, 2)), len(story.topology.overlay))
-        for broker, peer in rng.sample(story.topology.overlay, several):
+    for _ in range(rng.choice((1, 2, 3)) if links else 0):
+        down_s, up_s = draw_outage(settings, span, rng)
+        for broker, peer in rng.sample(links, min(rng.choice((1, 1, 2)), len(links))):
             faults += [(down_s, broker, Cut(peer)), (up_s, broker, Heal(peer))]
     return faults
 
@@ -163,11 +173,11 @@ def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Act
     """Links between brokers that move: some are replaced, some come back between others than before."""
     brokers, reach = story.topology.brokers, story.settings.reach
     faults: list[Action] = []
-    edges = [*story.topology.overlay, *reach]
+    edges, span = [*story.topology.overlay, *reach], _span_of(story, start_s)
     if not edges:
         return []
     for _ in range(rng.choice((1, 2, 4, 8))):
-        down_s, up_s = _draw_outage(story, start_s, rng)
+        down_s, up_s = draw_outage(story.settings, span, rng)
         one, other = rng.choice(edges)
         if rng.random() < 0.5:
             one, other = other, one
@@ -200,18 +210,21 @@ def with_heartbeats(story: Story, rng: random.Random) -> Story:
     return replace(story, settings=replace(story.settings, mobility=mobility))
 
 
-def _draw_outage(story: Story, start_s: float, rng: random.Random) -> tuple[float, float]:
-    """From when to when: from far below one link's delay up to the whole length of the story."""
-    span = Span(start_s, story.actions[-1][0] - start_s)
+def _span_of(story: Story, start_s: float) -> Span:
+    return Span(start_s, story.actions[-1][0] - start_s)
+
+
+def draw_outage(settings: NetworkSettings, span: Span, rng: random.Random) -> tuple[float, float]:
+    """From when to when: from far below one link's delay up to a large part of the story."""
     down_s = span.moment(rng)
-    length_s = rng.choice((story.settings.link_delay.high_s, span.duration_s / 20, span.duration_s / 4))
+    length_s = rng.choice((settings.link_delay.high_s, span.duration_s / 20, span.duration_s / 4))
     return down_s, down_s + rng.expovariate(1 / max(length_s, 0.005))
 
 
-def _attached_at(story: Story, broker: str, time_s: float) -> list[str]:
-    """The clients that the story has at a broker at this time."""
+def attached_at(actions: Iterable[Action], broker: str, time_s: float) -> list[str]:
+    """The clients that a story has at a broker at this time."""
     at: dict[str, str] = {}
-    for _, client, item in [action for action in story.actions if action[0] <= time_s]:
+    for _, client, item in in_order(action for action in actions if action[0] <= time_s):
         if isinstance(item, AttachTo):
             at[client] = item.broker
         elif isinstance(item, LeaveFor):

@@ -217,8 +217,7 @@ def fuzz(
         if feature == "location":
             story = draw_location_story(protocol, seed)
         elif front == "mqtt":
-            topology, settings, actions = draw_mqtt_story(protocol, seed, faults)
-            story = Story(topology, settings, tuple(actions))
+            story = Story(*draw_mqtt_story(protocol, seed, faults))
         else:
             story = draw_story(protocol, seed, faults)
         result = verdict(story)
