@@ -147,7 +147,7 @@ def test_a_single_broker_needs_no_link() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("protocl durable", "'protocl' is not known: valid are brokers, at, protocol"),
+        ("protocl durable", "'protocl' is not known: valid are brokers, at, front, protocol"),
         ("at", "expected `at SECONDS CLIENT VERB …`"),
         ("at 1 c", "expected `at SECONDS CLIENT VERB …`"),
         ("at soon c leave", "soon"),
@@ -169,7 +169,7 @@ def test_a_single_broker_needs_no_link() -> None:
         ('at 1 c publish {"x": null}', "valid are names with str, 64-bit int, float or bool"),
         ('at 1 c publish {"x": 99999999999999999999}', "valid are names with str, 64-bit int, float or bool"),
         ("at 1 c crash", "there is no broker 'c'; valid are b0, b1, b2"),
-        ("at 1 b0 crash soon", "crash 'soon': valid are `crash`, `crash unsent` and `crash amnesia`"),
+        ("at 1 b0 crash soon", "crash 'soon': valid are nothing, unsent, torn and amnesia"),
         ("at 1 b0 restart b1", "restart 'b1': nothing follows, the broker comes first"),
         ("at 1 b0 cut", "b0 has no link to ''; valid are b1"),
         ("at 1 b0 heal b2", "b0 has no link to 'b2'; valid are b1"),
@@ -178,7 +178,7 @@ def test_a_single_broker_needs_no_link() -> None:
         ("loss some", "some"),
         ("heartbeat_period_s often", "heartbeat_period_s 'often': Expected `float | null`"),
         ("neighbours_max 1.5", "neighbours_max '1.5': Expected `int | null`"),
-        ("delay_bound_s 1", "'delay_bound_s' is not known: valid are brokers, at, protocol"),
+        ("delay_bound_s 1", "'delay_bound_s' is not known: valid are brokers, at, front, protocol"),
         ("link slow", "delay 'slow'"),
         ("window many", "many"),
         ("advertisements yes", "advertisements 'yes': valid are True and False"),

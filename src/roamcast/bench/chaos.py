@@ -344,8 +344,8 @@ class Chaos:
         while True:
             await asyncio.sleep(PAUSE_S)
             found = audit(self.ledger)
-            if found.deliveries != last:
-                last, quiet_since = found.deliveries, loop.time()
+            if found.delivered != last:
+                last, quiet_since = found.delivered, loop.time()
             stuck = [client.id for client in self.clients if not client.is_idle]
             is_quiet = loop.time() - quiet_since > QUIET_S
             if is_quiet and not stuck and not found.lost:

@@ -8,8 +8,9 @@ recovered, and what nobody published to it is unexpected.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+
+from roamcast.simulator.checkers import Arrivals, Counts, Identity
 
 EXAMPLES_MAX = 20
 EXAMPLES_EACH = 3
@@ -29,6 +30,10 @@ class Message:
     @property
     def payload(self) -> str:
         return f"{self.publisher}/{self.number}"
+
+    @property
+    def identity(self) -> Identity:
+        return self.publisher, 0, self.number
 
 
 @dataclass
@@ -53,20 +58,13 @@ class Ledger:
 
 
 @dataclass
-class Audit:
-    published: int = 0
+class Audit(Counts):
+    """Here `expected` is what acknowledged publishes are owed, and duplicates are allowed below QoS 2."""
+
     acknowledged: int = 0
     unknown: int = 0
-    deliveries: int = 0
-    expected: int = 0
-    """Deliveries that acknowledged publishes are owed."""
-    lost: int = 0
     recovered: int = 0
-    unexpected: int = 0
-    duplicated_qos_1: int = 0
-    """Allowed."""
     duplicated_qos_2: int = 0
-    out_of_order: int = 0
     lost_sessions: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -97,46 +95,42 @@ def audit(ledger: Ledger) -> Audit:
     by_topic: dict[str, list[Message]] = defaultdict(list)
     for message in messages:
         by_topic[message.topic].append(message)
+    arrivals = Arrivals(found)
     for subscriber, topics in ledger.subscriptions.items():
-        got = list(ledger.received[subscriber])
-        found.deliveries += len(got)
-        _audit_arrivals(found, ledger, subscriber, topics, got)
-        _audit_owed(found, subscriber, (one for topic in topics for one in by_topic[topic]), set(got))
+        for payload in list(ledger.received[subscriber]):
+            _audit_arrival(found, arrivals, subscriber, topics, payload, ledger.published.get(payload))
+        for message in (one for topic in topics for one in by_topic[topic]):
+            _audit_owed(found, subscriber, message, arrivals.had(subscriber, message.identity))
     return found
 
 
-def _audit_owed(found: Audit, subscriber: str, owed: Iterable[Message], got: set[str]) -> None:
-    for message in owed:
-        has_come = message.payload in got
-        if message.is_acknowledged:
-            found.expected += 1
-            if not has_come:
-                found.lost += 1
-                found.tell(subscriber, f"did not get {message.payload} (QoS {message.qos}, {message.topic})")
-        elif has_come:
-            found.recovered += 1
+def _audit_owed(found: Audit, subscriber: str, message: Message, has_come: bool) -> None:
+    if message.is_acknowledged:
+        found.expected += 1
+        if not has_come:
+            found.lost += 1
+            found.tell(subscriber, f"did not get {message.payload} (QoS {message.qos}, {message.topic})")
+    elif has_come:
+        found.recovered += 1
 
 
-def _audit_arrivals(
-    found: Audit, ledger: Ledger, subscriber: str, topics: dict[str, int], got: list[str]
+def _audit_arrival(
+    found: Audit,
+    arrivals: Arrivals,
+    subscriber: str,
+    topics: dict[str, int],
+    payload: str,
+    message: Message | None,
 ) -> None:
-    seen: set[str] = set()
-    newest: dict[str, int] = {}
-    for payload in got:
-        message = ledger.published.get(payload)
-        if message is None or message.topic not in topics:
-            found.unexpected += 1
-            found.tell(subscriber, f"got {payload!r}, which is not for it")
-            continue
-        if payload in seen:
-            if min(message.qos, topics[message.topic]) == 2:
-                found.duplicated_qos_2 += 1
-                found.tell(subscriber, f"got {payload} again, with QoS 2")
-            else:
-                found.duplicated_qos_1 += 1
-            continue
-        seen.add(payload)
-        if message.number < newest.get(message.publisher, -1):
-            found.out_of_order += 1
-            found.tell(subscriber, f"got {payload} after {message.publisher}/{newest[message.publisher]}")
-        newest[message.publisher] = max(message.number, newest.get(message.publisher, -1))
+    if message is None or message.topic not in topics:
+        found.delivered += 1
+        found.unexpected += 1
+        found.tell(subscriber, f"got {payload!r}, which is not for it")
+        return
+    kind = arrivals.take(subscriber, message.identity)
+    if kind == "duplicate" and min(message.qos, topics[message.topic]) == 2:
+        found.duplicated_qos_2 += 1
+        found.tell(subscriber, f"got {payload} again, with QoS 2")
+    elif kind == "out of order":
+        newest = arrivals.newest(subscriber, message.publisher)
+        found.tell(subscriber, f"got {payload} after {message.publisher}/{newest}")

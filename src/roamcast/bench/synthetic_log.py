@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from roamcast.bench.report import Report, silent
 from roamcast.records.parquet import ROWS_PER_GROUP, schema
+from roamcast.simulator.checkers import Counts
 
 PUBLISHED_PER_FILE = 50_000
 ROWS_PER_PUBLISHED = 20
@@ -45,17 +46,10 @@ Numbers = npt.NDArray[Any]
 
 
 @dataclass
-class Planted:
+class Planted(Counts):
     """What is in the log, and what is wrong with it."""
 
     records: int = 0
-    published: int = 0
-    expected: int = 0
-    delivered: int = 0
-    lost: int = 0
-    duplicates: int = 0
-    out_of_order: int = 0
-    unexpected: int = 0
     handoffs: int = 0
 
 

@@ -324,29 +324,11 @@ def collect(
 
     report = FuzzReport(protocol)
     for one in by_seed:
-        add(report, one)
+        report.add(one)
         on_seed()
         if len(report.failures) >= failures_max:
             break
     return report
-
-
-def add(report: FuzzReport, other: FuzzReport) -> None:
-    report.seeds += other.seeds
-    report.handoffs += other.handoffs
-    report.notifications += other.notifications
-    report.deliveries += other.deliveries
-    report.lost += other.lost
-    report.duplicates += other.duplicates
-    report.out_of_order += other.out_of_order
-    report.crashes += other.crashes
-    report.links_down += other.links_down
-    report.located += other.located
-    report.blacked_out += other.blacked_out
-    report.violations += other.violations
-    report.failures += other.failures
-    for name, count in other.excused.items():
-        report.excused[name] = report.excused.get(name, 0) + count
 
 
 def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind = PLAIN) -> Iterator[FuzzReport]:

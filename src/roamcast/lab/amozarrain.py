@@ -20,7 +20,7 @@ from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
 from roamcast.simulator.checkers import Result
 from roamcast.simulator.mobile_network import MobileNetwork
-from roamcast.simulator.mobile_run import run_mobile_network
+from roamcast.simulator.mobile_run import run_mobile
 from roamcast.simulator.story import parse_story
 
 # --- A1: the tables of figure 2.1 ---
@@ -166,7 +166,7 @@ def play(text: str, protocol: str) -> tuple[Result, MobileNetwork, list[tuple[st
         if now >= BEGINS_S and not isinstance(message, Burst | Rep):
             messages.append((sender, receiver, told(sender, message)))
 
-    result, network = run_mobile_network(story.topology, story.settings, story.with_homecoming(), None, trace)
+    result, network = run_mobile(story.topology, story.settings, story.with_homecoming(), None, trace)
     return result, network, messages
 
 

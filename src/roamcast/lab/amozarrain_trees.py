@@ -142,13 +142,12 @@ def _over_links(job: TreeJob) -> Row:
     settings = NetworkSettings(
         protocol=MFT, link_delay=LINK_DELAY, reach=tuple(pairs), tree=job.rule, seed=job.seed
     )
-    checked: list[MobileChecker] = []
-    network = MobileNetwork(topology, settings, lambda rows: checked[0].observe(rows) if checked else None)
-    checked.append(MobileChecker(network))
+    network = MobileNetwork(topology, settings)
+    checker = MobileChecker(network)
     watch = TreeWatch(lambda: {name: one.parent for name, one in network.elections.items()})
     at_end = _watch_until(network, watch, MOVING_S)
     network.run([*faults, *_doings(names)], EVENTS_MAX)
-    result = checked[0].finish()
+    result = checker.finish()
     if network.is_restless:
         raise RuntimeError(f"{job.name}: more than {EVENTS_MAX} events")
     return {
@@ -196,9 +195,9 @@ def _doings(names: Sequence[str]) -> list[Action]:
 def _watch_until(network: MobileNetwork, watch: TreeWatch, until_s: float) -> dict[str, int]:
     """Look once a second, and note what had happened when everyone stopped moving."""
     at_end: dict[str, int] = {}
-    check: Callable[[str, tuple[Input, ...]], None] | None = network.on_step
+    check: Callable[[str, Sequence[Input]], None] | None = network.on_step
 
-    def on_step(broker: str, inputs: tuple[Input, ...]) -> None:
+    def on_step(broker: str, inputs: Sequence[Input]) -> None:
         if check is not None:
             check(broker, inputs)
         if network.now <= until_s:

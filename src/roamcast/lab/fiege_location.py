@@ -24,8 +24,8 @@ from roamcast.lab.rows import Row, rounded, sums_of, where
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.protocol.effects import MoveTo
 from roamcast.routing.location.ploc import Rule
+from roamcast.simulator.checkers import Identity
 from roamcast.simulator.fuzz import fuzz
-from roamcast.simulator.location_checks import Identity
 from roamcast.simulator.location_fuzz import ANY
 from roamcast.simulator.network import Network
 from roamcast.simulator.story import Story, parse_story

@@ -7,7 +7,7 @@ as it is; `mqtt_access.MqttAccess` has MQTT clients.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from roamcast.broker.inputs import MachineEffects
@@ -15,6 +15,7 @@ from roamcast.broker.plain_client import Client
 from roamcast.protocol.effects import (
     Attached,
     AttachTo,
+    ClientEffects,
     Detached,
     Input,
     LeaveFor,
@@ -28,7 +29,7 @@ from roamcast.simulator.engine import lane_for
 from roamcast.simulator.links import Link
 
 if TYPE_CHECKING:
-    from roamcast.simulator.network import Network
+    from roamcast.simulator.network import NetworkBase
 
 CONTROL_BYTES = 64
 """What a message without content counts for on a link with limited bandwidth."""
@@ -57,12 +58,24 @@ class Access(Protocol):
         """What is wrong at the end: kind and text of each violation."""
 
 
+class AnyClient(Protocol):
+    """A client that speaks with its broker in messages, not in bytes."""
+
+    id: str
+
+    @property
+    def unaccepted(self) -> int:
+        """Requests that no broker has accepted yet."""
+
+    def step(self, now: float, inputs: Iterable[Input]) -> ClientEffects: ...
+
+
 class AccessConnection:
     """One attach of one client, from its hello until it goes away."""
 
     __slots__ = ("broker", "client", "down", "id", "is_heard", "is_open", "up")
 
-    def __init__(self, id: int, client: Client, broker: str, up: Link, down: Link) -> None:
+    def __init__(self, id: int, client: AnyClient, broker: str, up: Link, down: Link) -> None:
         self.id = id
         self.client = client
         self.broker = broker
@@ -77,7 +90,7 @@ class AccessConnection:
 
 
 class PlainAccess:
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: NetworkBase) -> None:
         settings = network.settings
         self._network = network
         self._settings = settings
@@ -89,7 +102,7 @@ class PlainAccess:
         self._together_at = -1.0
         self._together: list[tuple[AccessConnection, Said]] = []
         """What was sent last, and when it arrives."""
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[str, AnyClient] = {}
         self.closed_by_broker: list[str] = []
         self._connections: dict[str, AccessConnection] = {}
         self._connections_made = 0
@@ -109,11 +122,14 @@ class PlainAccess:
                 self._asked[client] += len(item.bodies)
             self._step(client, item)
 
-    def _client(self, id: str) -> Client:
+    def _client(self, id: str) -> AnyClient:
         client = self.clients.get(id)
         if client is None:
-            client = self.clients[id] = Client(id, self._settings.names_last_broker)
+            client = self.clients[id] = self._make_client(id)
         return client
+
+    def _make_client(self, id: str) -> AnyClient:
+        return Client(id, self._settings.names_last_broker)
 
     def _step(self, id: str, item: Input) -> None:
         effects = self._client(id).step(self._network.now, (item,))
@@ -212,7 +228,7 @@ class PlainAccess:
 
     def take(self, broker: str, effects: MachineEffects) -> None:
         if effects.to_clients:
-            self._send_down(effects.to_clients)
+            self.send_down(effects.to_clients)
         for client, number, reason in effects.client_closes:
             # A client that is still on it has been wronged.
             connection = self._connections.get(client)
@@ -221,7 +237,7 @@ class PlainAccess:
                 when = f"{client} at {connection.broker} at {self._network.now:.6f}"
                 self.closed_by_broker.append(f"{when}: {reason}")
 
-    def _send_down(self, sends: Sequence[tuple[str, int, Said]]) -> None:
+    def send_down(self, sends: Sequence[tuple[str, int, Said]]) -> None:
         network, connections, lane = self._network, self._connections, self._lane
         now, traffic = network.now, network.traffic
         together = []

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from roamcast.filters.filter import Filter
 from roamcast.filters.own import widest
@@ -109,16 +110,60 @@ class Violation:
 
 
 @dataclass
-class Result:
-    """The figures of a run."""
+class Counts:
+    """What every verdict counts, whoever gives it."""
 
     published: int = 0
     expected: int = 0
+    """Deliveries that are owed."""
     delivered: int = 0
+    """Arrivals, duplicates among them."""
     lost: int = 0
     duplicates: int = 0
     out_of_order: int = 0
     unexpected: int = 0
+
+
+Arrival = Literal["new", "duplicate", "out of order"]
+
+
+class Arrivals:
+    """Counts what arrives, and tells what is new from duplicates and from what came too late.
+
+    `Checker` has tables of its own for that: it must forget what is settled, or long runs would not fit.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._had: dict[tuple[str, Identity], None] = {}
+        self._newest: dict[tuple[str, str], tuple[int, int]] = {}
+        """Receiver and publisher to the newest that has arrived."""
+
+    def had(self, receiver: str, identity: Identity) -> bool:
+        return (receiver, identity) in self._had
+
+    def newest(self, receiver: str, publisher: str) -> int:
+        """The number of the newest that has arrived; 0 if none has."""
+        return self._newest.get((receiver, publisher), (0, 0))[1]
+
+    def take(self, receiver: str, identity: Identity) -> Arrival:
+        self._counts.delivered += 1
+        if self.had(receiver, identity):
+            self._counts.duplicates += 1
+            return "duplicate"
+        self._had[receiver, identity] = None
+        stream, position = (receiver, identity[0]), identity[1:]
+        if position < self._newest.get(stream, position):
+            self._counts.out_of_order += 1
+            return "out of order"
+        self._newest[stream] = position
+        return "new"
+
+
+@dataclass
+class Result(Counts):
+    """The figures of a run."""
+
     dropped: int = 0
     handoffs: int = 0
     handoff_delays_s: list[float] = field(default_factory=list)

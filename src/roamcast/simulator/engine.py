@@ -44,12 +44,17 @@ class Engine:
             heappush(self._heap, event)
         lane.append(event)
 
-    def go(self, progress: Callable[[float], None] | None = None, until_s: float = float("inf")) -> None:
-        """Go on until nothing is left to do before this time."""
+    def go(
+        self,
+        progress: Callable[[float], None] | None = None,
+        until_s: float = float("inf"),
+        steps_max: float = float("inf"),
+    ) -> None:
+        """Go on until nothing is left to do before this time, or there were so many events."""
         with _without_collector():
             heap, steps = self._heap, self.steps
             report_at = steps if progress is not None else float("inf")
-            while heap:
+            while heap and steps < steps_max:
                 at, _, handle, first, second, lane = heap[0]
                 if at > until_s:
                     break

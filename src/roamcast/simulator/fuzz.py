@@ -8,12 +8,10 @@ asked for are drawn on top: the rest of the story is the same without them.
 
 from __future__ import annotations
 
-import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-
-import msgspec
+from dataclasses import dataclass, field, fields, replace
 
 from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse
@@ -22,16 +20,14 @@ from roamcast.protocol.effects import (
     AdvertiseThat,
     AttachTo,
     Input,
-    LeaveFor,
     PublishThis,
     SubscribeTo,
     UnsubscribeFrom,
 )
 from roamcast.protocol.notification import encode_attributes
-from roamcast.simulator.faults import Crash, Cut, Heal, Restart, Snapshot
-from roamcast.simulator.links import Delay
+from roamcast.simulator.checkers import Result
+from roamcast.simulator.drawing import Span, draw_delays, draw_moves, draw_publishes, in_order, with_faults
 from roamcast.simulator.location_fuzz import draw_location_story
-from roamcast.simulator.mobile_fuzz import MobileDraw, draw_mobile_settings, with_mobile_faults
 from roamcast.simulator.mqtt_draw import draw_mqtt_story
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import (
@@ -66,29 +62,18 @@ def draw_story(protocol: str, seed: int, faults: Sequence[str] = ()) -> Story:
     rng = random.Random(f"fuzz/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
     if protocol in MOBILE_PROTOCOLS:
-        return _draw_mobile_story(protocol, seed, topology, faults, rng)
-    settings = _draw_settings(protocol, seed, rng)
-    story = Story(topology, settings, tuple(_draw_actions(topology, settings, rng)))
-    return with_faults(story, faults, random.Random(f"fuzz/{seed}/faults")) if faults else story
-
-
-def _draw_mobile_story(
-    protocol: str, seed: int, topology: Topology, faults: Sequence[str], rng: random.Random
-) -> Story:
-    """In half of them the brokers elect a leader, in the others the story says how the tree changes."""
-    settings = draw_mobile_settings(protocol, seed, topology, seed % 2 == 1, rng)
-    story = Story(topology, settings, tuple(_draw_actions(topology, settings, rng)))
-    draw = MobileDraw(_draw_outage, _attached_at, _with_actions)
-    return with_mobile_faults(story, faults, draw, random.Random(f"fuzz/{seed}/faults"))
+        settings = _draw_mobile_settings(protocol, seed, topology, rng)
+    else:
+        settings = _draw_settings(protocol, seed, rng)
+    story = Story(topology, settings, in_order(_draw_actions(topology, settings, rng)))
+    return with_faults(story, faults, START_S, random.Random(f"fuzz/{seed}/faults")) if faults else story
 
 
 def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:
     promise = find_protocol(protocol).promise
     routing = rng.choice(find_protocol(protocol).strategies)
     advertisements = rng.random() < 0.25
-    link = rng.choice((Delay(0.010, 0.010), Delay(0.001, 0.030), Delay(0.0, 0.100)))
-    access = rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040)))
-    notice = rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, LONG_S)))
+    link, access, notice = draw_delays(LONG_S, rng)
     # What waits for a slow client is neither on its way nor published while it is away, so
     # those who lose only that are not asked about slow clients.
     window = rng.choice((1, 2, 256)) if "away" not in promise.lost else 256
@@ -105,24 +90,38 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
     )
 
 
+def _draw_mobile_settings(
+    protocol: str, seed: int, topology: Topology, rng: random.Random
+) -> NetworkSettings:
+    """With every other seed brokers elect a leader; with the others the story says how the tree changes."""
+    link, access, notice = draw_delays(2.0, rng)
+    settings = NetworkSettings(
+        protocol=protocol, link_delay=link, access_delay=access, notice_delay=notice, seed=seed
+    )
+    if seed % 2 == 0 or len(topology.brokers) < 3:
+        return settings
+    more = [tuple(sorted(rng.sample(topology.brokers, 2))) for _ in range(rng.choice((1, 2, 4)))]
+    known = {frozenset(edge) for edge in topology.overlay}
+    edges = dict.fromkeys((one, other) for one, other in more if frozenset((one, other)) not in known)
+    return replace(settings, reach=tuple(edges))
+
+
 def _draw_actions(topology: Topology, settings: NetworkSettings, rng: random.Random) -> list[Action]:
     clients = [f"c{number}" for number in range(rng.randint(2, 6))]
     # From far below one link's delay to far above the whole network's.
     scale_s = max(settings.link_delay.high_s, 0.005) * rng.choice((0.5, 2.0, 10.0, 40.0))
-    duration_s = scale_s * rng.choice((10, 20, 40))
-    start_s = START_S
+    span = Span(START_S, scale_s * rng.choice((10, 20, 40)))
     actions: list[Action] = []
     for client in clients:
         actions += _opening(client, topology, settings, rng)
-        mobile = rng.random() < 0.75
-        if mobile:
-            actions += _moves(client, topology, start_s, duration_s, scale_s, rng)
+        if rng.random() < 0.75:
+            actions += draw_moves(client, topology.brokers, span, scale_s, rng)
         if rng.random() < 0.7 or client == clients[0]:
-            actions += _publishes(client, start_s, duration_s, scale_s, rng)
+            every_s = scale_s * rng.choice((0.1, 0.3, 1.0))
+            actions += draw_publishes(client, span, every_s, lambda _: _draw_publish(rng), rng)
         if rng.random() < 0.4:
-            actions += _changes(client, start_s, duration_s, rng)
-    # Sorted by time alone: equal times keep the order in which they were drawn.
-    return sorted(actions, key=lambda action: action[0])
+            actions += _changes(client, span, rng)
+    return actions
 
 
 def _opening(client: str, topology: Topology, settings: NetworkSettings, rng: random.Random) -> list[Action]:
@@ -134,142 +133,21 @@ def _opening(client: str, topology: Topology, settings: NetworkSettings, rng: ra
     return [(0.01 * rng.random(), client, doings[0]), *((1.0, client, doing) for doing in doings[1:])]
 
 
-def _moves(
-    client: str, topology: Topology, start_s: float, duration_s: float, scale_s: float, rng: random.Random
-) -> list[Action]:
-    actions: list[Action] = []
-    now_s = start_s
-    while True:
-        now_s += rng.expovariate(1 / scale_s)
-        if now_s > start_s + duration_s:
-            return actions
-        broker = rng.choice(topology.brokers)
-        proclaimed = broker if rng.random() < 0.2 else ""
-        actions.append((now_s, client, LeaveFor(proclaimed)))
-        now_s += rng.expovariate(2 / scale_s)
-        # Some who proclaim a move change their minds.
-        if rng.random() < 0.1:
-            broker = rng.choice(topology.brokers)
-        actions.append((now_s, client, AttachTo(broker, 0)))
+def _draw_publish(rng: random.Random) -> PublishThis:
+    attributes: dict[str, Value] = {"x": rng.randrange(4), "kind": rng.choice(("a", "ab", "b"))}
+    # Mostly one at a time; several at once travel as one burst, which may have to be cut.
+    count = rng.choice((1, 1, 1, 2, 5))
+    return PublishThis(encode_attributes(attributes), (b"",) * count)
 
 
-def _publishes(
-    client: str, start_s: float, duration_s: float, scale_s: float, rng: random.Random
-) -> list[Action]:
-    actions: list[Action] = []
-    now_s = start_s
-    every_s = scale_s * rng.choice((0.1, 0.3, 1.0))
-    while now_s < start_s + duration_s:
-        now_s += rng.expovariate(1 / every_s)
-        attributes: dict[str, Value] = {"x": rng.randrange(4), "kind": rng.choice(("a", "ab", "b"))}
-        # Mostly one at a time; several at once travel as one burst, which may have to be cut.
-        count = rng.choice((1, 1, 1, 2, 5))
-        actions.append((now_s, client, PublishThis(encode_attributes(attributes), (b"",) * count)))
-    return actions
-
-
-def _changes(client: str, start_s: float, duration_s: float, rng: random.Random) -> list[Action]:
+def _changes(client: str, span: Span, rng: random.Random) -> list[Action]:
     """Subscribe and unsubscribe at any moment, also while away."""
     actions: list[Action] = []
     for _ in range(rng.randint(1, 6)):
         filter = parse(rng.choice(FILTERS)).text
         doing = SubscribeTo(filter) if rng.random() < 0.5 else UnsubscribeFrom(filter)
-        actions.append((start_s + duration_s * rng.random(), client, doing))
+        actions.append((span.moment(rng), client, doing))
     return actions
-
-
-# --- faults -----------------------------------------------------------------------------------------
-
-LOSSES = (0.05, 0.2, 0.5)
-
-
-def with_faults(story: Story, faults: Sequence[str], rng: random.Random) -> Story:
-    """The same story with faults of these kinds; of several kinds not always all."""
-    chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
-    for kind in chosen or faults:
-        story = _DRAW_FAULT[kind](story, rng)
-    if find_protocol(story.settings.protocol).has_heartbeats and rng.random() < 0.5:
-        story = with_heartbeats(story, rng)
-    return story
-
-
-def _with_crashes(story: Story, rng: random.Random) -> Story:
-    """Brokers that are down for a while; some of their clients go elsewhere, the others wait."""
-    faults: list[Action] = []
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        broker = rng.choice(story.topology.brokers)
-        start_s, end_s = _draw_outage(story, rng)
-        faults.append((start_s, broker, Crash(unsent=rng.random() < 0.5)))
-        for client in _attached_at(story, broker, start_s):
-            if rng.random() < 0.4:
-                elsewhere = AttachTo(rng.choice(story.topology.brokers), 0)
-                faults.append((rng.uniform(start_s, end_s), client, elsewhere))
-        faults.append((end_s, broker, Restart()))
-    for crash_s, broker, _ in [one for one in faults if isinstance(one[2], Crash)]:
-        if rng.random() < 0.5:
-            faults.append((rng.uniform(START_S / 2, crash_s), broker, Snapshot()))
-    return _with_actions(story, faults)
-
-
-def _with_partitions(story: Story, rng: random.Random) -> Story:
-    """Links that are down for a while, by ones and twos."""
-    faults: list[Action] = []
-    for _ in range(rng.choice((1, 2, 3))):
-        start_s, end_s = _draw_outage(story, rng)
-        several = min(rng.choice((1, 1, 2)), len(story.topology.overlay))
-        for broker, peer in rng.sample(story.topology.overlay, several):
-            faults += [(start_s, broker, Cut(peer)), (end_s, broker, Heal(peer))]
-    return _with_actions(story, faults)
-
-
-def _with_loss(story: Story, rng: random.Random) -> Story:
-    return replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
-
-
-_DRAW_FAULT: dict[str, Callable[[Story, random.Random], Story]] = {
-    "crash": _with_crashes,
-    "partition": _with_partitions,
-    "loss": _with_loss,
-}
-
-
-def with_heartbeats(story: Story, rng: random.Random) -> Story:
-    """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
-    brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
-    everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
-    mobility = msgspec.structs.replace(
-        story.settings.mobility,
-        heartbeat_period_s=delay_s * rng.choice((0.2, 1.0, 3.0, 10.0)),
-        heartbeats_missed_max=rng.choice((1, 1, 2)),
-        context_timeout_s=delay_s * rng.choice((0.5, 3.0, 20.0, 1000.0)),
-        neighbour_graph=json.dumps({"brokers": everyone}) if rng.random() < 0.6 else "",
-        neighbours_max=rng.choice((1, 8, None)),
-    )
-    return replace(story, settings=replace(story.settings, mobility=mobility))
-
-
-def _draw_outage(story: Story, rng: random.Random) -> tuple[float, float]:
-    """From when to when: from far below one link's delay up to the whole length of the story."""
-    duration_s = story.actions[-1][0] - START_S
-    start_s = START_S + duration_s * rng.random()
-    length_s = rng.choice((story.settings.link_delay.high_s, duration_s / 20, duration_s / 4))
-    return start_s, start_s + rng.expovariate(1 / max(length_s, 0.005))
-
-
-def _attached_at(story: Story, broker: str, time_s: float) -> list[str]:
-    """The clients that the story has at a broker at this time."""
-    at: dict[str, str] = {}
-    for _, client, item in [action for action in story.actions if action[0] <= time_s]:
-        if isinstance(item, AttachTo):
-            at[client] = item.broker
-        elif isinstance(item, LeaveFor):
-            at.pop(client, None)
-    return [client for client, place in at.items() if place == broker]
-
-
-def _with_actions(story: Story, more: list[Action]) -> Story:
-    # Sorted by time alone: equal times keep their order.
-    return replace(story, actions=tuple(sorted([*story.actions, *more], key=lambda action: action[0])))
 
 
 # --- running seeds ----------------------------------------------------------------------------------
@@ -302,6 +180,27 @@ class FuzzReport:
     violations: int = 0
     failures: list[Failure] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, protocol: str, result: Result) -> FuzzReport:
+        """What one seed showed."""
+        same = {one.name for one in fields(cls)} & {one.name for one in fields(result)}
+        figures = {name: getattr(result, name) for name in same - {"violations"}}
+        return cls(
+            protocol,
+            seeds=1,
+            notifications=result.published,
+            deliveries=result.delivered,
+            violations=result.violations_total,
+            **figures,
+        )
+
+    def add(self, other: FuzzReport) -> None:
+        """Count what other seeds of the same protocol showed, too."""
+        for one in fields(self):
+            if one.name not in ("protocol", "excused"):
+                setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        self.excused = dict(Counter(self.excused) + Counter(other.excused))
+
 
 def fuzz(
     protocol: str,
@@ -318,26 +217,12 @@ def fuzz(
         if feature == "location":
             story = draw_location_story(protocol, seed)
         elif front == "mqtt":
-            topology, settings, actions = draw_mqtt_story(protocol, seed, faults)
-            story = Story(topology, settings, tuple(actions))
+            story = Story(*draw_mqtt_story(protocol, seed, faults))
         else:
             story = draw_story(protocol, seed, faults)
         result = verdict(story)
-        report.seeds += 1
-        report.handoffs += result.handoffs
-        report.notifications += result.published
-        report.deliveries += result.delivered
-        report.lost += result.lost
-        report.duplicates += result.duplicates
-        report.out_of_order += result.out_of_order
-        report.crashes += result.crashes
-        report.links_down += result.links_down
-        report.located += result.located
-        report.blacked_out += result.blacked_out
-        for name, count in result.excused.items():
-            report.excused[name] = report.excused.get(name, 0) + count
+        report.add(FuzzReport.of(protocol, result))
         if result.violations:
-            report.violations += result.violations_total
             report.failures.append(shrunk_failure(seed, story, [str(one) for one in result.violations]))
             if len(report.failures) >= failures_max:
                 break

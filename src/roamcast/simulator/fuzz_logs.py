@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from roamcast.records.parquet import LogWriter
+from roamcast.simulator.checkers import Counts
 from roamcast.simulator.fuzz import draw_story
 
 Verdict = dict[str, int]
-COUNTED = (
-    *("published", "expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected"),
-    "handoffs",
-)
+COUNTED = (*(field.name for field in fields(Counts)), "handoffs")
 """What a verdict says."""
 
 

@@ -30,12 +30,7 @@ from roamcast.protocol.whereabouts import Pace
 from roamcast.routing.location import pace
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.settings import LocationSettings
-
-ROUNDING_S = 1e-6
-"""What adding up delays may be wrong by."""
-
-Identity = tuple[str, int, int]
-"""Publisher, incarnation, number."""
+from roamcast.simulator.checkers import ROUNDING_S, Identity
 
 
 class Epoch(NamedTuple):

@@ -30,6 +30,7 @@ from roamcast.protocol.notification import encode_attributes
 from roamcast.routing.location.movement_graph import MovementGraph, grid
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps
+from roamcast.simulator.drawing import Span, draw_moves, draw_publishes, in_order
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import delivers_once
 from roamcast.simulator.network import Action, NetworkSettings
@@ -73,7 +74,7 @@ class Setting:
     graph: MovementGraph
     settings: NetworkSettings
     stay_s: float
-    duration_s: float
+    span: Span
     is_fast: bool
     is_brisk: bool
 
@@ -108,12 +109,14 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     settings = _draw_settings(name, seed, rng, topology, delays, location)
     if is_brisk:
         settings = replace(settings, notice_delay=Delay(0.0, 0.0), names_last_broker=True)
-    setting = Setting(rng, topology, graph, settings, stay_s, stay_s * rng.randint(8, 30), is_fast, is_brisk)
-    actions = _draw_actions(setting, roams)
+    span = Span(START_S, stay_s * rng.randint(8, 30))
+    setting = Setting(rng, topology, graph, settings, stay_s, span, is_fast, is_brisk)
+    # Rounded as a story tells them.
+    actions = in_order((round(at, 6), client, item) for at, client, item in _draw_actions(setting, roams))
     chance = random.Random(f"fuzz/location/{seed}/jumps")
     if chance.random() < 0.2:
-        actions = [_perhaps_jump(action, graph, chance) for action in actions]
-    return Story(topology, settings, tuple(actions))
+        actions = tuple(_perhaps_jump(action, graph, chance) for action in actions)
+    return Story(topology, settings, actions)
 
 
 def _perhaps_jump(action: Action, graph: MovementGraph, chance: random.Random) -> Action:
@@ -188,14 +191,17 @@ def _draw_actions(setting: Setting, roams: bool) -> list[Action]:
         if rng.random() < 0.3:
             actions += _spend(client, setting, budget)
         if roams and not setting.is_brisk and rng.random() < 0.7:
-            actions += _roam(client, setting)
+            scale_s = setting.stay_s * rng.choice((0.5, 2.0, 6.0))
+            brokers = setting.topology.brokers
+            actions += draw_moves(
+                client, brokers, setting.span, scale_s, rng, returns_per_scale=3, changes_mind=0
+            )
         if roams and filters and rng.random() < 0.3:
             actions += _changes(client, setting, filters)
     for client in clients:
         if rng.random() < 0.7 or client == clients[0]:
             actions += _publishes(client, setting, walks)
-    # Sorted by time alone: equal times keep the order in which they were drawn.
-    return sorted(actions, key=lambda action: action[0])
+    return actions
 
 
 def _draw_filters(rng: random.Random) -> list[str]:
@@ -212,7 +218,7 @@ def _opening(client: str, setting: Setting, broker: str, filters: list[str], sta
     if setting.settings.advertisements:
         doings.insert(0, AdvertiseThat(rng.choice(("TRUE", "location IS NOT NULL"))))
     return [
-        (round(0.01 * rng.random(), 6), client, AttachTo(broker, 0)),
+        (0.01 * rng.random(), client, AttachTo(broker, 0)),
         *((1.0 + 2 * place, client, doing) for place, doing in enumerate(doings)),
     ]
 
@@ -224,12 +230,12 @@ def _walk(client: str, setting: Setting, start: Value) -> list[Action]:
     here, before, now_s = start, start, START_S + setting.stay_s * rng.random()
     is_fast = setting.is_fast and rng.random() < 0.8
     turns = not is_fast and rng.random() < 0.5
-    while now_s < START_S + setting.duration_s:
+    while now_s < setting.span.end_s:
         ends = setting.graph.neighbours(here)
         onward = ends if turns else [end for end in ends if end != before] or ends
         if onward:
             here, before = rng.choice(onward), here
-            actions.append((round(now_s, 6), client, MoveTo({"location": here})))
+            actions.append((now_s, client, MoveTo({"location": here})))
         now_s += setting.stay_s * (rng.uniform(0.05, 0.8) if is_fast else _slow_stay(rng))
     return actions
 
@@ -246,7 +252,7 @@ def _spend(client: str, setting: Setting, budget: int) -> list[Action]:
     now_s = START_S + setting.stay_s * rng.random()
     for _ in range(rng.randint(1, 8)):
         budget = min(max(budget + rng.choice((-1, 1)), 0), 4)
-        actions.append((round(now_s, 6), client, MoveTo({"budget": budget})))
+        actions.append((now_s, client, MoveTo({"budget": budget})))
         now_s += setting.stay_s * _slow_stay(rng)
     return actions
 
@@ -256,11 +262,8 @@ def _publishes(client: str, setting: Setting, walks: list[list[Action]]) -> list
     rng = setting.rng
     moves = [(at, item) for walk in walks for at, _, item in walk]
     steps = [(at, item.values["location"]) for at, item in moves if isinstance(item, MoveTo)]
-    actions: list[Action] = []
-    every_s = setting.stay_s * rng.choice((0.05, 0.2, 0.5))
-    now_s = START_S
-    while now_s < START_S + setting.duration_s and len(actions) < 200:
-        now_s += rng.expovariate(1 / every_s)
+
+    def draw(now_s: float) -> PublishThis:
         near = [location for at, location in steps if abs(at - now_s) < 3 * setting.stay_s]
         anywhere = not near or rng.random() < 0.2
         attributes: dict[str, Value] = {
@@ -268,23 +271,10 @@ def _publishes(client: str, setting: Setting, walks: list[list[Action]]) -> list
             "service": rng.choice(("parking", "news")),
             "cost": rng.randrange(4),
         }
-        actions.append((round(now_s, 6), client, PublishThis(encode_attributes(attributes))))
-    return actions
+        return PublishThis(encode_attributes(attributes))
 
-
-def _roam(client: str, setting: Setting) -> list[Action]:
-    rng, stay_s = setting.rng, setting.stay_s
-    actions: list[Action] = []
-    now_s = START_S
-    scale_s = stay_s * rng.choice((0.5, 2.0, 6.0))
-    while True:
-        now_s += rng.expovariate(1 / scale_s)
-        if now_s > START_S + setting.duration_s:
-            return actions
-        broker = rng.choice(setting.topology.brokers)
-        actions.append((round(now_s, 6), client, LeaveFor(broker if rng.random() < 0.2 else "")))
-        now_s += rng.expovariate(3 / scale_s)
-        actions.append((round(now_s, 6), client, AttachTo(broker, 0)))
+    every_s = setting.stay_s * rng.choice((0.05, 0.2, 0.5))
+    return draw_publishes(client, setting.span, every_s, draw, rng, count_max=200)
 
 
 def _hop(client: str, setting: Setting, start: Value, broker: str) -> list[Action]:
@@ -293,17 +283,17 @@ def _hop(client: str, setting: Setting, start: Value, broker: str) -> list[Actio
     link_s = setting.settings.link_delays[0][2].low_s
     actions: list[Action] = []
     here, before, now_s = start, start, START_S
-    while now_s < START_S + setting.duration_s:
+    while now_s < setting.span.end_s:
         old, broker = broker, rng.choice(topology.brokers)
-        actions.append((round(now_s, 6), client, LeaveFor("")))
-        actions.append((round(now_s + 0.0001, 6), client, AttachTo(broker, 0)))
+        actions.append((now_s, client, LeaveFor("")))
+        actions.append((now_s + 0.0001, client, AttachTo(broker, 0)))
         links = 2 * topology.distance(old, broker) + 2
         pause = rng.uniform(0, rng.choice((1, 3 * topology.diameter)))
         now_s += 0.011 + (links + pause) * link_s
         for _ in range(rng.randint(2, 5)):
             ends = setting.graph.neighbours(here)
             here, before = rng.choice([end for end in ends if end != before] or ends), here
-            actions.append((round(now_s, 6), client, MoveTo({"location": here})))
+            actions.append((now_s, client, MoveTo({"location": here})))
             now_s += 1.001 * setting.stay_s
     return actions
 
@@ -313,9 +303,9 @@ def _changes(client: str, setting: Setting, filters: list[str]) -> list[Action]:
     rng = setting.rng
     actions: list[Action] = []
     for _ in range(rng.randint(1, 4)):
-        at = START_S + setting.duration_s * rng.random()
+        at = setting.span.moment(rng)
         if rng.random() < 0.5:
-            actions.append((round(at, 6), client, UnsubscribeFrom(parse(rng.choice(filters)).text)))
+            actions.append((at, client, UnsubscribeFrom(parse(rng.choice(filters)).text)))
         else:
-            actions.append((round(at, 6), client, SubscribeTo(parse(rng.choice(FILTERS)).text)))
+            actions.append((at, client, SubscribeTo(parse(rng.choice(FILTERS)).text)))
     return actions

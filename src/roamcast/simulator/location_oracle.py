@@ -24,7 +24,8 @@ from roamcast.filters.filter import Attributes, Filter
 from roamcast.mobility import Promise, find_protocol
 from roamcast.protocol.effects import AttachTo, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
 from roamcast.routing.location.variables import NumberSteps
-from roamcast.simulator.location_checks import Epoch, Identity, LocationChecker, Published
+from roamcast.simulator.checkers import Identity
+from roamcast.simulator.location_checks import Epoch, LocationChecker, Published
 
 if TYPE_CHECKING:
     from roamcast.simulator.network import NetworkSettings

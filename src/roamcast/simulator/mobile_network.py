@@ -1,4 +1,4 @@
-"""The engine for brokers that move: the tree changes under way, and links are lost with what is on them.
+"""A network of brokers that move: the tree changes under way, and links are lost with what is on them.
 
 Where links are is decided in one of two ways. A plain story says so itself (`relink`, `cut`, `heal`): of
 two trees that get a link, the one whose lowest broker is higher migrates into the other, with the broker at
@@ -11,12 +11,9 @@ A crash with a journal is a crash: a fresh broker is fed what the old one was. W
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 from roamcast.broker.moving.broker import MobileBroker
 from roamcast.broker.moving.client import MobileClient
@@ -36,25 +33,20 @@ from roamcast.protocol.effects import (
     Detached,
     Input,
     LeaveFor,
-    LinkChanged,
     Migrated,
     PublishThis,
     Received,
-    Said,
     SendFailed,
-    Submitted,
-    Told,
 )
-from roamcast.protocol.messages import Message, cause_of
+from roamcast.protocol.messages import Message
 from roamcast.protocol.records import Row
-from roamcast.simulator.access import CONTROL_BYTES
+from roamcast.simulator.access import CONTROL_BYTES, PlainAccess
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart
-from roamcast.simulator.links import Link, LossyLink
+from roamcast.simulator.links import Link
 from roamcast.simulator.mobile_links import Direction, TreeLink
-from roamcast.simulator.network import Action, NetworkSettings, Traffic
+from roamcast.simulator.network import Action, NetworkBase, NetworkSettings
 from roamcast.simulator.topology import Topology
 
-WITNESS = "network"
 REST_PERIODS = 40
 """For so many rounds of the election the network is left alone at the end."""
 EVENTS_MIN, EVENTS_PER_ACTION = 20_000, 150
@@ -63,37 +55,51 @@ ROUND_LINKS = 30
 """One round of the election lasts as long as so many of the longest delays of a link."""
 
 
-class MobileConnection:
-    """One attach of one client."""
+class MobileAccess(PlainAccess):
+    """Clients that speak the protocol of brokers that move; none says where it goes when it leaves."""
 
-    def __init__(self, number: int, client: str, broker: str, up: Link, down: Link) -> None:
-        self.number = number
-        self.client = client
-        self.broker = broker
-        self.up = up
-        self.down = down
-        self.is_open = True
+    def __init__(self, network: MobileNetwork) -> None:
+        super().__init__(network)
+        self._rng = network.rng
+        # One input in each step: the checker looks at what a broker knows between any two of them.
+        self._lane = None
+        self._on_change = network.note_change
+
+    def act(self, client: str, item: Input) -> None:
+        if isinstance(item, AttachTo):
+            self._attach(client, item.broker)
+        elif isinstance(item, LeaveFor):
+            self._leave(client, "")
+        else:
+            self._step(client, item)
+            if not isinstance(item, PublishThis):
+                self._on_change(client)
+
+    def _make_client(self, id: str) -> MobileClient:
+        return MobileClient(id)
+
+    def _attach(self, client: str, broker: str) -> None:
+        super()._attach(client, broker)
+        if self.is_attached(client):
+            self._on_change(client)
 
 
-class MobileNetwork:
-    """Brokers, clients, links, and the heap that drives them; one seed decides everything."""
+class MobileNetwork(NetworkBase):
+    """Brokers, clients and the links between them; one seed decides everything."""
 
     def __init__(
         self,
         topology: Topology,
         settings: NetworkSettings,
-        observe: Callable[[list[Row]], None],
+        observe: Callable[[list[Row]], None] | None = None,
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> None:
-        self.topology = topology
-        self.settings = settings
-        self.now = 0.0
-        self.traffic = Traffic()
+        super().__init__(topology, settings, observe or (lambda rows: None), trace)
         self.crashes = 0
         self.links_lost = 0
         self.is_restless = False
         """Whether there was so much to do that it was given up."""
-        self.on_step: Callable[[str, tuple[Input, ...]], None] | None = None
+        self.on_step: Callable[[str, Sequence[Input]], None] | None = None
         """Called after each step of a broker, for whoever looks on."""
         self.on_amnesia: Callable[[str], None] | None = None
         """Called before a broker loses its memory."""
@@ -101,25 +107,17 @@ class MobileNetwork:
         """Called after each doing of a client."""
         self.changed_at: dict[str, float] = {}
         """When a client last attached, or did something."""
-        self._observe = observe
-        self._trace = trace
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._pushed = 0
-        self._witnessed = 0
-        self._rng = random.Random(f"{settings.seed}/mobile network")
+        self.arrive = self._step_broker
+        self.rng = self.rng_for("mobile network")
         self.brokers = {id: self._make_broker(id) for id in topology.brokers}
         self.down: dict[str, bool] = {}
         """Brokers that have crashed, and whether with amnesia."""
-        self._journals: dict[str, list[tuple[float, tuple[Input, ...]]]] = {id: [] for id in topology.brokers}
+        self._journals: dict[str, list[tuple[float, Sequence[Input]]]] = {id: [] for id in topology.brokers}
         self.links: dict[str, dict[str, TreeLink]] = {id: {} for id in topology.brokers}
         """The links that a broker believes to have, by peer."""
         self.migrations = 0
         """Links that a child made to a parent."""
-        self.clients: dict[str, MobileClient] = {}
-        self.connections: dict[str, MobileConnection] = {}
-        self._connections_made = 0
-        self._waiting: dict[str, str] = {}
-        """Clients that try to attach to a broker that is down."""
+        self.access = MobileAccess(self)
         edges = [*topology.overlay, *settings.reach]
         self.reach: dict[frozenset[str], bool] = {frozenset(edge): True for edge in edges}
         """Who could have a link, and whether that is so right now."""
@@ -136,7 +134,7 @@ class MobileNetwork:
                 self._join(*edge)
 
     def _make_broker(self, id: str) -> MobileBroker:
-        return MobileBroker(id, find_mobile_protocol(self.settings.protocol))
+        return MobileBroker(id, find_mobile_protocol(self.settings.protocol), self.settings.records)
 
     # --- running ---
 
@@ -144,42 +142,34 @@ class MobileNetwork:
         """Perform the actions, repair everything, and go on until nothing is left to do."""
         script = list(actions)
         for action in script:
-            self._push(action[0], self._act, action)
+            self.push(action[0], self._act, action)
         end_s = max([action[0] for action in script], default=0.0)
-        self._push(end_s, self._repair)
+        self.push(end_s, self._repair)
         stop_s = float("inf")
         if self.settings.reach:
             stop_s = end_s + REST_PERIODS * self._election_settings().period_s
-        events_left = events_max or EVENTS_MIN + EVENTS_PER_ACTION * len(script)
-        while self._heap and self._heap[0][0] <= stop_s and not self.is_restless:
-            self.now, _, handle, arguments = heappop(self._heap)
-            handle(*arguments)
-            events_left -= 1
-            self.is_restless = events_left == 0
+        steps_max = events_max or EVENTS_MIN + EVENTS_PER_ACTION * len(script)
+        self.go(until_s=stop_s, steps_max=steps_max)
+        self.is_restless = self.steps >= steps_max
 
-    def _push(self, at: float, handle: Callable[..., None], *arguments: Any) -> None:
-        self._pushed += 1
-        heappush(self._heap, (max(at, self.now), self._pushed, handle, arguments))
+    def _act(self, action: Action, _: None) -> None:
+        node, item = action[1:]
+        if isinstance(item, Fault):
+            self._happen(node, item)
+        else:
+            self.access.act(node, item)
 
-    def _act(self, action: Action) -> None:
-        _, node, item = action
-        match item:
-            case AttachTo(broker, _):
-                self._attach(node, broker)
-            case LeaveFor():
-                self._leave(node)
-            case Fault():
-                self._happen(node, item)
-            case PublishThis():
-                self._step_client(node, item)
-            case _:
-                self._step_client(node, item)
-                self._note_change(node)
-
-    def _note_change(self, client: str) -> None:
+    def note_change(self, client: str) -> None:
         self.changed_at[client] = self.now
         if self.on_change is not None:
             self.on_change(client)
+
+    def is_down(self, broker: str) -> bool:
+        return broker in self.down
+
+    @property
+    def clients(self) -> dict[str, MobileClient]:
+        return self.access.clients  # type: ignore[return-value]
 
     def _happen(self, broker: str, fault: Fault) -> None:
         match fault:
@@ -195,7 +185,7 @@ class MobileNetwork:
                 self._cut(broker, old)
                 self._heal(broker, new)
 
-    def _repair(self) -> None:
+    def _repair(self, *_: None) -> None:
         """Everything is up again; where the story says who has a link, those missing are made."""
         for broker in list(self.down):
             self._restart(broker)
@@ -204,26 +194,18 @@ class MobileNetwork:
         for edge in self.topology.overlay:
             self._heal(*edge)
 
-    def _witness(self, kind: str, broker: str, reason: str | None = None) -> None:
-        self._witnessed += 1
-        self._observe([Row(self._witnessed, self.now, WITNESS, kind, broker=broker, reason=reason)])
-
     # --- brokers ---
 
-    def _step_broker(self, broker: str, *inputs: Input) -> None:
+    def _step_broker(self, broker: str, inputs: Sequence[Input]) -> None:
         if broker in self.down:
             return
         self._journals[broker].append((self.now, inputs))
         effects = self.brokers[broker].step(self.now, inputs)
         if effects.records:
-            self._observe(effects.records)
+            self.observe(effects.records)
         for peer, message in effects.sends:
             self._send(broker, peer, message)
-        for client, number, told in effects.to_clients:
-            connection = self.connections.get(client)
-            if connection is not None and connection.number == number and connection.is_open:
-                at = connection.down.arrival_s(self.now, CONTROL_BYTES)
-                self._push(at, self._arrive_at_client, connection, told)
+        self.access.send_down(effects.to_clients)
         if self.on_step is not None:
             self.on_step(broker, inputs)
 
@@ -239,16 +221,7 @@ class MobileNetwork:
         for link in dict.fromkeys(one for one in every if broker in one.edge):
             self._lose(link)  # Also one that this broker had not heard of yet.
         self.elections.pop(broker, None)
-        for connection in list(self.connections.values()):
-            if connection.broker == broker and connection.is_open:
-                self._break(connection)
-
-    def _break(self, connection: MobileConnection) -> None:
-        """A connection ends with its broker; the client tries again until it is back."""
-        connection.is_open = False
-        if self.connections.get(connection.client) is connection:
-            self._step_client(connection.client, LeaveFor())
-            self._waiting[connection.client] = connection.broker
+        self.access.broker_crashed(broker)
 
     def _restart(self, broker: str) -> None:
         if broker not in self.down:
@@ -266,8 +239,8 @@ class MobileNetwork:
         else:
             for now, inputs in self._journals[broker]:
                 node.step(now, inputs)
-            for client, connected in list(node.clients.items()):
-                self._step_broker(broker, Detached(client, connected.connection))
+            for client, visit in list(node.visits.items()):
+                self._step_broker(broker, (Detached(client, visit.connection),))
             for link in links:
                 self._close(link, broker)
         if self.settings.reach:
@@ -275,8 +248,7 @@ class MobileNetwork:
         else:
             for link in links:
                 self._heal(broker, link.other(broker))
-        for client in [client for client, wanted in self._waiting.items() if wanted == broker]:
-            self._attach(client, broker)
+        self.access.broker_started(broker)
 
     # --- links ---
 
@@ -293,26 +265,21 @@ class MobileNetwork:
         link = self.links[child][parent] = TreeLink(self.migrations, child, parent, directions)
         if not self.reach.get(link.edge, True):
             self._lose(link)  # It was heard, and is out of reach by now.
-        self._step_broker(child, LinkChanged(parent, True), Migrated(old, parent))
+        self._step_broker(child, (Migrated(old, parent),))
 
     def _make_link(self, name: str) -> Link:
-        settings = self.settings
-        rng = random.Random(f"{settings.seed}/{self.migrations}/{name}")
-        delay = settings.link_delay
-        return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
+        return self._link_with(self.settings.link_delay, str(self.migrations), name)
 
     def _send(self, broker: str, peer: str, message: Message) -> None:
-        if self._trace is not None:
-            self._trace(self.now, broker, peer, message)
-        self.traffic.messages += 1
-        self.traffic.hops[cause_of(message)] += message.weight
+        self._count(broker, ((peer, message),))
         link = self.links[broker][peer]
         direction = link.directions[broker]
         direction.unacknowledged.append(message)
         at = direction.link.arrival_s(self.now, CONTROL_BYTES)
-        self._push(at, self._arrive, link, broker, message)
+        self.push(at, self._arrive, (link, broker), message)
 
-    def _arrive(self, link: TreeLink, sender: str, message: Message) -> None:
+    def _arrive(self, way: tuple[TreeLink, str], message: Message) -> None:
+        link, sender = way
         receiver = link.other(sender)
         if receiver in self.down and not link.is_cut:
             self._lose(link)  # Nobody acknowledges.
@@ -326,8 +293,8 @@ class MobileNetwork:
                 self._close(known, receiver)
             self.links[receiver][sender] = link
         at = link.directions[sender].acknowledging.arrival_s(self.now, CONTROL_BYTES)
-        self._push(at, self._acknowledge, link, sender)
-        self._step_broker(receiver, Received(sender, message))
+        self.push(at, self._acknowledge, link, sender)
+        self._step_broker(receiver, (Received(sender, message),))
 
     def _acknowledge(self, link: TreeLink, sender: str) -> None:
         if not link.is_cut and sender not in link.closed:
@@ -341,20 +308,20 @@ class MobileNetwork:
         peer = link.other(end)
         if not link.is_cut:
             at = link.directions[end].link.arrival_s(self.now, CONTROL_BYTES)
-            self._push(at, self._find_lost, link, peer)
+            self.push(at, self._find_lost, link, peer)
         if self.links[end].get(peer) is not link:
             return  # This end never heard of it, or has another since.
         self.links_lost += 1
         del self.links[end][peer]
         failed = tuple(link.directions[end].unacknowledged)
-        self._step_broker(end, LinkChanged(peer, False), SendFailed(peer, failed))
+        self._step_broker(end, (SendFailed(peer, failed),))
 
     def _lose(self, link: TreeLink) -> None:
         """The link is out of reach: what is on it is lost, and both ends find out."""
         link.is_cut = True
         for end in link.directions:
-            notice_s = self._rng.uniform(0, 3 * self.settings.link_delay.high_s)
-            self._push(self.now + notice_s, self._find_lost, link, end)
+            notice_s = self.rng.uniform(0, 3 * self.settings.link_delay.high_s)
+            self.push(self.now + notice_s, self._find_lost, link, end)
 
     def _find_lost(self, link: TreeLink, end: str) -> None:
         if end in link.closed or end in self.down:
@@ -452,18 +419,19 @@ class MobileNetwork:
                         self._close(link, broker)
         deadline = self.elections[broker].deadline()
         if deadline is not None:
-            self._push(deadline, self._on_election_timer, broker, self.elections[broker])
+            self.push(max(deadline, self.now), self._on_election_timer, broker, self.elections[broker])
 
     def _broadcast(self, broker: str, heartbeat: Heartbeat) -> None:
         for edge, is_up in self.reach.items():
             if is_up and broker in edge:
                 (other,) = edge - {broker}
                 delay = self.settings.link_delay
-                link = self._heartbeats.setdefault((broker, other), Link(delay, self._rng))
+                link = self._heartbeats.setdefault((broker, other), Link(delay, self.rng))
                 at = link.arrival_s(self.now, CONTROL_BYTES)
-                self._push(at, self._hear, broker, other, heartbeat)
+                self.push(at, self._hear, (broker, other), heartbeat)
 
-    def _hear(self, sender: str, receiver: str, heartbeat: Heartbeat) -> None:
+    def _hear(self, way: tuple[str, str], heartbeat: Heartbeat) -> None:
+        sender, receiver = way
         election = self.elections.get(receiver)
         if election is not None and self.reach[frozenset((sender, receiver))]:
             self._do_election(receiver, election.on_heartbeat(self.now, sender, heartbeat))
@@ -473,57 +441,6 @@ class MobileNetwork:
             deadline = election.deadline()
             if deadline is not None and deadline <= self.now:
                 self._do_election(broker, election.on_timer(self.now))
-
-    # --- clients ---
-
-    def client(self, id: str) -> MobileClient:
-        return self.clients.setdefault(id, MobileClient(id))
-
-    def _step_client(self, id: str, item: Input) -> None:
-        effects = self.client(id).step(self.now, (item,))
-        if effects.records:
-            self._observe(effects.records)
-        connection = self.connections.get(id)
-        for _, message in effects.sends:
-            assert connection is not None
-            at = connection.up.arrival_s(self.now, CONTROL_BYTES)
-            self._push(at, self._arrive_at_broker, connection, message)
-
-    def _attach(self, client: str, broker: str) -> None:
-        self._leave(client)
-        self._waiting.pop(client, None)
-        if broker in self.down:
-            self._waiting[client] = broker
-            return
-        self._connections_made += 1
-        number, delay = self._connections_made, self.settings.access_delay
-        seed = f"{self.settings.seed}/{client}/{number}"
-        up, down = (Link(delay, random.Random(f"{seed}/{way}")) for way in ("up", "down"))
-        self.connections[client] = MobileConnection(number, client, broker, up, down)
-        self._step_client(client, AttachTo(broker, number))
-        self._note_change(client)
-
-    def _leave(self, client: str) -> None:
-        self._waiting.pop(client, None)
-        connection = self.connections.get(client)
-        if connection is None or not connection.is_open:
-            return
-        self._step_client(client, LeaveFor())
-        connection.is_open = False
-        delay = self.settings.notice_delay
-        notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
-        item = Detached(client, connection.number)
-        self._push(self.now + notice_s, self._step_broker, connection.broker, item)
-
-    def _arrive_at_broker(self, connection: MobileConnection, message: Said) -> None:
-        if connection.is_open:
-            item = Submitted(connection.client, connection.number, message)  # type: ignore[arg-type]
-            self._step_broker(connection.broker, item)
-
-    def _arrive_at_client(self, connection: MobileConnection, message: Said) -> None:
-        if connection.is_open:
-            self.traffic.access_hops += message.weight
-            self._step_client(connection.client, Told(connection.broker, message))
 
     # --- for those who look on ---
 
@@ -536,8 +453,5 @@ class MobileNetwork:
                 count = len(link.directions[broker].unacknowledged)
                 if count and not self.settings.reach:
                     yield f"{count} messages from {broker} to {peer}"
-        for client in self.clients.values():
-            if client.unaccepted:
-                yield f"{client.unaccepted} publishes of {client.id}"
-        for client_id, wanted in self._waiting.items():
-            yield f"the attach of {client_id} to {wanted}, which is down"
+        for _, text in self.access.wrongs():
+            yield text

@@ -11,17 +11,16 @@ everywhere to where the client is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes, Filter
-from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.mobile import LOCAL, Identity, Known, Rep, identities
 from roamcast.protocol.effects import Input, Migrated, SendFailed, Submitted
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.protocol.records import Row
-from roamcast.simulator.checkers import Result
+from roamcast.simulator.checkers import Arrivals, Result
 from roamcast.simulator.faults import Cut, Heal, Relink
 from roamcast.simulator.links import longest_s
 from roamcast.simulator.mobile_network import MobileNetwork
@@ -43,22 +42,23 @@ class MobileChecker:
         """To whom, what, when it was published, and because of which subscriptions."""
         self._ended: dict[tuple[str, str], int] = {}
         """Client and subscription to the timestamp of its last end."""
-        self._had: dict[Owed, int] = {}
+        self._arrivals = Arrivals(self.result)
         self._excused: dict[Owed, None] = {}
         self._ever: dict[str, dict[str, Filter]] = {}
         """Everything that a client ever subscribed to."""
-        self._last: dict[tuple[str, str], int] = {}
         self._unrest_at = 0.0
         settings = network.settings
         link_s = longest_s(settings.link_delay, settings.loss)
         self._rest_s = 6 * len(network.topology.brokers) * link_s + 4 * settings.access_delay.high_s
+        self._report = network.observe
+        network.observe = self._observe
         network.on_step = self._on_step
         network.on_amnesia = self._on_amnesia
         network.on_change = self._on_change
 
     # --- what is owed ---
 
-    def _on_step(self, broker: str, inputs: tuple[Input, ...]) -> None:
+    def _on_step(self, broker: str, inputs: Sequence[Input]) -> None:
         for item in inputs:
             if not isinstance(item, Submitted):
                 if isinstance(item, Migrated | SendFailed):
@@ -67,13 +67,13 @@ class MobileChecker:
                 self._publish(broker, item.message)
 
     def _publish(self, broker: str, burst: Burst) -> None:
-        attributes = decode_attributes(burst.attributes)
+        attributes, had = decode_attributes(burst.attributes), self._arrivals.had
         for identity in identities(burst):
             self.result.published += identity not in self._published
             self._published[identity] = attributes
             for client, known in self.network.brokers[broker].machine.known.items():
                 texts = self._held(client, known, attributes)
-                if texts and (client, identity) not in self._had:
+                if texts and not had(client, identity):
                     self._owed.setdefault((client, identity), (self.network.now, texts))
                     self._excused.pop((client, identity), None)
             self._expect_known(broker, identity, attributes)
@@ -92,14 +92,14 @@ class MobileChecker:
 
     def _expect_known(self, broker: str, identity: Identity, attributes: Attributes) -> None:
         """Independent of tables: whoever subscribed long enough ago is known, if all has been quiet."""
-        network = self.network
+        network, had = self.network, self._arrivals.had
         is_whole = len(network.tree_of(broker)) == len(network.topology.brokers)
         if not is_whole or network.now < self._unrest_at + self._rest_s:
             return
         for client in network.clients.values():
             since = network.changed_at.get(client.id, network.now)
             is_settled = since + self._rest_s <= network.now and client.subscriber.broker
-            is_served = (client.id, identity) in self._owed or (client.id, identity) in self._had
+            is_served = (client.id, identity) in self._owed or had(client.id, identity)
             if is_settled and not is_served and self._wants(client.id, attributes):
                 self.result.violate("unknown", f"{broker} does not know what {client.id} subscribed to")
 
@@ -114,9 +114,9 @@ class MobileChecker:
         held: dict[Owed, None] = {}
         for client, queue in node.machine.queues.items():
             held.update({(client, one): None for burst in queue for one in identities(burst)})
-        for client, connected in node.clients.items():
+        for client, visit in node.visits.items():
             held.update(
-                {(client, one): None for burst in connected.unacknowledged() for one in identities(burst)}
+                {(client, one): None for burst in visit.unacknowledged() for one in identities(burst)}
             )
         for link in self.network.links[broker].values():
             for message in link.directions[broker].unacknowledged:
@@ -124,11 +124,12 @@ class MobileChecker:
                 bursts = (message,) if isinstance(message, Burst) else bursts
                 sent = {one: None for burst in bursts for one in identities(burst)}
                 held.update({owed: None for owed in self._owed if owed[1] in sent})
-        self._excused.update({owed: None for owed in held if owed not in self._had})
+        self._excused.update({owed: None for owed in held if not self._arrivals.had(*owed)})
 
     # --- what came ---
 
-    def observe(self, rows: list[Row]) -> None:
+    def _observe(self, rows: list[Row]) -> None:
+        self._report(rows)
         for row in rows:
             if row.kind == "delivered":
                 self._on_delivered(row)
@@ -138,18 +139,12 @@ class MobileChecker:
     def _on_delivered(self, row: Row) -> None:
         client = row.client or ""
         identity = (row.publisher or "", row.incarnation or 0, row.number or 0)
-        self.result.delivered += 1
+        self._arrivals.take(client, identity)
         attributes = self._published.get(identity)
         if attributes is None:
             self.result.violate("invented", f"{client} got {identity}, which nobody published")
         elif not _matches(self._ever.get(client, {}), attributes):
             self.result.violate("not matching", f"{client} got {identity[0]}/{identity[2]} with {attributes}")
-        if (client, identity) in self._had:
-            self.result.duplicates += 1
-        elif self._last.get((client, identity[0]), 0) > identity[2]:
-            self.result.out_of_order += 1
-        self._had[client, identity] = 1
-        self._last[client, identity[0]] = max(identity[2], self._last.get((client, identity[0]), 0))
 
     def _on_change(self, client: str) -> None:
         """If the client has unsubscribed, what it has not had by now may come, and need not."""
@@ -157,7 +152,7 @@ class MobileChecker:
         ever = self._ever.setdefault(client, {})
         ever.update(one.filters)
         self._ended.update({(client, text): one.timestamp for text in ever if text not in one.filters})
-        for owed in [one for one in self._owed if one[0] == client and one not in self._had]:
+        for owed in [one for one in self._owed if one[0] == client and not self._arrivals.had(*one)]:
             if not any(text in one.filters for text in self._owed[owed][1]):
                 del self._owed[owed]
 
@@ -168,7 +163,7 @@ class MobileChecker:
         result.expected = len(self._owed)
         result.crashes, result.links_down = network.crashes, network.links_lost // 2
         for (client, identity), (published_at, _) in self._owed.items():
-            if (client, identity) in self._had:
+            if self._arrivals.had(client, identity):
                 continue
             result.lost += 1
             if (client, identity) in self._excused:
@@ -232,29 +227,10 @@ def run_mobile(
     actions: Iterable[Action],
     observe: Callable[[list[Row]], None] | None = None,
     trace: Callable[[float, str, str, Message], None] | None = None,
-) -> Result:
-    """Perform the actions, repair everything, let the network come to rest, and check it."""
-    return run_mobile_network(topology, settings, actions, observe, trace)[0]
-
-
-def run_mobile_network(
-    topology: Topology,
-    settings: NetworkSettings,
-    actions: Iterable[Action],
-    observe: Callable[[list[Row]], None] | None = None,
-    trace: Callable[[float, str, str, Message], None] | None = None,
 ) -> tuple[Result, MobileNetwork]:
-    """As `run_mobile`, with the network as it is at the end."""
-    find_mobile_protocol(settings.protocol)
-    seen: list[Callable[[list[Row]], None]] = [observe] if observe is not None else []
-
-    def tell(rows: list[Row]) -> None:
-        for one in seen:
-            one(rows)
-
-    network = MobileNetwork(topology, settings, tell, trace)
+    """Perform the actions, repair everything, let the network come to rest, and check it."""
+    network = MobileNetwork(topology, settings, observe, trace)
     checker = MobileChecker(network)
-    seen.append(checker.observe)
     network.run(actions)
     return checker.finish(), network
 

@@ -15,8 +15,18 @@ import msgspec
 from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mqtt.codec.packets import Version, Will
 from roamcast.mqtt.server.access import AccessRules, Rule
-from roamcast.protocol.effects import AttachTo, Input, LeaveFor
-from roamcast.simulator.faults import Crash, Cut, Heal, Restart, Snapshot
+from roamcast.protocol.effects import Input, LeaveFor
+from roamcast.simulator.drawing import (
+    LOSSES,
+    Span,
+    attached_at,
+    draw_cuts,
+    draw_kinds,
+    draw_outage,
+    draw_publishes,
+    in_order,
+)
+from roamcast.simulator.faults import Crash, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.mqtt_story import (
     Connect,
@@ -41,22 +51,13 @@ SHARED = ("$share/g/job/#", "$share/g/job/#", "$share/h/a/#")
 WHERE = ("", "", "", "x > 1", "x <> 2 OR x IS NULL")
 START_S = 10.0
 """When everyone has attached and subscribed, and the story begins."""
-LOSSES = (0.05, 0.2, 0.5)
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Span):
     """How fast things happen in a story."""
 
     step_s: float
-    duration_s: float
-
-    @property
-    def end_s(self) -> float:
-        return START_S + self.duration_s
-
-    def moment(self, rng: random.Random) -> float:
-        return START_S + self.duration_s * rng.random()
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,13 @@ def protocols() -> list[str]:
 
 def draw_mqtt_story(
     protocol: str, seed: int, faults: Sequence[str] = ()
-) -> tuple[Topology, NetworkSettings, list[Action]]:
+) -> tuple[Topology, NetworkSettings, tuple[Action, ...]]:
     """The story of a seed, with faults of these kinds."""
     rng = random.Random(f"mqtt/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
     settings = _draw_settings(protocol, seed, rng)
     step_s = max(settings.link_delay.high_s, 0.02) * rng.choice((0.5, 2.0, 10.0, 40.0))
-    scale = Scale(step_s, step_s * rng.choice((5, 10, 20)))
+    scale = Scale(START_S, step_s * rng.choice((5, 10, 20)), step_s)
     plot = Plot(topology, settings, scale, rng, _draw_late(topology, rng))
     actions = _draw_clients(plot)
     actions += _draw_operators(plot, actions)
@@ -111,8 +112,7 @@ def draw_mqtt_story(
     if faults:
         fault_rng = random.Random(f"mqtt/{seed}/faults")
         settings = _draw_faults(replace(plot, rng=fault_rng), faults, actions)
-    # Sorted by time alone: equal times keep the order in which they were drawn.
-    return topology, settings, sorted(actions, key=lambda action: action[0])
+    return topology, settings, in_order(actions)
 
 
 def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:
@@ -240,30 +240,22 @@ def _draw_leave(player: Player, plot: Plot, destination: str) -> Input:
 
 
 def _publishes(player: Player, plot: Plot) -> list[Action]:
-    rng, scale = plot.rng, plot.scale
-    actions: list[Action] = []
-    now_s = START_S
-    every_s = scale.step_s * rng.choice((0.3, 1.0))
-    while now_s < scale.end_s:
-        now_s += rng.expovariate(1 / every_s)
-        retain = rng.random() < 0.15
-        actions.append(
-            (
-                now_s,
-                player.id,
-                PublishMessage(
-                    rng.choice(TOPICS),
-                    qos=rng.choice((0, 1, 1, 2, 2)),
-                    retain=retain,
-                    is_clear=retain and rng.random() < 0.2,
-                    times=rng.choice((1, 1, 1, 2, 5)),
-                    size=rng.choice((0, 0, 0, 300, 20_000)) if rng.random() < 0.2 else 0,
-                    expiry_s=rng.choice((1, 2)) if player.version == 5 and rng.random() < 0.1 else None,
-                    properties=(("x", str(rng.randrange(4))),) if player.version == 5 else (),
-                ),
-            )
-        )
-    return actions
+    every_s = plot.scale.step_s * plot.rng.choice((0.3, 1.0))
+    return draw_publishes(player.id, plot.scale, every_s, lambda _: _draw_publish(player, plot.rng), plot.rng)
+
+
+def _draw_publish(player: Player, rng: random.Random) -> PublishMessage:
+    retain = rng.random() < 0.15
+    return PublishMessage(
+        rng.choice(TOPICS),
+        qos=rng.choice((0, 1, 1, 2, 2)),
+        retain=retain,
+        is_clear=retain and rng.random() < 0.2,
+        times=rng.choice((1, 1, 1, 2, 5)),
+        size=rng.choice((0, 0, 0, 300, 20_000)) if rng.random() < 0.2 else 0,
+        expiry_s=rng.choice((1, 2)) if player.version == 5 and rng.random() < 0.1 else None,
+        properties=(("x", str(rng.randrange(4))),) if player.version == 5 else (),
+    )
 
 
 def _changes(player: Player, plot: Plot) -> list[Action]:
@@ -339,23 +331,14 @@ def _draw_limits(plot: Plot) -> list[Action]:
 
 
 def _draw_faults(plot: Plot, faults: Sequence[str], actions: list[Action]) -> NetworkSettings:
-    """Add faults of these kinds to the actions; of several kinds not always all."""
+    """Add faults of these kinds to the actions."""
     rng, settings = plot.rng, plot.settings
-    chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
-    for kind in chosen or faults:
+    for kind in draw_kinds(faults, rng):
         if kind == "loss":
             settings = replace(settings, loss=rng.choice(LOSSES))
         else:
             actions += _DRAW_FAULT[kind](plot, actions)
     return settings
-
-
-def _draw_outage(plot: Plot) -> tuple[float, float]:
-    """From when to when: from far below one link's delay up to a part of the story."""
-    rng, scale = plot.rng, plot.scale
-    start_s = scale.moment(rng)
-    length_s = rng.choice((plot.settings.link_delay.high_s, scale.duration_s / 20, scale.duration_s / 4))
-    return start_s, start_s + rng.expovariate(1 / max(length_s, 0.005))
 
 
 def _draw_crashes(plot: Plot, actions: list[Action]) -> list[Action]:
@@ -364,10 +347,10 @@ def _draw_crashes(plot: Plot, actions: list[Action]) -> list[Action]:
     drawn: list[Action] = []
     for _ in range(rng.choice((1, 1, 2, 4))):
         broker = rng.choice(plot.topology.brokers)
-        start_s, end_s = _draw_outage(plot)
+        start_s, end_s = draw_outage(plot.settings, plot.scale, rng)
         how = rng.choice(("", "unsent", "torn"))
         drawn.append((start_s, broker, Crash(unsent=how == "unsent", torn=how == "torn")))
-        for client in _attached_at(actions, broker, start_s):
+        for client in attached_at(actions, broker, start_s):
             if rng.random() < 0.4 and plot.late is None:
                 elsewhere = Connect(rng.choice(plot.topology.brokers), 0)
                 drawn.append((rng.uniform(start_s, end_s), client, elsewhere))
@@ -378,29 +361,11 @@ def _draw_crashes(plot: Plot, actions: list[Action]) -> list[Action]:
 
 
 def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
-    """Links that are down for a while, by ones and twos."""
-    rng = plot.rng
-    drawn: list[Action] = []
     links = [edge for edge in plot.topology.overlay if plot.late is None or plot.late[0] not in edge]
-    for _ in range(rng.choice((1, 2, 3)) if links else 0):
-        start_s, end_s = _draw_outage(plot)
-        for broker, peer in rng.sample(links, min(rng.choice((1, 1, 2)), len(links))):
-            drawn += [(start_s, broker, Cut(peer)), (end_s, broker, Heal(peer))]
-    return drawn
+    return draw_cuts(links, plot.settings, plot.scale, plot.rng)
 
 
 _DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
     "crash": _draw_crashes,
     "partition": _draw_partitions,
 }
-
-
-def _attached_at(actions: list[Action], broker: str, time_s: float) -> list[str]:
-    """The clients that the story has at a broker at this time."""
-    at: dict[str, str] = {}
-    for _, client, item in sorted((one for one in actions if one[0] <= time_s), key=lambda one: one[0]):
-        if isinstance(item, AttachTo):
-            at[client] = item.broker
-        elif isinstance(item, LeaveFor):
-            at.pop(client, None)
-    return [client for client, place in at.items() if place == broker]

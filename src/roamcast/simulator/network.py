@@ -146,7 +146,57 @@ class Journal:
         self.entries: list[bytes] = []
 
 
-class Network(Engine):
+class NetworkBase(Engine):
+    """What every simulated network has, whatever its brokers are."""
+
+    arrive: Callable[[str, Sequence[Any]], None]
+    """Inputs reach a broker."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: NetworkSettings,
+        observe: Callable[[list[Row]], None],
+        trace: Callable[[float, str, str, Message], None] | None,
+    ) -> None:
+        super().__init__()
+        self.topology = topology
+        self.settings = settings
+        self.traffic = Traffic()
+        self.observe = observe
+        self._trace = trace
+        self._witnessed = 0
+
+    def is_down(self, broker: str) -> bool:
+        raise NotImplementedError
+
+    def rng_for(self, *names: str) -> random.Random:
+        """A source of its own for each purpose, so that the draws of one do not move another's."""
+        return random.Random(f"{self.settings.seed}/{'/'.join(names)}")
+
+    def _link_with(self, delay: Delay, *names: str) -> Link:
+        rng, loss = self.rng_for(*names), self.settings.loss
+        return LossyLink(delay, rng, loss) if loss else Link(delay, rng)
+
+    def _count(self, broker: str, sends: Sequence[tuple[str, Message]]) -> None:
+        if self._trace is not None:
+            for peer, message in sends:
+                self._trace(self.now, broker, peer, message)
+        traffic = self.traffic
+        traffic.messages += len(sends)
+        hops = traffic.hops
+        for _, message in sends:
+            if type(message) is Burst:
+                hops["publish"] += message.count
+            else:
+                hops[cause_of(message)] += message.weight
+
+    def _witness(self, kind: str, broker: str, reason: str | None = None) -> None:
+        self._witnessed += 1
+        self.observe([Row(self._witnessed, self.now, WITNESS, kind, broker=broker, reason=reason)])
+
+
+class Network(NetworkBase):
     """Brokers, their links and clients. What one step sends arrives together, as one event."""
 
     def __init__(
@@ -158,13 +208,8 @@ class Network(Engine):
         faults: bool = False,
     ) -> None:
         """With `faults` brokers keep journals, and rows are handed on when the run is over, each once."""
-        super().__init__()
-        self.topology = topology
-        self.settings = settings
-        self.traffic = Traffic()
-        self.observe = self._note if faults else observe
+        super().__init__(topology, settings, self._note if faults else observe, trace)
         self._report = observe
-        self._trace = trace
         is_plain = not (settings.loss or settings.link_delays or faults)
         self._lane = lane_for(settings.link_delay) if is_plain else None
         self.arrive = self._wait_for_service if settings.service_s else self.step
@@ -179,7 +224,6 @@ class Network(Engine):
         self._rows_differing: list[str] = []
         self._broken: list[str] = []
         """Links that the two ends could not go on with."""
-        self._witnessed = 0
         self._down: dict[str, None] = {}
         self._doomed: dict[str, Crash] = {}
         """Brokers that crash within their next step."""
@@ -241,13 +285,7 @@ class Network(Engine):
         return self.rng_for("incarnation", broker, peer).getrandbits(62) + 1
 
     def _make_link(self, broker: str, peer: str) -> Link:
-        settings, rng = self.settings, self.rng_for(broker, peer)
-        delay = settings.delay_between(broker, peer)
-        return LossyLink(delay, rng, settings.loss) if settings.loss else Link(delay, rng)
-
-    def rng_for(self, *names: str) -> random.Random:
-        """A source of its own for each purpose, so that the draws of one do not move another's."""
-        return random.Random(f"{self.settings.seed}/{'/'.join(names)}")
+        return self._link_with(self.settings.delay_between(broker, peer), broker, peer)
 
     @property
     def brokers(self) -> dict[str, BrokerCore]:
@@ -386,19 +424,6 @@ class Network(Engine):
         if cuts == self._cuts[frozenset((broker, peer))]:
             self.arrive(peer, (LinkFrames(broker, frame),))
 
-    def _count(self, broker: str, sends: Sequence[tuple[str, Message]]) -> None:
-        if self._trace is not None:
-            for peer, message in sends:
-                self._trace(self.now, broker, peer, message)
-        traffic = self.traffic
-        traffic.messages += len(sends)
-        hops = traffic.hops
-        for _, message in sends:
-            if type(message) is Burst:
-                hops["publish"] += message.count
-            else:
-                hops[cause_of(message)] += message.weight
-
     # --- faults ---
 
     def _happen(self, broker: str, fault: Fault) -> None:
@@ -441,10 +466,6 @@ class Network(Engine):
             known = self._rows.setdefault((row.node, row.sequence), row)
             if known is not row and known != row:
                 self._rows_differing.append(f"{row} was {known}")
-
-    def _witness(self, kind: str, broker: str, reason: str | None = None) -> None:
-        self._witnessed += 1
-        self._note([Row(self._witnessed, self.now, WITNESS, kind, broker=broker, reason=reason)])
 
     def _crash(self, broker: str, reason: str | None = None) -> None:
         self._witness("crashed", broker, reason)

@@ -115,7 +115,7 @@ class Story:
     ) -> Result:
         """Simulate it, whatever its brokers are, and say what came of it."""
         if self.settings.protocol in MOBILE_PROTOCOLS:
-            return run_mobile(self.topology, self.settings, self.with_homecoming(), observe, trace)
+            return run_mobile(self.topology, self.settings, self.with_homecoming(), observe, trace)[0]
         if self.settings.mqtt is not None:
             return run_mqtt(self.topology, self.settings, tuple(self.with_homecoming()), observe, trace)
         return self.run(observe, trace).result

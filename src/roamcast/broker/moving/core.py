@@ -1,21 +1,22 @@
 """The machine of a protocol for brokers that move, between links of the tree and connected clients.
 
-It is to the endpoint and the site what `node.Broker` is in the other family: it publishes for clients,
-hands them what is theirs within their window, and keeps what they have not acknowledged, to give it back to
-the machine when their connection is gone. What a session is, is decided in `mobile_sessions`.
+It is to the endpoint and the site what `BrokerCore` is in the other family: it publishes for clients, sends
+them what is theirs within their window, and keeps what they have not acknowledged, to give it back to the
+machine of the protocol when their connection is gone. `MovingMachine` puts it between an MQTT endpoint and
+an election, and `sessions` decides there what a session is. `MobileBroker` drives it for clients that speak
+the protocol themselves.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.moving.noted_filters import asks_more
-from roamcast.broker.moving.tree_links import TreeLinks
 from roamcast.broker.moving.waves import Wave, WaveBack, Waves
 from roamcast.filters.filter import Attributes, Filter
 from roamcast.mobility.moving.mobile import LOCAL, MobileProtocol, Outcome
@@ -43,6 +44,14 @@ WINDOW = 1024
 """Notifications that a client gets before it acknowledges, if it does not say how many."""
 
 
+class Links(Protocol):
+    """What the core needs of the links of the tree."""
+
+    def send(self, peer: str, message: Message) -> None: ...
+
+    def send_fleeting(self, peer: str, message: Message) -> None: ...
+
+
 class Visit:
     """A client that is connected here."""
 
@@ -54,7 +63,7 @@ class Visit:
         ),
     )  # fmt: skip
 
-    def __init__(self, connection: int, owner: str, window: int, stamp: int) -> None:
+    def __init__(self, connection: int, owner: str = "", window: int = 0, stamp: int = 0) -> None:
         self.connection = connection
         self.owner = owner
         self.window = window or WINDOW
@@ -99,7 +108,8 @@ class MobileCore:
         derived=("_asks_more", "_handlers", "_orders", "_out", "figures"),
     )  # fmt: skip
 
-    def __init__(self, id: str, machine: MobileProtocol, links: TreeLinks, front: Front) -> None:
+    def __init__(self, id: str, machine: MobileProtocol, links: Links, front: Front | None) -> None:
+        """Without a front clients speak the protocol themselves."""
         self.id = id
         self.machine = machine
         self.links = links
@@ -121,7 +131,8 @@ class MobileCore:
 
     def _restore(self) -> None:
         self.figures = Figures()
-        self.machine.contents = self.contents_of
+        if self.front is not None:
+            self.machine.contents = self.contents_of
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {}
         self._orders: dict[type[Command], Callable[[Any], None]] = {}
         self._out = Effects()
@@ -170,7 +181,7 @@ class MobileCore:
         """Publish in the broker's own name."""
         self._published += 1
         name = f"$broker/{self.id}"
-        self._take_burst(
+        self.take_burst(
             name, Burst(name, self.incarnation, self._published, attributes, self.now, (body,), 1, marks)
         )
 
@@ -217,7 +228,7 @@ class MobileCore:
                 self.route_fleeting(LOCAL, burst)
                 continue
             visit.published += 1
-            self._take_burst(
+            self.take_burst(
                 client,
                 Burst(
                     client, visit.incarnation, visit.published, attributes, self.now, (body,), 1,
@@ -225,7 +236,7 @@ class MobileCore:
                 ),
             )  # fmt: skip
 
-    def _take_burst(self, client: str, burst: Burst) -> None:
+    def take_burst(self, client: str, burst: Burst) -> None:
         self.record(
             "published", client=client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
@@ -258,7 +269,7 @@ class MobileCore:
         if self._asks_more[0] != machine.changes:
             filters = (filter for known in machine.known.values() for filter in known.filters.values())
             self._asks_more = machine.changes, any(map(asks_more, filters))
-        return self.front.contents(burst)[0] if self._asks_more[1] else None
+        return self.front.contents(burst)[0] if self.front is not None and self._asks_more[1] else None
 
     # --- deliveries ---
 
@@ -337,9 +348,11 @@ class MobileCore:
         for client, burst in outcome.dropped:
             self._drop(client, burst)
         for client, message in outcome.to_subscribers:
-            # That the machine tells what it knows (FILTERS) is for clients that know better.
             if isinstance(message, Burst):
                 self._deliver(client, message)
+            elif self.front is None:
+                # What is known of its subscriptions (FILTERS), to a client that may know better.
+                self._out.to_clients.append((client, self.visits[client].connection, message))
 
     def _drop(self, client: str, burst: Burst) -> None:
         self.figures.drop("overflow", burst)

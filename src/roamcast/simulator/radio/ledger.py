@@ -1,4 +1,8 @@
-"""What was published, what was owed to whom, and what arrived, when and over how many hops."""
+"""What was published, what was owed to whom, and what arrived, when and over how many hops.
+
+It is no verdict (`checkers.Result`): brokers on the way say what is owed, losses are a figure and no mistake,
+and each first arrival has a delay and a number of hops.
+"""
 
 from __future__ import annotations
 

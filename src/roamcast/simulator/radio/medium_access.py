@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from roamcast.simulator.engine import Handle
 from roamcast.simulator.radio.channel import EVERYONE, Channel, Transmission
 from roamcast.simulator.radio.parameters import RadioParameters
 
 
-class Engine(Protocol):
+class Stations(Protocol):
     """What the medium access needs of the network: time, and somebody to tell."""
 
     now: float
 
-    def call_at(self, at: float, callback: Callable[[Any], None], argument: Any) -> None: ...
+    def push(self, at: float, handle: Handle, first: Any = None, second: Any = None) -> None: ...
 
     def accepts(self, receiver: int, sender: int, message: Any) -> bool: ...
 
@@ -70,7 +70,7 @@ class MediumAccess:
         station: int,
         parameters: RadioParameters,
         channel: Channel,
-        engine: Engine,
+        engine: Stations,
         chance: random.Random,
     ) -> None:
         self.station = station
@@ -109,23 +109,23 @@ class MediumAccess:
         else:
             exponent = min(parameters.backoff_exponent_min + self._backoffs, parameters.backoff_exponent_max)
             wait_s = int(self._chance.random() * (1 << exponent)) * parameters.backoff_unit_s
-        self._engine.call_at(self._engine.now + wait_s + parameters.sensing_s, self._sense, None)
+        self._engine.push(self._engine.now + wait_s + parameters.sensing_s, self._sense)
 
-    def _sense(self, _: None) -> None:
+    def _sense(self, *_: None) -> None:
         if self._channel.is_busy(self.station):
             self._wait_longer()
         else:
-            self._engine.call_at(self._engine.now + self._parameters.turnaround_s, self._transmit, None)
+            self._engine.push(self._engine.now + self._parameters.turnaround_s, self._transmit)
 
     def _wait_longer(self) -> None:
         self._backoffs += 1
         if self._backoffs > self._parameters.backoffs_max:
             self.counts.busy += 1
-            self._attempt_failed(None)
+            self._attempt_failed()
         else:
             self._back_off()
 
-    def _transmit(self, _: None) -> None:
+    def _transmit(self, *_: None) -> None:
         if self._channel.is_sending(self.station):
             self._wait_longer()  # It is acknowledging somebody's frame.
             return
@@ -136,9 +136,9 @@ class MediumAccess:
         self.counts.frames += 1
         self.counts.bytes += parameters.preamble_bytes + frame_bytes
         frame = self._channel.begin(self._engine.now, self.station, outgoing.destination, air_s)
-        self._engine.call_at(frame.ends_at, self._end, frame)
+        self._engine.push(frame.ends_at, self._end, frame)
 
-    def _end(self, frame: Transmission) -> None:
+    def _end(self, frame: Transmission, _: None) -> None:
         received = self._channel.end(self._engine.now, frame)
         outgoing = self._queue[0]
         if frame.destination == EVERYONE:
@@ -154,11 +154,11 @@ class MediumAccess:
         if received and self._engine.accepts(frame.destination, self.station, outgoing.message):
             peer = self.peers[frame.destination]
             acknowledge_at = self._engine.now + self._parameters.turnaround_s
-            self._engine.call_at(acknowledge_at, peer.acknowledge, (self, give_up_at))
+            self._engine.push(acknowledge_at, peer.acknowledge, self, give_up_at)
             if peer.is_news(self.station, outgoing):
                 self._engine.receive(frame.destination, self.station, outgoing.message)
         else:
-            self._engine.call_at(give_up_at, self._attempt_failed, None)
+            self._engine.push(give_up_at, self._attempt_failed)
 
     def _end_unconfirmed(self, frame: Transmission, has_arrived: bool, outgoing: Outgoing) -> None:
         """Whether a unicast frame has arrived nobody says, so the sender takes it for granted."""
@@ -184,22 +184,20 @@ class MediumAccess:
         self._seen[sender] = outgoing.sequence
         return True
 
-    def acknowledge(self, request: tuple[MediumAccess, float]) -> None:
+    def acknowledge(self, sender: MediumAccess, give_up_at: float) -> None:
         """Confirm the frame that has arrived from a station, which waits until the given time."""
-        sender, give_up_at = request
         if self._channel.is_sending(self.station):
-            self._engine.call_at(give_up_at, sender._attempt_failed, None)
+            self._engine.push(give_up_at, sender._attempt_failed)
             return
         parameters = self._parameters
         self.counts.acknowledgements += 1
         air_s = parameters.air_s(parameters.acknowledgement_bytes)
         frame = self._channel.begin(self._engine.now, self.station, sender.station, air_s)
-        self._engine.call_at(frame.ends_at, sender._acknowledged, (frame, give_up_at))
+        self._engine.push(frame.ends_at, sender._acknowledged, frame, give_up_at)
 
-    def _acknowledged(self, request: tuple[Transmission, float]) -> None:
-        frame, give_up_at = request
+    def _acknowledged(self, frame: Transmission, give_up_at: float) -> None:
         if not self._channel.end(self._engine.now, frame):
-            self._engine.call_at(max(give_up_at, self._engine.now), self._attempt_failed, None)
+            self._engine.push(max(give_up_at, self._engine.now), self._attempt_failed)
             return
         outgoing = self._queue[0]
         outgoing.bytes_left -= self._parameters.payload_bytes_max
@@ -210,7 +208,7 @@ class MediumAccess:
             self._next()
             self._engine.sent(self.station, outgoing.destination, outgoing.message)
 
-    def _attempt_failed(self, _: None) -> None:
+    def _attempt_failed(self, *_: None) -> None:
         outgoing = self._queue[0]
         outgoing.attempts += 1
         if outgoing.destination != EVERYONE and outgoing.attempts <= self._parameters.retries_max:

@@ -6,14 +6,14 @@ sent and which of its timers is due, and acts through its `Station`.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from roamcast.simulator.engine import Engine
 from roamcast.simulator.radio.channel import EVERYONE, Channel
 from roamcast.simulator.radio.medium_access import MediumAccess
 from roamcast.simulator.radio.movement import Movement
@@ -69,10 +69,13 @@ class Station:
         return self.access.send(destination, message, payload_bytes)
 
     def set_timer(self, at: float, token: Any) -> None:
-        self._network.call_at(at, self._network.programs[self.number].on_deadline, token)
+        self._network.push(at, self._on_deadline, token)
+
+    def _on_deadline(self, token: Any, _: None) -> None:
+        self._network.programs[self.number].on_deadline(token)
 
 
-class RadioNetwork:
+class RadioNetwork(Engine):
     def __init__(
         self,
         parameters: RadioParameters,
@@ -80,16 +83,13 @@ class RadioNetwork:
         side_m: float,
         seed: int,
     ) -> None:
+        super().__init__()
         self.parameters = parameters
         self.movement = movement
-        self.now = 0.0
-        self.events = 0
         self.chance = random.Random(seed)
         self.programs: Sequence[Program] = ()
         rng = np.random.default_rng([seed, 1])
         self.channel = Channel(parameters, movement.positions_m, Shadowing(parameters, side_m, rng), rng)
-        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._sequence = 0
         self.stations = [self._new_station(number) for number in range(len(movement.positions_m))]
         accesses = [station.access for station in self.stations]
         for access in accesses:
@@ -100,27 +100,19 @@ class RadioNetwork:
         access = MediumAccess(number, self.parameters, self.channel, self, chance)
         return Station(self, number, access)
 
-    def call_at(self, at: float, callback: Callable[[Any], None], argument: Any) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (at, self._sequence, callback, argument))
-
     def run(self, programs: Sequence[Program], until_s: float) -> None:
         """Start everyone, and go on until that time."""
         self.programs = programs
-        self.call_at(self.now + self.parameters.move_every_s, self._move, None)
+        self.push(self.now + self.parameters.move_every_s, self._move)
         for program in programs:
             program.on_start()
-        heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= until_s:
-            self.now, _, callback, argument = pop(heap)
-            self.events += 1
-            callback(argument)
+        self.go(until_s=until_s)
         self.now = until_s
 
-    def _move(self, _: None) -> None:
+    def _move(self, *_: None) -> None:
         self.movement.advance(self.parameters.move_every_s)
         self.channel.move(self.movement.positions_m)
-        self.call_at(self.now + self.parameters.move_every_s, self._move, None)
+        self.push(self.now + self.parameters.move_every_s, self._move)
 
     def accepts(self, receiver: int, sender: int, message: Any) -> bool:
         return self.programs[receiver].accepts(sender, message)

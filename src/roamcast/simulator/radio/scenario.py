@@ -103,11 +103,11 @@ class RadioScenario:
 def look_at_times(network: RadioNetwork, watch: TreeWatch, every_s: float) -> None:
     """Once in each heartbeat period."""
 
-    def look(_: None) -> None:
+    def look(*_: None) -> None:
         watch.look()
-        network.call_at(network.now + every_s, look, None)
+        network.push(network.now + every_s, look)
 
-    network.call_at(every_s, look, None)
+    network.push(every_s, look)
 
 
 HOPS_MAX = 3
@@ -145,7 +145,7 @@ class RadioRun:
             "busy": sum(one.busy for one in air),
             "overflow": sum(one.overflow for one in air),
             "given_up": self.ledger.given_up.total(),
-            "events": self.network.events,
+            "events": self.network.steps,
         }
 
     def sent_by_kind(self) -> dict[str, int]:

@@ -1,0 +1,232 @@
+"""Draws that stories of every kind share: delays, moves, publishes, and faults on top.
+
+Each function takes the random source from its caller and draws in a fixed order, so a seed gives the same
+story for ever. `fuzz`, `location_fuzz` and `mqtt_draw` add what only their stories have.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor
+from roamcast.simulator.faults import Crash, Cut, Heal, Relink, Restart, Snapshot
+from roamcast.simulator.links import Delay
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.story import Story
+
+LOSSES = (0.05, 0.2, 0.5)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The part of a story in which clients move and publish."""
+
+    start_s: float
+    duration_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+    def moment(self, rng: random.Random) -> float:
+        return self.start_s + self.duration_s * rng.random()
+
+
+def draw_delays(notice_max_s: float, rng: random.Random) -> tuple[Delay, Delay, Delay]:
+    """Delays of links and access links, and the time until a broker notices that a client is gone."""
+    link = rng.choice((Delay(0.010, 0.010), Delay(0.001, 0.030), Delay(0.0, 0.100)))
+    access = rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040)))
+    notice = rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, notice_max_s)))
+    return link, access, notice
+
+
+def draw_moves(
+    client: str,
+    brokers: Sequence[str],
+    span: Span,
+    scale_s: float,
+    rng: random.Random,
+    *,
+    returns_per_scale: float = 2,
+    changes_mind: float = 0.1,
+) -> list[Action]:
+    """A client goes from broker to broker, on average once in `scale_s`; some say where they go.
+
+    `returns_per_scale` is how many absences would fit into `scale_s`.
+    """
+    actions: list[Action] = []
+    now_s = span.start_s
+    while True:
+        now_s += rng.expovariate(1 / scale_s)
+        if now_s > span.end_s:
+            return actions
+        broker = rng.choice(brokers)
+        actions.append((now_s, client, LeaveFor(broker if rng.random() < 0.2 else "")))
+        now_s += rng.expovariate(returns_per_scale / scale_s)
+        # Some who proclaim a move change their minds.
+        if changes_mind and rng.random() < changes_mind:
+            broker = rng.choice(brokers)
+        actions.append((now_s, client, AttachTo(broker, 0)))
+
+
+def draw_publishes(
+    client: str,
+    span: Span,
+    every_s: float,
+    draw: Callable[[float], Input],
+    rng: random.Random,
+    count_max: float = float("inf"),
+) -> list[Action]:
+    """A client publishes what `draw` gives it for each time."""
+    actions: list[Action] = []
+    now_s = span.start_s
+    while now_s < span.end_s and len(actions) < count_max:
+        now_s += rng.expovariate(1 / every_s)
+        actions.append((now_s, client, draw(now_s)))
+    return actions
+
+
+def in_order(actions: Iterable[Action]) -> tuple[Action, ...]:
+    """Sorted by time alone: actions at equal times keep the order in which they were drawn."""
+    return tuple(sorted(actions, key=lambda action: action[0]))
+
+
+# --- faults -----------------------------------------------------------------------------------------
+
+
+def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: random.Random) -> Story:
+    """The same story with faults of these kinds."""
+    is_mobile = story.settings.protocol in MOBILE_PROTOCOLS
+    draws = _MOBILE_FAULTS if is_mobile else _FAULTS
+    for kind in draw_kinds(faults, rng):
+        if kind == "loss":
+            story = replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
+        else:
+            drawn = draws[kind](story, span_start_s, rng)
+            story = replace(story, actions=in_order([*story.actions, *drawn]))
+    if is_mobile or not find_protocol(story.settings.protocol).has_heartbeats:
+        return story
+    return with_heartbeats(story, rng) if rng.random() < 0.5 else story
+
+
+def draw_kinds(faults: Sequence[str], rng: random.Random) -> Sequence[str]:
+    """Of several kinds of faults not always all."""
+    chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
+    return chosen or faults
+
+
+def _draw_crashes(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    """Brokers that stay, and come back with their journal; half of them wrote a snapshot before."""
+    faults = _draw_outages_of_brokers(story, start_s, lambda unsent: Crash(unsent=unsent), rng)
+    for crash_s, broker, _ in [one for one in faults if isinstance(one[2], Crash)]:
+        if rng.random() < 0.5:
+            faults.append((rng.uniform(start_s / 2, crash_s), broker, Snapshot()))
+    return faults
+
+
+def _draw_mobile_crashes(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    """Brokers that move, and come back with a journal or without."""
+    return _draw_outages_of_brokers(story, start_s, lambda amnesia: Crash(amnesia=amnesia), rng)
+
+
+def _draw_outages_of_brokers(
+    story: Story, start_s: float, crash: Callable[[bool], Crash], rng: random.Random
+) -> list[Action]:
+    """Brokers are down for a while; some of their clients go elsewhere, the others wait."""
+    brokers, span = story.topology.brokers, _span_of(story, start_s)
+    faults: list[Action] = []
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        broker = rng.choice(brokers)
+        down_s, up_s = draw_outage(story.settings, span, rng)
+        faults.append((down_s, broker, crash(rng.random() < 0.5)))
+        for client in attached_at(story.actions, broker, down_s):
+            if rng.random() < 0.4:
+                elsewhere = AttachTo(rng.choice(brokers), 0)
+                faults.append((rng.uniform(down_s, up_s), client, elsewhere))
+        faults.append((up_s, broker, Restart()))
+    return faults
+
+
+def _draw_partitions(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    return draw_cuts(story.topology.overlay, story.settings, _span_of(story, start_s), rng)
+
+
+def draw_cuts(
+    links: Sequence[tuple[str, str]], settings: NetworkSettings, span: Span, rng: random.Random
+) -> list[Action]:
+    """Links that are down for a while, by ones and twos."""
+    faults: list[Action] = []
+    for _ in range(rng.choice((1, 2, 3)) if links else 0):
+        down_s, up_s = draw_outage(settings, span, rng)
+        for broker, peer in rng.sample(links, min(rng.choice((1, 1, 2)), len(links))):
+            faults += [(down_s, broker, Cut(peer)), (up_s, broker, Heal(peer))]
+    return faults
+
+
+def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    """Links between brokers that move: some are replaced, some come back between others than before."""
+    brokers, reach = story.topology.brokers, story.settings.reach
+    faults: list[Action] = []
+    edges, span = [*story.topology.overlay, *reach], _span_of(story, start_s)
+    if not edges:
+        return []
+    for _ in range(rng.choice((1, 2, 4, 8))):
+        down_s, up_s = draw_outage(story.settings, span, rng)
+        one, other = rng.choice(edges)
+        if rng.random() < 0.5:
+            one, other = other, one
+        others = [broker for broker in brokers if broker not in (one, other)]
+        if rng.random() < 0.4 and others and not reach:
+            faults.append((down_s, one, Relink(other, rng.choice(others))))
+            continue
+        faults.append((down_s, one, Cut(other)))
+        again = rng.choice(others) if others and rng.random() < 0.3 else other
+        faults.append((up_s, one, Heal(again if not reach else other)))
+    return faults
+
+
+_FAULTS = {"crash": _draw_crashes, "partition": _draw_partitions}
+_MOBILE_FAULTS = {"crash": _draw_mobile_crashes, "partition": _draw_partings}
+
+
+def with_heartbeats(story: Story, rng: random.Random) -> Story:
+    """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
+    brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
+    everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
+    mobility = msgspec.structs.replace(
+        story.settings.mobility,
+        heartbeat_period_s=delay_s * rng.choice((0.2, 1.0, 3.0, 10.0)),
+        heartbeats_missed_max=rng.choice((1, 1, 2)),
+        context_timeout_s=delay_s * rng.choice((0.5, 3.0, 20.0, 1000.0)),
+        neighbour_graph=json.dumps({"brokers": everyone}) if rng.random() < 0.6 else "",
+        neighbours_max=rng.choice((1, 8, None)),
+    )
+    return replace(story, settings=replace(story.settings, mobility=mobility))
+
+
+def _span_of(story: Story, start_s: float) -> Span:
+    return Span(start_s, story.actions[-1][0] - start_s)
+
+
+def draw_outage(settings: NetworkSettings, span: Span, rng: random.Random) -> tuple[float, float]:
+    """From when to when: from far below one link's delay up to a large part of the story."""
+    down_s = span.moment(rng)
+    length_s = rng.choice((settings.link_delay.high_s, span.duration_s / 20, span.duration_s / 4))
+    return down_s, down_s + rng.expovariate(1 / max(length_s, 0.005))
+
+
+def attached_at(actions: Iterable[Action], broker: str, time_s: float) -> list[str]:
+    """The clients that a story has at a broker at this time."""
+    at: dict[str, str] = {}
+    for _, client, item in in_order(action for action in actions if action[0] <= time_s):
+        if isinstance(item, AttachTo):
+            at[client] = item.broker
+        elif isinstance(item, LeaveFor):
+            at.pop(client, None)
+    return [client for client, place in at.items() if place == broker]
