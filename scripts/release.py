@@ -202,7 +202,20 @@ def run(command: Sequence[str], folder: Path | None = None) -> str:
     return done.stdout
 
 
-def next_steps(version: str, wheel: Path, sdist: Path) -> str:
+def uncommitted(root: Path) -> list[str]:
+    """Files that are not as in the last commit; nothing where there is no history to compare with."""
+    if shutil.which("git") is None:
+        return []
+    command = ["git", "-C", str(root), "status", "--porcelain"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return [line[3:] for line in done.stdout.splitlines()]
+
+
+def next_steps(version: str, wheel: Path, sdist: Path, changed: Sequence[str]) -> str:
+    if changed:
+        return (
+            f"{wheel} and {sdist} work, but belong to no commit. Commit {', '.join(changed)}; then run again."
+        )
     return "\n".join([
         f"{wheel} and {sdist} are good. Next:",
         f"  1. Put today's date into the heading of {version} in CHANGELOG.md, commit, and tag the commit: "
@@ -227,7 +240,7 @@ def release(root: Path, out: Path, is_offline: bool) -> None:
         commands = install(wheel, Path(folder) / "venv", is_offline)
         say("starting a broker and sending a message through it")
         check_installed(commands, version, Path(folder))
-    say(next_steps(version, wheel, sdist))
+    say(next_steps(version, wheel, sdist, uncommitted(root)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

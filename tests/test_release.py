@@ -10,7 +10,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from scripts.release import ReleaseError, check_changelog, check_contents, read_version
+from scripts.release import (
+    ReleaseError,
+    check_changelog,
+    check_contents,
+    next_steps,
+    read_version,
+    uncommitted,
+)
 
 from roamcast import __version__
 
@@ -93,6 +100,14 @@ def test_what_is_missing_or_too_much_is_named(
         check_contents(root, wheel, sdist)
 
 
+def test_files_of_no_commit_are_not_to_be_published() -> None:
+    files = Path("a.whl"), Path("a.tar.gz")
+    assert "git tag v1.2.3" in next_steps("1.2.3", *files, [])
+    said = next_steps("1.2.3", *files, ["src/a.py"])
+    assert "Commit src/a.py; then run again" in said
+    assert "git tag" not in said
+
+
 def has_index(folder: Path) -> bool:
     """Ask pip, which knows of mirrors and proxies, for a small dependency."""
     probe = [sys.executable, "-m", "pip", "download", "--quiet", "--retries", "0", "--no-deps", "--no-input"]
@@ -114,4 +129,5 @@ def test_a_release_can_be_installed_and_used(tmp_path: Path, is_offline: bool) -
     assert done.returncode == 0, done.stdout + done.stderr
     wheel, sdist = f"roamcast-{__version__}-py3-none-any.whl", f"roamcast-{__version__}.tar.gz"
     assert sorted(path.name for path in out.iterdir()) == sorted([wheel, sdist])
-    assert f"git tag v{__version__}" in done.stdout
+    last = f"Commit {uncommitted(ROOT)[0]}" if uncommitted(ROOT) else f"git tag v{__version__}"
+    assert last in done.stdout

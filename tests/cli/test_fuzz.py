@@ -244,6 +244,35 @@ def test_a_failure_under_faults_is_a_story_that_tells_them(
     assert again["violations"] == failure["violations"]
 
 
+# MQTT clients.
+
+
+def test_mqtt_clients_over_a_few_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    options = shlex.split("--front mqtt --faults all --seeds 0:2 --workers 1")
+    result = run_json(capsys, *options)
+    assert result["front"] == "mqtt"
+    assert {"multi_hop_handoff", "relocation", "proactive", "phoenix"} <= result["protocols"].keys()
+    assert "none does not promise exactly once" in result["left_out"]["none"]
+
+
+def test_both_fronts_of_a_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+    options = shlex.split("--front all --protocol relocation --seeds 0:1 --workers 1")
+    assert list(run_json(capsys, *options)["protocols"]) == ["relocation (plain)", "relocation (mqtt)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--front web", "valid are plain, mqtt, all"),
+        ("--front mqtt --protocol none", "valid are all, multi_hop_handoff"),
+        ("--front mqtt --feature location", "--front and --feature exclude each other"),
+        ("--front mqtt --story -", "--front and --story exclude each other"),
+    ],
+)
+def test_fronts_that_cannot_be(capsys: pytest.CaptureFixture[str], arguments: str, words: str) -> None:
+    assert words in refused(capsys, *arguments.split())
+
+
 # Stories.
 
 

@@ -224,6 +224,10 @@ class BrokerCore:
         self.settings = settings
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
+        if self.buffer.limits != settings.queue:
+            self.buffer.limits = settings.queue
+            for _, queue in self.protocol.stored():
+                queue.limit(settings.queue)
 
     # --- the contract ---
 
@@ -601,12 +605,17 @@ class BrokerCore:
             self._own.incarnation = self.new_incarnation()
         self.publish(self._own, attributes, (body,), marks)
 
-    def enqueue(self, client: str, burst: Burst) -> None:
-        """One more notification for a client whose session is here, in order with all others."""
+    def enqueue(self, client: str, burst: Burst) -> bool:
+        """One more notification for a client whose session is here, in order with all others.
+
+        False if nothing can be kept for the client here: its session is not here, or has come ahead of it.
+        """
         session = self.sessions.get(client)
         owner = self.protocol.owner_of(session) if session is not None else None
-        if owner is not None:
-            self.protocol.on_notification(owner, "", burst)
+        if session is None or owner is None or not self.protocol.keeps_for(session):
+            return False
+        self.protocol.on_notification(owner, "", burst)
+        return True
 
     # --- settling ---
 

@@ -28,5 +28,8 @@ class Front(Protocol):
     def left_over(self, client: str, burst: Burst) -> None:
         """The session is ending, and its client did not get this."""
 
+    def takes_part(self, client: str, group: str, filter: str) -> bool:
+        """Whether the session here holds this shared subscription."""
+
     def ended(self, client: str) -> None:
         """The session is over."""

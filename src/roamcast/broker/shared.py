@@ -157,6 +157,8 @@ class SharedSubscriptions:
     # --- members ---
 
     def on_takes(self, command: Takes) -> None:
+        if command.joins and command.client not in self._broker.sessions:
+            return  # Its session has just left, and the broker that it goes to says where it is.
         owner = self.owner_of(command.group, command.filter)
         member = (command.group, command.filter, command.client, self._broker.id)
         leave = GroupLeave(*member)
@@ -279,11 +281,14 @@ class SharedSubscriptions:
         broker, burst, client = self._broker, _marked(message.burst), message.client
         if burst.is_fleeting:
             broker.tell(client, Deliver("", 0, burst))
-        elif client in broker.sessions:
-            broker.enqueue(client, burst)
-        else:
+        elif not self._takes_part(message) or not broker.enqueue(client, burst):
             back = GroupReturn(message.group, message.filter, client, broker.id, burst)
             broker.send(self.owner_of(message.group, message.filter), back)
+
+    def _takes_part(self, message: GroupDeliver) -> bool:
+        """Whether the session is a member: it may have left, or have begun anew after a clean start."""
+        front = self._broker.front
+        return front is None or front.takes_part(message.client, message.group, message.filter)
 
     def on_return(self, sender: str, message: GroupReturn) -> None:
         """The member's session has moved; wherever it is now, that broker will say so. Or it is over."""

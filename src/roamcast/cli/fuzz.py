@@ -49,8 +49,10 @@ class Kind(NamedTuple):
 
     faults: tuple[str, ...] = ()
     feature: str = ""
+    front: str = "plain"
 
 
+FRONTS = ("plain", "mqtt", "all")
 PLAIN = Kind()
 
 
@@ -60,6 +62,7 @@ def register(app: typer.Typer) -> None:
         epilog=show_examples(
             "roamcast fuzz --protocol all --seeds 0:200 --json",
             "roamcast fuzz --protocol multi_hop_handoff --faults crash,partition",
+            "roamcast fuzz --front mqtt --faults all --protocol multi_hop_handoff",
             "roamcast fuzz --feature location --seeds 0:200",
             "roamcast fuzz --protocol sub_unsub --seeds 17",
             "roamcast fuzz --story story.txt --trace",
@@ -87,6 +90,13 @@ def fuzz(
             " draws one of those that promise exactly once."
         ),
     ] = None,
+    front: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients speak: plain (the lab's own requests, the default, for every protocol), mqtt"
+            " (all that brokers do for MQTT clients, for protocols that promise exactly once), or all."
+        ),
+    ] = None,
     failures_max: Annotated[
         int, typer.Option(min=1, help="How many failing seeds of a protocol are enough.")
     ] = 5,
@@ -106,6 +116,8 @@ def fuzz(
     What fails is shrunk to a short story that can be replayed. Exit code 1 if a promise was broken.
     With --faults, brokers crash and come back with their journal, links are down for a while, or
     transmissions are lost and made again; protocols that do not promise anything then are left out.
+    With --front mqtt, MQTT clients use wills, retained messages, shared and content subscriptions, expiry and
+    every QoS, while operators drain, forget, join and reconfigure brokers.
     With --feature location, clients have filters that depend on where they are. Flooding says what they
     are owed, and the timing of the links what those miss who are too fast; nothing else may be missing.
     """
@@ -116,12 +128,14 @@ def fuzz(
             raise InputError("--faults and --story exclude each other: a story tells its faults itself")
         if feature is not None:
             raise InputError("--feature and --story exclude each other: a story tells itself what is in it")
+        if front is not None:
+            raise InputError("--front and --story exclude each other: a story says so itself (`front mqtt`)")
         failed = replay(story, protocol, trace=trace, as_json=as_json)
     elif trace:
         raise InputError("--trace shows the messages of a story: name one with --story FILE")
     else:
         seeds = SEEDS_DEFAULT if seeds is None else seeds
-        kind = Kind(parse_faults(faults), parse_feature(feature, faults))
+        kind = Kind(parse_faults(faults), parse_feature(feature, faults), parse_front(front, feature))
         if protocol is None:
             protocol = "any" if kind.feature else "all"
         failed = search(protocol, parse_seeds(seeds), kind, failures_max, workers, as_json=as_json)
@@ -141,11 +155,17 @@ def search(
     *,
     as_json: bool,
 ) -> bool:
-    if kind.feature:
-        protocols, left_out = choose_for_location(protocol), dict[str, str]()
-    else:
-        protocols, left_out = choose_protocols(protocol, kind.faults)
-    done, total = 0, len(seeds) * len(protocols)
+    chosen: list[tuple[Kind, list[str]]] = []
+    left_out: dict[str, str] = {}
+    for one in kinds_with_fronts(kind):
+        if one.feature:
+            protocols = choose_for_location(protocol)
+        elif one.front == "mqtt":
+            protocols, left_out = choose_for_mqtt(protocol, is_one_of_two=kind.front == "all")
+        else:
+            protocols, left_out = choose_protocols(protocol, one.faults)
+        chosen.append((one, protocols))
+    done, total = 0, len(seeds) * sum(len(protocols) for _, protocols in chosen)
     with progress(f"fuzzing {protocol}") as show_progress:
 
         def on_seed() -> None:
@@ -153,7 +173,12 @@ def search(
             done += 1
             show_progress(done, total)
 
-        reports = fuzz_protocols(protocols, seeds, failures_max, workers or cores(), on_seed, kind)
+        reports: list[FuzzReport] = []
+        for one, protocols in chosen:
+            found = fuzz_protocols(protocols, seeds, failures_max, workers or cores(), on_seed, one)
+            for report in found:
+                report.protocol += f" ({one.front})" if kind.front == "all" else ""
+            reports += found
     result = {**merged(reports), **kind._asdict(), "left_out": left_out}
     if as_json:
         emit_json(result)
@@ -193,6 +218,36 @@ def parse_feature(text: str | None, faults: str | None) -> str:
     if text is not None and faults is not None:
         raise InputError("--feature and --faults exclude each other: a blackout is predicted without faults")
     return text or ""
+
+
+def parse_front(text: str | None, feature: str | None) -> str:
+    if text not in (None, *FRONTS):
+        raise InputError(f"--front {text!r}: valid are {', '.join(FRONTS)}")
+    if text is not None and feature is not None:
+        raise InputError("--front and --feature exclude each other: the feature has stories of its own")
+    return text or "plain"
+
+
+def kinds_with_fronts(kind: Kind) -> list[Kind]:
+    fronts = ("plain", "mqtt") if kind.front == "all" else (kind.front,)
+    return [kind._replace(front=front) for front in fronts]
+
+
+def choose_for_mqtt(text: str, is_one_of_two: bool) -> tuple[list[str], dict[str, str]]:
+    """The protocols that promise exactly once to MQTT clients, and why the others are left out."""
+    from roamcast.simulator.mqtt_draw import protocols
+
+    names, promising = parse_protocols(text), protocols()
+    left_out = {
+        name: f"{name} does not promise exactly once, which MQTT clients rely on"
+        for name in names
+        if name not in promising
+    }
+    if text == "all":
+        return promising, left_out
+    if left_out and not is_one_of_two:
+        raise InputError(f"--front mqtt --protocol {text}: valid are all, {', '.join(promising)}")
+    return [name for name in names if name not in left_out], left_out
 
 
 def choose_for_location(text: str) -> list[str]:
@@ -299,7 +354,7 @@ def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind = PLAIN) -> 
 
     for seed in seeds:
         try:
-            yield run_seeds(protocol, [seed], faults=kind.faults, feature=kind.feature)
+            yield run_seeds(protocol, [seed], faults=kind.faults, feature=kind.feature, front=kind.front)
         except Exception as error:
             # Without the seed, whoever writes a protocol could not look for the mistake.
             what = f"{type(error).__name__}: {error}"

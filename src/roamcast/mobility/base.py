@@ -337,6 +337,10 @@ class MobilityProtocol:
         """The local owner to whom the client's notifications are routed, if there is one."""
         return (session.client,) if session.client in self.queues else None
 
+    def keeps_for(self, session: Session) -> bool:
+        """Whether what is for the client is kept here already; not, where its session came ahead of it."""
+        return True
+
     def subscriber_of(self, owner: Owner) -> str:
         """Under which name other brokers know the entries of a local owner."""
         client: str = owner[0]
@@ -375,15 +379,18 @@ class MobilityProtocol:
 
 
 def newer_part(burst: Burst, last: tuple[int, int] | None) -> Burst | None:
-    """What of a burst comes after the last notification (incarnation and number) of its publisher."""
-    if last is None or (burst.incarnation, burst.number) > last:
+    """What of a burst comes after the last notification (incarnation and number) of its publisher.
+
+    Of what was picked for the client, that is all: such bursts come in no order.
+    """
+    if burst.is_picked or last is None or (burst.incarnation, burst.number) > last:
         return burst
     return burst.tail(last[1] - burst.number + 1) if (burst.incarnation, burst.last) > last else None
 
 
 def last_numbers(bursts: Iterable[Burst]) -> dict[str, tuple[int, int]]:
-    """Publisher to the incarnation and number of its last notification."""
-    return {burst.publisher: (burst.incarnation, burst.last) for burst in bursts}
+    """Publisher to the incarnation and number of its last notification that was routed."""
+    return {burst.publisher: (burst.incarnation, burst.last) for burst in bursts if not burst.is_picked}
 
 
 def queue_of(bursts: Iterable[Burst]) -> DeliveryQueue:

@@ -171,7 +171,7 @@ class Local:
     def duplicates_in(self, event: Burst) -> int:
         """How many, from the first, came from an earlier stay already."""
         incarnation, number = self.newest.get(event.publisher, (0, 0))
-        if (event.incarnation, event.number) > (incarnation, number):
+        if event.is_picked or (event.incarnation, event.number) > (incarnation, number):
             return 0
         return event.count if event.incarnation < incarnation else min(event.count, number - event.number + 1)
 
@@ -187,7 +187,7 @@ class Local:
             left = event.count - gone
             self.logged -= gone
             self.ts_last = (ts[0], ts[1] - left)
-            if not self.is_complete:
+            if not self.is_complete and not event.is_picked:
                 self.acknowledged[event.publisher] = (event.incarnation, event.number + gone - 1)
             if left:
                 self.log.appendleft((ts, event.tail(gone)))
@@ -212,6 +212,9 @@ class Phoenix(MobilityProtocol):
 
     def owner_of(self, session: Session) -> Owner:
         return (session.client,)
+
+    def keeps_for(self, session: Session) -> bool:
+        return session.client in self.local
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         local = self.local.get(owner[0])
@@ -374,7 +377,8 @@ class Phoenix(MobilityProtocol):
         local.ts_reached = (stay, count + event.count)
         if duplicates < event.count:
             event = event.tail(duplicates)
-            local.newest[event.publisher] = (event.incarnation, event.last)
+            if not event.is_picked:
+                local.newest[event.publisher] = (event.incarnation, event.last)
             local.append(local.ts_reached, event)
             self.keep(local.queue, subscriber, event)
 

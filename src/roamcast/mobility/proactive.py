@@ -457,7 +457,8 @@ class Proactive(MobilityProtocol):
         if store is None:
             return
         for burst in message.bursts:
-            store.forwarded[self.counter_of(burst)] = (burst.incarnation, burst.last)
+            if not burst.is_picked:
+                store.forwarded[self.counter_of(burst)] = (burst.incarnation, burst.last)
             self.append(store, burst)
         if message.last:
             self.complete(store)
@@ -505,10 +506,16 @@ class Proactive(MobilityProtocol):
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         store = self.stores[owner[1]]
-        if store.complete:
-            self.append(store, burst)
-        else:
+        stay = self.current.get(store.client)
+        if not store.complete:
             store.early.append(burst)
+        elif burst.is_picked and stay is not None and stay.store is store and stay.is_active:
+            # It does not come to the copies: they begin anew behind it.
+            self.deactivate(stay)
+            self.append(store, burst)
+            self.surround(stay)
+        else:
+            self.append(store, burst)
 
     def append(self, store: Store, burst: Burst) -> None:
         self.keep(store.queue, store.client, burst)

@@ -222,6 +222,9 @@ class Reactive(MobilityProtocol):
     def owner_of(self, session: Session) -> Owner:
         return (session.client, last_move_in(session)[1])
 
+    def keeps_for(self, session: Session) -> bool:
+        return self.owner_of(session) in self.proxies
+
     # --- the rest ---
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:

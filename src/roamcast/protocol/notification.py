@@ -76,6 +76,10 @@ class Command(msgspec.Struct, frozen=True):
     """What a broker says to itself. It follows from an input, is never encoded, and no peer can say it."""
 
 
+PICKED = 0x28
+"""Bits of the first byte of `Burst.marks`: its broker picked the burst for one client (see `is_picked`)."""
+
+
 class Burst(Message, frozen=True, gc=False):
     """Consecutive notifications `number … number + count - 1` of one publisher."""
 
@@ -87,7 +91,7 @@ class Burst(Message, frozen=True, gc=False):
     bodies: tuple[bytes, ...] = (b"",)
     count: int = 1
     marks: bytes = b""
-    """What the access side noted of these notifications; the core carries it along and never looks."""
+    """What the access side noted of these notifications; the core carries it along and looks at `PICKED`."""
     varied: tuple[bytes, ...] = ()
     """The attributes of each notification, where they are not all the same; `attributes` is empty then."""
 
@@ -108,6 +112,15 @@ class Burst(Message, frozen=True, gc=False):
     @property
     def last(self) -> int:
         return self.number + self.count - 1
+
+    @property
+    def is_picked(self) -> bool:
+        """Whether it is a retained message, or for a member of a shared group: not routed to its client.
+
+        No other broker has it for the client, and it comes in no order with what was routed. Its number
+        never tells that something else is a duplicate, nor the other way round.
+        """
+        return bool(self.marks) and bool(self.marks[0] & PICKED)
 
     def head(self, count: int) -> Burst:
         """The first `count` notifications of this burst."""

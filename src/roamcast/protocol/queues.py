@@ -108,6 +108,11 @@ class DeliveryQueue:
     def __bool__(self) -> bool:
         return bool(self.in_flight or self.waiting)
 
+    def limit(self, limits: QueueLimits | None) -> None:
+        """Other limits from now on; what is too much gives way when the next burst comes."""
+        self._limits = limits
+        self.size_bytes = sum(burst.size for burst in self.bursts()) if limits is not None else 0
+
     def append(self, burst: Burst) -> Sequence[tuple[DeliveryQueue, Burst]]:
         """Add at the end; return what had to be given up for it, here or in another queue."""
         self.waiting.append(burst)

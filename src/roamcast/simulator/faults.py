@@ -23,12 +23,14 @@ class Crash(Fault, frozen=True):
     """The broker stops; its journal is left, and its clients' connections end.
 
     With `unsent` that happens within its next step: behind the journal, so that
-    the step counts, and ahead of the effects, none of which is performed.
+    the step counts, and ahead of the effects, none of which is performed. With `torn` the step's journal
+    entry is lost, too: whoever sent its inputs sends them again.
     With `amnesia` it has no journal and comes back empty, which only brokers that move survive.
     """
 
     unsent: bool = False
     amnesia: bool = False
+    torn: bool = False
 
 
 class Restart(Fault, frozen=True):

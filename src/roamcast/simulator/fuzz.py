@@ -32,6 +32,7 @@ from roamcast.simulator.faults import Crash, Cut, Heal, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_fuzz import draw_location_story
 from roamcast.simulator.mobile_fuzz import MobileDraw, draw_mobile_settings, with_mobile_faults
+from roamcast.simulator.mqtt_draw import draw_mqtt_story
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import (
     Story,
@@ -309,12 +310,16 @@ def fuzz(
     failures_max: int = 5,
     faults: Sequence[str] = (),
     feature: str = "",
+    front: str = "plain",
 ) -> FuzzReport:
     """Run the seeds; stop after so many failures, each shrunk to a short story."""
     report = FuzzReport(protocol)
     for seed in seeds:
         if feature == "location":
             story = draw_location_story(protocol, seed)
+        elif front == "mqtt":
+            topology, settings, actions = draw_mqtt_story(protocol, seed, faults)
+            story = Story(topology, settings, tuple(actions))
         else:
             story = draw_story(protocol, seed, faults)
         result = verdict(story)

@@ -48,6 +48,7 @@ from roamcast.simulator.access import CONTROL_BYTES, Access, PlainAccess
 from roamcast.simulator.engine import Engine, lane_for
 from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart, Snapshot
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
+from roamcast.simulator.mqtt_story import MqttSettings
 from roamcast.simulator.topology import Topology
 
 Action = tuple[float, str, Input]
@@ -85,6 +86,8 @@ class NetworkSettings:
     tree: TreeRule = "stable"
     """How they choose their parents then."""
     records: Level = "counters"
+    mqtt: MqttSettings | None = None
+    """Of the MQTT endpoints; None: clients speak the plain protocol of the lab."""
     mobility: Settings = field(default_factory=Settings)
     """What can be set for the protocol; the bound on the delay is filled in."""
     # Its mapping has no hash, and jobs of a sweep, which hold these settings, need one.
@@ -181,7 +184,7 @@ class Network(Engine):
         self._doomed: dict[str, Crash] = {}
         """Brokers that crash within their next step."""
         self._hashes: dict[str, str] = {}
-        """Of the state of each broker that has crashed."""
+        """Of the state of each broker that has crashed; "" if it was ahead of its journal."""
         self._unsent: dict[str, Sequence[tuple[str, Message]]] = {}
         """What a crash kept from being sent: the links send it after the restart."""
         self._outages: dict[frozenset[str], dict[str, None]] = {
@@ -481,7 +484,7 @@ class Network(Engine):
         for data in journal.entries:
             entry = decode_entry(data)
             self._note(machine.step(entry.now, entry.inputs).records)
-        if state_hash(machine) != self._hashes[broker]:
+        if self._hashes[broker] and state_hash(machine) != self._hashes[broker]:
             self._rows_differing.append(f"{broker} has another state than when it crashed")
         return machine
 
@@ -528,10 +531,12 @@ class Network(Engine):
             if refusal:
                 self._broken.append(f"{end} refuses the link to {peer}: {refusal}")
                 return
+        anew = {end: links[end].begins_anew(peer, offers[end]) for end, peer in ((one, other), (other, one))}
         for end, peer in ((one, other), (other, one)):
             self._told_down.pop((end, peer), None)
             if peer not in self._down:
-                self.step(end, (LinkUp(peer, offers[end], 0),))
+                incarnation = self._incarnation(end, peer) if anew[end] else 0
+                self.step(end, (LinkUp(peer, offers[end], incarnation),))
 
     def _tell_down_first(self, broker: str, peer: str) -> None:
         """An end that has not noticed the outage notices it when the other one connects again."""

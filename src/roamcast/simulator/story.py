@@ -30,6 +30,9 @@ Whatever is down at the end comes back, and `loss` is the share of transmissions
 Where brokers move (`protocol mft`), `b1 relink b0 b2` gives up the link to b0 for one to b2, `heal` makes
 a link between any two, if that closes no cycle, and `crash amnesia` leaves a broker without its memory. With
 `reach b0-b2 b1-b3` there are more links that could be: the brokers elect a leader, and the tree follows.
+
+With the line `front mqtt` clients speak MQTT, and operators act on brokers: see `mqtt_story`. There a broker
+can `crash torn`, too: the journal entry of its next step is lost with the step.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse as parse_filter
@@ -75,6 +80,16 @@ from roamcast.simulator.mobility_story import (
     format_mobility_lines,
     parse_mobility_line,
 )
+from roamcast.simulator.mqtt_run import run_mqtt
+from roamcast.simulator.mqtt_story import (
+    MQTT_LINES,
+    MQTT_VERBS,
+    Join,
+    MqttSettings,
+    format_mqtt_input,
+    format_mqtt_lines,
+    parse_mqtt_line,
+)
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.topology import Topology, from_edges
@@ -101,6 +116,8 @@ class Story:
         """Simulate it, whatever its brokers are, and say what came of it."""
         if self.settings.protocol in MOBILE_PROTOCOLS:
             return run_mobile(self.topology, self.settings, self.with_homecoming(), observe, trace)
+        if self.settings.mqtt is not None:
+            return run_mqtt(self.topology, self.settings, tuple(self.with_homecoming()), observe, trace)
         return self.run(observe, trace).result
 
     def run(
@@ -161,8 +178,8 @@ _SETTINGS = (
     "protocol", "routing", "advertisements", "link", "access", "notice",
     "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "loss", "reach", "seed",
 )  # fmt: skip
-_COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|#.*""")
-"""A quoted text, which may contain a `#`, or a comment."""
+_COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|(?<!/)#.*""")
+"""A quoted text, which may contain a `#`, or a comment; the `#` of a topic filter begins none."""
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
 
 
@@ -177,6 +194,7 @@ def format_story(story: Story) -> str:
             told = " ".join(map("-".join, value)) if name == "reach" else value
             lines.append(f"{name} {told}")
     lines += [f"link {one}-{other} {delay}" for one, other, delay in story.settings.link_delays]
+    lines += format_mqtt_lines(story.settings.mqtt)
     lines += format_mobility_lines(story.settings.mobility)
     lines += format_location_lines(story.settings.location)
     lines += [f"at {time_s:.6f} {client} {_format_input(item)}" for time_s, client, item in story.actions]
@@ -184,6 +202,9 @@ def format_story(story: Story) -> str:
 
 
 def _format_input(item: Input) -> str:
+    told = format_mqtt_input(item)
+    if told is not None:
+        return told
     match item:
         case AttachTo(broker, _):
             return f"attach {broker}"
@@ -202,8 +223,9 @@ def _format_input(item: Input) -> str:
             return f"advertise {text}"
         case UnadvertiseThat(text):
             return f"unadvertise {text}"
-        case Crash(unsent, amnesia):
-            return "crash unsent" if unsent else "crash amnesia" if amnesia else "crash"
+        case Crash(unsent, amnesia, torn):
+            how = "unsent" if unsent else "amnesia" if amnesia else "torn" if torn else ""
+            return f"crash {how}".rstrip()
         case Relink(old, new):
             return f"relink {old} {new}"
         case Restart():
@@ -217,6 +239,13 @@ def _format_input(item: Input) -> str:
     raise InputError(f"{type(item).__name__} is nothing that a story can tell")
 
 
+_FAULT_VERBS: dict[str, Callable[[str], Input]] = {
+    "crash": lambda text: _parse_crash(text),
+    "restart": lambda text: _parse_alone("restart", Restart(), text),
+    "snapshot": lambda text: _parse_alone("snapshot", Snapshot(), text),
+    "cut": Cut,
+    "heal": Heal,
+}
 _VERBS: dict[str, Callable[[str], Input]] = {
     "attach": lambda text: AttachTo(text, 0),
     "leave": LeaveFor,
@@ -226,11 +255,7 @@ _VERBS: dict[str, Callable[[str], Input]] = {
     "unsubscribe": lambda text: UnsubscribeFrom(parse_filter(text).text),
     "advertise": lambda text: AdvertiseThat(parse_filter(text).text),
     "unadvertise": lambda text: UnadvertiseThat(parse_filter(text).text),
-    "crash": lambda text: _parse_crash(text),
-    "restart": lambda text: _parse_alone("restart", Restart(), text),
-    "snapshot": lambda text: _parse_alone("snapshot", Snapshot(), text),
-    "cut": Cut,
-    "heal": Heal,
+    **_FAULT_VERBS,
     "relink": lambda text: _parse_relink(text),
 }
 
@@ -245,9 +270,9 @@ def _parse_publish(text: str) -> PublishThis:
 
 
 def _parse_crash(text: str) -> Crash:
-    if text not in ("", "unsent", "amnesia"):
-        raise InputError(f"crash {text!r}: valid are `crash`, `crash unsent` and `crash amnesia`")
-    return Crash(unsent=text == "unsent", amnesia=text == "amnesia")
+    if text not in ("", "unsent", "amnesia", "torn"):
+        raise InputError(f"crash {text!r}: valid are nothing, unsent, torn and amnesia")
+    return Crash(unsent=text == "unsent", amnesia=text == "amnesia", torn=text == "torn")
 
 
 def _parse_relink(text: str) -> Relink:
@@ -267,8 +292,7 @@ def parse_story(text: str, name: str = "story") -> Story:
     """Read a story; an error names the line."""
     topology: Topology | None = None
     settings = NetworkSettings()
-    actions: list[Action] = []
-    lines: list[int] = []
+    told: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = _COMMENT.sub(lambda found: found[1] or "", line).split(None, 1)
         if not words:
@@ -278,18 +302,19 @@ def parse_story(text: str, name: str = "story") -> Story:
             if key == "brokers":
                 topology = _parse_brokers(name, rest)
             elif key == "at":
-                actions.append(_parse_action(rest))
-                lines.append(number)
+                told.append((number, rest))
             else:
                 settings = _parse_setting(settings, key, rest)
         except (InputError, ValueError) as error:
             raise InputError(f"{name}, line {number}: {error}") from None
     if topology is None:
         raise InputError(f"{name}: no line `brokers a-b b-c …` that says which brokers there are")
-    for number, action in zip(lines, actions, strict=True):
+    actions: list[Action] = []
+    for number, rest in told:
         try:
-            _check_places(topology, settings, action)
-        except InputError as error:
+            actions.append(_parse_action(rest, settings))
+            _check_places(topology, settings, actions[-1])
+        except (InputError, ValueError) as error:
             raise InputError(f"{name}, line {number}: {error}") from None
     return Story(topology, settings, tuple(sorted(actions, key=lambda action: action[0])))
 
@@ -304,7 +329,7 @@ def _check_places(topology: Topology, settings: NetworkSettings, action: Action)
     if settings.protocol in MOBILE_PROTOCOLS:
         check_mobile_action(topology, node, item)
         return
-    if isinstance(item, Cut | Heal) and item.peer not in topology.peers(node):
+    if isinstance(item, Cut | Heal | Join) and item.peer not in topology.peers(node):
         valid = ", ".join(topology.peers(node))
         raise InputError(f"{node} has no link to {item.peer!r}; valid are {valid}")
     if isinstance(item, Relink) or (isinstance(item, Crash) and item.amnesia):
@@ -326,12 +351,16 @@ def _parse_edges(what: str, text: str) -> list[tuple[str, str]]:
 
 
 def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSettings:
+    if key == "front" and value in ("plain", "mqtt"):
+        return replace(settings, mqtt=MqttSettings() if value == "mqtt" else None)
+    if key in MQTT_LINES and settings.mqtt is not None:
+        return replace(settings, mqtt=parse_mqtt_line(settings.mqtt, key, value))
     if key in LINES:
         return replace(settings, location=parse_location_line(settings.location, key, value))
     if key in FIELDS:
         return replace(settings, mobility=parse_mobility_line(settings.mobility, key, value))
     if key not in _SETTINGS:
-        valid = ", ".join(("brokers", "at", *_SETTINGS, *FIELDS, *LINES))
+        valid = ", ".join(("brokers", "at", "front", *_SETTINGS, *FIELDS, *LINES))
         raise InputError(f"{key!r} is not known: valid are {valid}")
     if key == "link" and " " in value:
         return replace(settings, link_delays=(*settings.link_delays, _parse_link(value)))
@@ -365,18 +394,19 @@ def _parse_link(text: str) -> tuple[str, str, Delay]:
     return one, other, Delay.parse(delay.strip())
 
 
-def _parse_action(text: str) -> Action:
+def _parse_action(text: str, settings: NetworkSettings) -> Action:
     parts = text.split(None, 3)
     if len(parts) < 3:
         raise InputError(f"{text!r}: expected `at SECONDS CLIENT VERB …`")
     time_s, client, verb = float(parts[0]), parts[1], parts[2]
     if not 0 <= time_s < float("inf"):
         raise InputError(f"at {parts[0]}: valid is a time from 0 on, in seconds")
-    if verb not in _VERBS:
-        raise InputError(f"{verb!r}: valid are {', '.join(_VERBS)}")
+    verbs = _VERBS if settings.mqtt is None else {**_FAULT_VERBS, **MQTT_VERBS}
+    if verb not in verbs:
+        raise InputError(f"{verb!r}: valid are {', '.join(verbs)}")
     if verb == "attach" and len(parts) < 4:
         raise InputError(f"{text!r}: attach to which broker?")
-    return (time_s, client, _VERBS[verb](parts[3] if len(parts) > 3 else ""))
+    return (time_s, client, verbs[verb](parts[3] if len(parts) > 3 else ""))
 
 
 def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
@@ -417,6 +447,12 @@ def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Stor
             if simple != value and fails(simpler):
                 story = simpler
                 break
+    if story.settings.mqtt is not None:
+        for name, field in MQTT_LINES.items():
+            mqtt = msgspec.structs.replace(story.settings.mqtt, **{name: field.default})
+            simpler = replace(story, settings=replace(story.settings, mqtt=mqtt))
+            if simpler != story and fails(simpler):
+                story = simpler
     for name in FIELDS:
         mobility = as_always(story.settings.mobility, name)
         simpler = replace(story, settings=replace(story.settings, mobility=mobility))

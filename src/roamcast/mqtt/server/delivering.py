@@ -223,8 +223,9 @@ def _send_again(
             break
         packet_id, qos, has_it = known
         if not has_it:
-            options = session.options(single.attributes, False, _is_shared(single))
-            options = options or Options(2, False, (), session.wants_identity)
+            own, shared = single.publisher == connection.client, _is_shared(single)
+            options = session.options(single.attributes, own, shared)
+            options = options or session.options_of(endpoint.contents(single)[0], own, shared)
             frame = encoder.again(single, connection.version, qos, options, packet_id, endpoint.now)
             if limit is None or len(frame) <= limit:
                 out.append(frame)

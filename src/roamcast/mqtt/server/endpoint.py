@@ -232,6 +232,12 @@ class Endpoint:
         if session is not None:
             self._subscribing.on_group_settled(session.connection, group)
 
+    def takes_part(self, client: str, group: str, filter: str) -> bool:
+        session = self.sessions.get(client)
+        return session is not None and any(
+            (one.group, one.filter) == (group, filter) for one in session.subscriptions.values()
+        )
+
     def left_over(self, client: str, burst: Burst) -> None:
         session = self.sessions.get(client)
         if session is None or not burst.marks[0] & SHARED:

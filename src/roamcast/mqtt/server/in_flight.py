@@ -68,10 +68,12 @@ class InFlight:
         """Acknowledged before others that were sent earlier."""
         self._released: dict[int, None] = dict.fromkeys(packed.released)
         """QoS 2: PUBREC has come; the client has it, and never gets it again."""
-        self.resend: dict[Identity, tuple[int, int]] = {}
-        """What was in flight when the connection ended, and its packet id and QoS."""
+        self.resend: dict[Identity, list[tuple[int, int]]] = {}
+        """What was in flight when the connection ended, and its packet id and QoS. What was passed over in
+        between is here with QoS 0: it never goes out a second time. A client that is in a shared group
+        and subscribes by itself, too, has a notification twice: these are in the order of sending."""
         for one in packed.resend:
-            self.resend[one[:3]] = one[3:]
+            self.resend.setdefault(one[:3], []).append(one[3:])
 
     def position(self) -> tuple[int, ...]:
         """Figures that change whenever something is sent or acknowledged."""
@@ -80,7 +82,7 @@ class InFlight:
     def pack(self) -> PackedInFlight:
         if self._runs:
             self.rewind()
-        resend = [(*identity, *known) for identity, known in self.resend.items()] if self.resend else []
+        resend = [(*identity, *one) for identity, known in self.resend.items() for one in known]
         return PackedInFlight(self._next, resend, list(self._early), list(self._released))
 
     # --- sending ---
@@ -119,7 +121,9 @@ class InFlight:
         last = sequence + burst.count - 1
         if not self._runs:
             return last
-        self._runs.append(Run(0, burst.count, sequence, 0, "", 0, 0))
+        self._runs.append(
+            Run(0, burst.count, sequence, 0, burst.publisher, burst.incarnation, burst.number)
+        )
         return 0
 
     def _free_runs(self, count: int) -> list[tuple[int, int]]:
@@ -253,13 +257,16 @@ class InFlight:
 
     def rewind(self) -> None:
         """The connection has ended: all of it will be handed to us again, and keeps its packet ids."""
-        resend: dict[Identity, tuple[int, int]] = {}
+        resend: dict[Identity, list[tuple[int, int]]] = {}
         for run in self._runs:
-            for i in range(run.count if run.qos else 0):
+            for i in range(run.count):
                 identity = (run.publisher, run.incarnation, run.number + i)
-                resend[identity] = (following(run.packet_id, i), run.qos)
+                known = (following(run.packet_id, i) if run.qos else 0, run.qos)
+                resend.setdefault(identity, []).append(known)
         # What had not even been handed to us again since the last time comes behind.
-        self.resend = {**resend, **self.resend}
+        for identity, left in self.resend.items():
+            resend.setdefault(identity, []).extend(left)
+        self.resend = resend
         self._runs.clear()
         self.count = 0
 
@@ -268,22 +275,26 @@ class InFlight:
 
         None if it was not in flight. Then nothing behind it was, for the order is kept.
         """
-        known = self.resend.pop((burst.publisher, burst.incarnation, burst.number), None)
+        identity = (burst.publisher, burst.incarnation, burst.number)
+        known = self.resend.get(identity)
         if known is None:
             self._forget_resend()
             return None
-        packet_id, qos = known
+        packet_id, qos = known.pop(0)
+        if not known:
+            del self.resend[identity]
         self._runs.append(Run(packet_id, 1, sequence, qos, burst.publisher, burst.incarnation, burst.number))
-        self.count += 1
-        return packet_id, qos, packet_id in self._early or packet_id in self._released
+        self.count += 1 if qos else 0
+        return packet_id, qos, not qos or packet_id in self._early or packet_id in self._released
 
     def may_go_elsewhere(self, identity: Identity) -> bool:
         """Whether it may be given to another client now: this one does not have it, and may never answer."""
-        packet_id, qos = self.resend.get(identity, (0, 1))
-        return qos == 1 and packet_id not in self._early
+        known = self.resend.get(identity, [(0, 1)])
+        return any(qos == 1 and packet_id not in self._early for packet_id, qos in known)
 
     def _forget_resend(self) -> None:
-        for packet_id, _ in self.resend.values():
-            self._early.pop(packet_id, None)
-            self._released.pop(packet_id, None)
+        for known in self.resend.values():
+            for packet_id, _ in known:
+                self._early.pop(packet_id, None)
+                self._released.pop(packet_id, None)
         self.resend.clear()

@@ -18,7 +18,7 @@ EXPIRY = 0x10
 """The properties name a message expiry."""
 
 SHARED = 0x20
-"""For a member of a shared subscription, and picked for it."""
+"""For a member of a shared subscription, picked for it. (The core knows RETAINED and SHARED as `PICKED`.)"""
 
 TOPIC = "topic"
 """The attribute that is the topic."""

@@ -6,7 +6,7 @@ It lives where the session lives, and travels as the session's capsule.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,17 +73,23 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     """When the client went; 0 if it was there until its session was called away."""
     will: Will | None = None
     will_at: float = 0.0
+    hides_own: bool = False
+    leaving: dict[str, str] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Capsule).decode
 
 
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["hides_own"], fields["leaving"] = False, {}
+
+
 class MqttSession:
-    __state__ = State("mqtt-session", derived=("_filters", "_options", "plans"))
+    __state__ = State("mqtt-session", 2, derived=("_filters", "_options", "plans"), lifts={1: _lift_1})
     __slots__ = (
-        "_filters", "_options", "client", "connection", "expiry_s", "in_flight", "plans", "received", "since",
-        "stream", "subscriptions", "timer", "will", "will_at", "will_timer",
+        "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "in_flight", "leaving",
+        "plans", "received", "since", "stream", "subscriptions", "timer", "will", "will_at", "will_timer",
     )  # fmt: skip
 
     def __init__(self, client: str, capsule: Capsule | None = None) -> None:
@@ -99,6 +105,11 @@ class MqttSession:
         """What came with the session to be published, if its client does not come back before …"""
         self.will_at = 0.0
         self.expiry_s = 0
+        self.hides_own = False
+        """Whether some subscription was ever not for what the client publishes itself. What the
+        subscription left queued is not, either, when it has ended."""
+        self.leaving: dict[str, str] = {}
+        """Topic filters whose UNSUBSCRIBE has not been answered, and the core's filters for them."""
         self.subscriptions: dict[str, Subscription] = {}
         self.in_flight = InFlight(capsule.in_flight if capsule is not None else None)
         self.received: dict[int, None] = {}
@@ -109,6 +120,7 @@ class MqttSession:
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
             self.received = dict.fromkeys(capsule.received)
             self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
+            self.hides_own, self.leaving = capsule.hides_own, dict(capsule.leaving)
         self._restore()
 
     def _restore(self) -> None:
@@ -125,8 +137,9 @@ class MqttSession:
         subscriptions, received = list(self.subscriptions.values()), list(self.received)
         since = 0.0 if self.connection else self.since
         capsule = Capsule(
-            self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at
-        )
+            self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at,
+            self.hides_own, self.leaving,
+        )  # fmt: skip
         return _encode(capsule)
 
     @classmethod
@@ -138,15 +151,15 @@ class MqttSession:
 
     # --- subscriptions ---
 
-    def subscribe(self, subscription: Subscription) -> bool:
-        """Add or replace; whether the core must hear of a new filter."""
-        known = self.holds(subscription.filter)
+    def subscribe(self, subscription: Subscription) -> None:
+        """Add or replace."""
         former = self.subscriptions.get(subscription.name)
         self.subscriptions[subscription.name] = subscription
+        self.hides_own = self.hides_own or subscription.no_local
+        self.leaving.pop(subscription.name, None)
         self._count(former, -1)
         self._count(subscription, +1)
         self._forget_options()
-        return not known and not subscription.group
 
     def unsubscribe(self, name: str) -> Subscription | None:
         """Remove; what was removed."""
@@ -199,8 +212,7 @@ class MqttSession:
         ]
         if not wanting:
             # Its subscription has gone since; or it is one's own and not wanted: then QoS is -1.
-            unwanted = own and any(one.no_local for one in self.subscriptions.values())
-            return Options(-1 if unwanted else 2, False, (), self.wants_identity)
+            return Options(-1 if own and self._hides_own() else 2, False, (), self.wants_identity)
         return Options(
             max(one.qos for one in wanting),
             any(one.retain_as_published for one in wanting),
@@ -225,15 +237,20 @@ class MqttSession:
     def _common_options(self, own: bool, shared: bool) -> Options | None:
         """What all subscriptions ask for alike; then it does not matter which of them it was for."""
         common: tuple[int, bool] | None = None
+        if own and self._hides_own():
+            return None
         for one in self.subscriptions.values():
             if bool(one.group) is not shared:
                 continue
             asked = (one.qos, one.retain_as_published)
             # How many matched would show in the identifiers.
-            if (common or asked) != asked or one.identifier is not None or (own and one.no_local):
+            if (common or asked) != asked or one.identifier is not None:
                 return None
             common = asked
         return None if common is None else Options(*common, (), self.wants_identity)
+
+    def _hides_own(self) -> bool:
+        return self.hides_own or any(one.no_local for one in self.subscriptions.values())
 
     @property
     def wants_identity(self) -> bool:

@@ -43,6 +43,8 @@ class Pending(msgspec.Struct):
     open: int = 0
     """Requests that have not settled."""
     recall: list[Subscription] = []
+    leaving: tuple[str, ...] = ()
+    """Topic filters that are withdrawn by it."""
 
 
 class Subscribing:
@@ -129,9 +131,12 @@ class Subscribing:
         """Note the subscription; what it has to wait for."""
         former = session.subscriptions.get(subscription.name)
         requests: list[Asked] = []
-        if session.subscribe(subscription):
+        session.subscribe(subscription)
+        if not subscription.group:
+            # Also what the session holds already: whoever asks again may not have had an answer, and
+            # the core knows whether the subscription has settled.
             requests.append(self._ask(connection, ClientSubscribe, subscription.filter))
-        if subscription.group:
+        else:
             self._endpoint.keeper.join(connection.client, subscription, asks=True)
         if former is not None and former.filter != subscription.filter:
             requests += self._withdraw(connection, session, former)
@@ -148,9 +153,14 @@ class Subscribing:
             former = session.unsubscribe(name)
             reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
             if former is not None:
+                session.leaving[name] = former.filter
                 requests += self._withdraw(connection, session, former)
+            elif name in session.leaving:
+                # It was asked before, without an answer: the core knows whether that has settled.
+                requests.append(self._ask(connection, ClientUnsubscribe, session.leaving[name]))
         answer = packets.Unsuback(packet.packet_id, tuple(reasons))
-        self._wait(connection, requests, Pending(connection.id, answer, len(requests)))
+        pending = Pending(connection.id, answer, len(requests), leaving=packet.filters)
+        self._wait(connection, requests, pending)
 
     def _withdraw(
         self, connection: MqttConnection, session: MqttSession, former: Subscription
@@ -208,6 +218,9 @@ class Subscribing:
             return
         endpoint.touched[connection.id] = connection
         connection.out.append(write(pending.answer, connection.version))
+        if connection.session is not None:
+            for name in pending.leaving:
+                connection.session.leaving.pop(name, None)
         for subscription in pending.recall:
             if not subscription.group:
                 endpoint.keeper.recall(connection.client, subscription)

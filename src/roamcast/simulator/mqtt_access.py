@@ -1,0 +1,598 @@
+"""MQTT clients of a simulated network: the client machine that ships, over access links with delay.
+
+Bytes keep their order and are cut anywhere. What is on its way when a client silently goes away is lost.
+A client that is refused, or whose connection the broker ends, tries again, unless the story has it do
+something else first; one whose broker has crashed waits until the broker is back. What clients do and see is
+written into a `Ledger`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from roamcast.broker.inputs import (
+    ClientConnected,
+    ClientFrames,
+    ConnectionLost,
+    MachineEffects,
+)
+from roamcast.mqtt.client.client import Accepted, ClientSession, ClientSettings, ConnectRefused, Ended, Event
+from roamcast.mqtt.client.outgoing import Acknowledged
+from roamcast.mqtt.client.requests import Granted
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import PublishProperties, SubscriptionEntry
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import WHERE
+from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.moves import MOVE_TOPIC, write_move
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor, MoveTo
+from roamcast.simulator.links import Link
+from roamcast.simulator.mqtt_ledger import ClientLedger, Connection, Ledger, Message, Sending
+from roamcast.simulator.mqtt_story import (
+    EXPIRY_DEFAULT_S,
+    FOR_EVER_S,
+    Connect,
+    Disconnect,
+    MqttSettings,
+    PublishMessage,
+    SubscribeFilter,
+    UnsubscribeFilter,
+)
+
+if TYPE_CHECKING:
+    from roamcast.simulator.mqtt_network import MqttNetwork
+
+PACKET_MAX = 1 << 20
+WINDOW_DEFAULT = ClientSettings(client_id="").receive_maximum
+RETRY_S = 0.5
+RETRIES_MAX = 60
+CUT_SHARE = 0.2
+"""How often bytes are cut in two on their way."""
+QOS_0_PUBLISH = 0x30
+CONTROL_TOPIC = MOVE_TOPIC.decode()
+
+
+class Line:
+    """One connection between a client and a broker."""
+
+    __slots__ = (
+        "begun", "broker", "client", "down", "is_heard", "is_open", "is_taken", "noted", "up",
+        "waiting_bytes",
+    )  # fmt: skip
+
+    def __init__(self, client: MqttClient, broker: str, up: Link, down: Link, noted: Connection) -> None:
+        self.client = client
+        self.broker = broker
+        self.up = up
+        self.down = down
+        self.noted = noted
+        self.begun = b""
+        """The beginning of a packet whose rest is still on its way to the broker."""
+        self.waiting_bytes = 0
+        """What the client has sent and the broker does not have yet."""
+        self.is_taken = False
+        """Whether the broker has been told of the CONNECT."""
+        self.is_open = True
+        """Whether what the client has sent still reaches the broker."""
+        self.is_heard = True
+        """Whether what the broker writes still reaches the client."""
+
+
+class MqttClient:
+    """A client's application: one process, which begins anew with a clean start."""
+
+    def __init__(self, id: str, ledger: ClientLedger) -> None:
+        self.id = id
+        self.ledger = ledger
+        self.settings = ClientSettings(
+            client_id=id, clean=False, session_expiry_s=EXPIRY_DEFAULT_S, keep_alive_s=0
+        )
+        self.session: ClientSession | None = None
+        self.line: Line | None = None
+        self.broker = ""
+        """Where it is, or wants to be."""
+        self.attempt = 0
+        """Rises with every attach and leave of the story, so that what is older is not tried again."""
+        self.retries = 0
+        self.publishing: dict[int, Message] = {}
+        """By token."""
+        self.clears: list[Message] = []
+        """Those without a payload, and …"""
+        self.clearing: dict[int, Message] = {}
+        """… those of them that have a packet id."""
+        self.asking: dict[int, SubscribeFilter | UnsubscribeFilter] = {}
+        self.held: dict[str, SubscribeFilter] = {}
+        """What the application wants, by topic filter: the client machine asks for it again by itself."""
+
+    def clear_of(self, packet: packets.Publish) -> Message | None:
+        """Which publish it is that has no payload: the first under this topic that is not on its way yet."""
+        if packet.dup:
+            return self.clearing.get(packet.packet_id)
+        message = next(
+            one
+            for one in self.clears
+            if one.topic == packet.topic
+            and one.qos == packet.qos
+            and (not one.sendings or one.acknowledged_at is None)
+        )
+        if packet.packet_id:
+            self.clearing[packet.packet_id] = message
+        else:
+            self.clears.remove(message)
+        return message
+
+    def begin(self) -> ClientSession:
+        """A process without any memory."""
+        for message in self.publishing.values():
+            message.is_abandoned = message.is_abandoned or message.acknowledged_at is None
+        self.publishing, self.asking, self.held = {}, {}, {}
+        self.session = ClientSession(self.settings)
+        return self.session
+
+
+class MqttAccess:
+    def __init__(
+        self, network: MqttNetwork, ledger: Ledger, drains: Mapping[str, list[tuple[float, str]]]
+    ) -> None:
+        """`drains` says of brokers when, and for which other one, they are drained."""
+        self.ledger = ledger
+        self.clients: dict[str, MqttClient] = {}
+        self._network = network
+        self._settings = network.settings.mqtt or MqttSettings()
+        self._drains = drains
+        self._rng = network.rng_for("access")
+        self._lines: dict[int, Line] = {}
+        self._made = 0
+        self._waiting: dict[str, str] = {}
+        """Clients that wait for a broker that is down."""
+        self._plain_qos_0_at = ""
+        """The broker whose step, which is being performed, brought nothing but QoS 0 publishes."""
+
+    # --- what applications do ---
+
+    def act(self, client: str, item: Input) -> None:
+        one = self._client(client)
+        match item:
+            case AttachTo():
+                self._attach(one, item)
+            case LeaveFor():
+                self._leave(one, item)
+            case PublishMessage():
+                self._publish(one, item)
+            case SubscribeFilter():
+                self._subscribe(one, item)
+            case UnsubscribeFilter(filter):
+                one.held.pop(filter, None)
+                packet = packets.Unsubscribe(0, (filter,))
+                one.asking[self._session(one).unsubscribe(packet)] = item
+            case MoveTo(values):
+                move = packets.Publish(CONTROL_TOPIC, write_move(dict(values)), 1)
+                self._session(one).publish(move)
+        self._flush(one)
+
+    def _client(self, id: str) -> MqttClient:
+        if id not in self.clients:
+            self.clients[id] = MqttClient(id, self.ledger.client(id))
+        return self.clients[id]
+
+    def _session(self, client: MqttClient) -> ClientSession:
+        return client.session or client.begin()
+
+    def _publish(self, client: MqttClient, item: PublishMessage) -> None:
+        session, now = self._session(client), self._network.now
+        attributes: dict[str, Any] = {"topic": item.topic}
+        properties = None
+        if client.settings.version == 5:
+            for name, value in item.properties:
+                attributes[name] = int(value) if value.isdigit() else value
+            if item.properties or item.expiry_s is not None:
+                properties = PublishProperties(message_expiry=item.expiry_s, user_properties=item.properties)
+        for _ in range(item.times):
+            publish = packets.Publish(item.topic, b"", item.qos, item.retain, properties=properties)
+            message = self.ledger.publish(client.id, publish, attributes, now)
+            message.is_clear = item.is_clear
+            client.clears += [message] if item.is_clear else []
+            payload = b"" if item.is_clear else f"{message.key} ".encode().ljust(item.size, b".")
+            token = session.new_token()
+            client.publishing[token] = message
+            self._on_events(client, session.publish_burst(token, publish, (payload,)))
+
+    def _subscribe(self, client: MqttClient, item: SubscribeFilter) -> None:
+        entry = SubscriptionEntry(
+            item.filter, item.qos, no_local=item.no_local, retain_handling=item.retain_handling
+        )
+        told = ((WHERE, item.where),) if item.where else ()
+        packet = packets.Subscribe(0, (entry,), item.identifier, told)
+        if client.settings.version == 4:
+            item = SubscribeFilter(item.filter, item.qos)
+            packet = packets.Subscribe(0, (SubscriptionEntry(item.filter, item.qos),))
+        client.held[item.filter] = item
+        client.asking[self._session(client).subscribe(packet)] = item
+
+    # --- coming and going ---
+
+    def _attach(self, client: MqttClient, item: AttachTo) -> None:
+        self._break_off(client)
+        client.attempt += 1
+        client.retries = 0
+        session = client.session
+        if isinstance(item, Connect):
+            client.settings = self._settings_of(client, item)
+        if session is None or (isinstance(item, Connect) and item.clean):
+            session = client.begin()
+        session.settings = msgspec.structs.replace(
+            client.settings, clean=session.settings.clean, version=session.version
+        )
+        if client.broker and client.broker != item.broker:
+            client.ledger.moved_at.append(self._network.now)
+        client.broker = item.broker
+        self._open(client)
+
+    def _settings_of(self, client: MqttClient, item: Connect) -> ClientSettings:
+        old = client.settings
+        is_new = client.session is None or item.clean
+        return msgspec.structs.replace(
+            old,
+            version=item.version if item.version is not None and is_new else old.version,
+            clean=item.clean,
+            session_expiry_s=old.session_expiry_s if item.expiry_s is None else item.expiry_s,
+            receive_maximum=old.receive_maximum if item.window is None else item.window,
+            keep_alive_s=old.keep_alive_s if item.keep_alive_s is None else item.keep_alive_s,
+            will=item.will,
+        )
+
+    def _open(self, client: MqttClient) -> None:
+        """Connect to the broker that the client has chosen, as soon as it is there."""
+        network = self._network
+        if network.is_gone(client.broker):
+            client.broker = next(id for id in network.topology.brokers if not network.is_gone(id))
+        if network.is_down(client.broker):
+            self._waiting[client.id] = client.broker
+            return
+        self._made += 1
+        number, session = self._made, self._session(client)
+        will = session.settings.will
+        noted = Connection(
+            number, client.broker, network.now, is_clean=False, expiry_s=self._expiry_of(session)
+        )
+        if will is not None:
+            noted.will = self.ledger.will(client.id, will, number, network.now)
+            noted.will_delay_s = will.delay
+            told = msgspec.structs.replace(will, payload=f"{noted.will.key} ".encode())
+            session.settings = msgspec.structs.replace(session.settings, will=told)
+        noted.has_small_window = session.settings.receive_maximum < WINDOW_DEFAULT
+        client.ledger.connections.append(noted)
+        up, down = (
+            Link(network.settings.access_delay, network.rng_for(client.id, str(number), way))
+            for way in ("up", "down")
+        )
+        client.line = self._lines[number] = Line(client, client.broker, up, down, noted)
+        session.begin(network.now)
+        self._flush(client)
+
+    def _expiry_of(self, session: ClientSession) -> float:
+        settings = session.settings
+        if session.version == 4:
+            return 0.0 if settings.clean else FOR_EVER_S
+        return float(settings.session_expiry_s)
+
+    def _leave(self, client: MqttClient, item: LeaveFor) -> None:
+        client.attempt += 1
+        self._waiting.pop(client.id, None)
+        line, session = client.line, client.session
+        if line is None or session is None:
+            return
+        if not isinstance(item, Disconnect) or not session.is_connected:
+            self._break_off(client)
+            return
+        if item.with_will and session.version == 5:
+            reason = Reason.DISCONNECT_WITH_WILL_MESSAGE
+            last = write(packets.Disconnect(reason, item.expiry_s), 5)
+        elif session.version == 4:
+            last = write(packets.Disconnect(), 4)
+        else:
+            session.leave(item.destination, item.expiry_s)
+            last = b""
+        if item.expiry_s is not None and session.version == 5 and line.noted.expiry_s:
+            line.noted.expiry_s = float(item.expiry_s)
+        line.noted.has_said_goodbye = not (item.with_will and session.version == 5)
+        self._flush(client, last)
+        self._end_line(line)
+        session.cut()
+        if item.destination:
+            client.broker = item.destination
+
+    def _break_off(self, client: MqttClient) -> None:
+        """The client goes away without a word; the broker notices that later."""
+        self._waiting.pop(client.id, None)
+        line = client.line
+        if line is None:
+            return
+        line.is_open = False
+        self._end_line(line)
+        if client.session is not None:
+            client.session.cut()
+        delay = self._network.settings.notice_delay
+        notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
+        self._network.push(self._network.now + notice_s, self._notice, line, None)
+
+    def _notice(self, line: Line, _: None) -> None:
+        line.noted.noticed_at = min(line.noted.noticed_at, self._network.now)
+        if line.is_taken and line.noted.number in self._lines:
+            self._network.step(line.broker, (ConnectionLost(line.noted.number),))
+
+    def _end_line(self, line: Line) -> None:
+        """The client has the connection no more."""
+        line.is_heard = False
+        line.noted.left_at = min(line.noted.left_at, self._network.now)
+        if line.client.line is line:
+            line.client.line = None
+
+    def broker_crashed(self, broker: str) -> None:
+        for number, line in list(self._lines.items()):
+            if line.broker != broker:
+                continue
+            del self._lines[number]
+            line.is_open = False
+            if line.is_heard:
+                self._end_line(line)
+                if line.client.session is not None:
+                    line.client.session.cut()
+                self._waiting[line.client.id] = broker
+
+    def broker_started(self, broker: str) -> None:
+        for client, wanted in list(self._waiting.items()):
+            if wanted == broker:
+                del self._waiting[client]
+                self._open(self.clients[client])
+
+    def _try_again(self, client: MqttClient, attempt: int) -> None:
+        if client.attempt != attempt or client.line is not None or client.id in self._waiting:
+            return
+        client.retries += 1
+        if client.retries > RETRIES_MAX:
+            self.ledger.wrong("never served", f"{client.id} tried {RETRIES_MAX} times at {client.broker}")
+            return
+        self._open(client)
+
+    # --- bytes to brokers ---
+
+    def _flush(self, client: MqttClient, last: bytes = b"") -> None:
+        """Write what the client machine wants written."""
+        line, session, now = client.line, client.session, self._network.now
+        if line is None or session is None:
+            return
+        data = session.take_out(now) + last
+        if data:
+            self._note_sent(client, line, data)
+            line.waiting_bytes += len(data)
+            for part in self._parts(data):
+                self._network.push(line.up.arrival_s(now, len(part)), self._arrive_up, line, part)
+        deadline = session.deadline()
+        if deadline is not None:
+            self._network.push(max(deadline, now), self._on_time, line, None)
+
+    def _parts(self, data: bytes) -> list[bytes]:
+        if len(data) < 2 or self._rng.random() >= CUT_SHARE:
+            return [data]
+        place = self._rng.randrange(1, len(data))
+        return [data[:place], data[place:]]
+
+    def _on_time(self, line: Line, _: None) -> None:
+        client = line.client
+        if client.line is line and client.session is not None:
+            self._on_events(client, client.session.on_time(self._network.now))
+            self._flush(client)
+
+    def _arrive_up(self, line: Line, data: bytes) -> None:
+        if not line.is_open or line.noted.number not in self._lines:
+            return
+        number = line.noted.number
+        if not line.is_taken:
+            line.begun += data
+            whole = cut(line.begun, 0, PACKET_MAX)
+            if whole is None:
+                return
+            first, start, end = whole
+            connect = parse(first, line.begun[start:end], line.client.settings.version)
+            assert isinstance(connect, packets.Connect)
+            line.is_taken, data, line.begun = True, line.begun[end:], b""
+            line.waiting_bytes -= end
+            connected = ClientConnected(number, connect, Identity(line.client.id))
+            self._network.step(line.broker, (connected,))
+        if data:
+            is_welcome = line.noted.welcome_at <= self._network.now
+            if is_welcome and not line.begun and _is_plain_qos_0(data):
+                self._plain_qos_0_at = line.broker
+            line.begun = _rest_of(line.begun + data)
+            self._network.step(line.broker, (ClientFrames(number, data),))
+            self._plain_qos_0_at = ""
+            line.waiting_bytes -= len(data)
+            is_last = line.noted.has_said_goodbye and not line.waiting_bytes
+            line.noted.is_goodbye_heard = is_last and not self._network.is_down(line.broker)
+
+    def _note_sent(self, client: MqttClient, line: Line, data: bytes) -> None:
+        """Write down what leaves the client; it always writes whole packets."""
+        now, position = self._network.now, 0
+        version = client.settings.version if client.session is None else client.session.version
+        while position < len(data):
+            whole = cut(data, position, PACKET_MAX)
+            assert whole is not None
+            first, start, position = whole
+            if first >> 4 not in (1, 3, 8, 10):
+                continue
+            packet = parse(first, data[start:position], version)
+            match packet:
+                case packets.Connect():
+                    line.noted.is_clean = packet.clean_start
+                case packets.Publish() if packet.topic != CONTROL_TOPIC:
+                    self._note_publish(client, line, packet)
+                case packets.Subscribe():
+                    self.ledger.subscribe(client.id, _asked_by(packet), now)
+                case packets.Unsubscribe():
+                    for name in packet.filters:
+                        self.ledger.unsubscribe(client.id, name, now)
+
+    def _note_publish(self, client: MqttClient, line: Line, packet: packets.Publish) -> None:
+        message = self.ledger.message_of(packet.payload) if packet.payload else client.clear_of(packet)
+        if message is None:
+            self.ledger.wrong("client", f"{client.id} published {packet.payload!r}, which nobody asked for")
+            return
+        life = client.ledger.life
+        sending = Sending(self._network.now, line.noted.number, line.broker, life.number if life else -1)
+        message.sendings.append(sending)
+
+    # --- bytes to clients ---
+
+    def look(self, broker: str, effects: MachineEffects) -> None:
+        """A step is about to be performed: what promises nothing is never journalled."""
+        if self._plain_qos_0_at == broker and effects.durable:
+            self.ledger.wrong("journalled", f"{broker} journalled QoS 0: {effects.durable}")
+
+    def take(self, broker: str, effects: MachineEffects) -> None:
+        for number, parts in effects.writes.items():
+            line = self._lines.get(number)
+            if line is not None:
+                for part in self._parts(b"".join(parts)):
+                    self._push_down(line, part)
+        for number in effects.closes:
+            line = self._lines.pop(number, None)
+            if line is not None:
+                line.is_open = False
+                line.noted.is_closed_by_broker = True
+                line.noted.noticed_at = min(line.noted.noticed_at, self._network.now)
+                self._push_down(line, b"")
+
+    def _push_down(self, line: Line, data: bytes) -> None:
+        at = line.down.arrival_s(self._network.now, len(data))
+        self._network.push(at, self._arrive_down, line, data)
+
+    def _arrive_down(self, line: Line, data: bytes) -> None:
+        """Bytes of the broker; none: it has closed the connection."""
+        client = line.client
+        session = client.session
+        if not line.is_heard or client.line is not line or session is None:
+            return
+        if data:
+            self._on_events(client, session.receive(self._network.now, data))
+            while len(session.incoming):
+                self._on_publish(client, line, session.take())
+            self._flush(client)
+            return
+        self._end_line(line)
+        session.cut()
+        again_at = self._network.now + RETRY_S * (1 + self._rng.random())
+        self._network.push(again_at, self._try_again, client, client.attempt)
+
+    def _on_events(self, client: MqttClient, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Accepted(connack):
+                    self._on_accepted(client, connack)
+                case ConnectRefused(reason, text):
+                    self._on_refused(client, reason, text)
+                case Ended(reason, text):
+                    self._on_ended(client, reason, text)
+                case Acknowledged(token, reason):
+                    self._on_acknowledged(client, token, reason)
+                case Granted():
+                    self._on_granted(client, event)
+
+    def _on_acknowledged(self, client: MqttClient, token: int, reason: Reason) -> None:
+        message = client.publishing.pop(token, None)
+        if message is None:
+            return
+        if reason == Reason.UNSPECIFIED_ERROR:
+            message.is_abandoned = True  # Its session was gone: nobody knows what became of it.
+        message.reason = reason
+        message.acknowledged_at = self._network.now if message.qos else None
+
+    def _on_granted(self, client: MqttClient, event: Granted) -> None:
+        asked, now = client.asking.pop(event.token, None), self._network.now
+        if isinstance(asked, UnsubscribeFilter):
+            self.ledger.unsubscribed(client.id, asked.filter, now)
+            return
+        for name, reason in zip(event.filters, event.reasons, strict=True):
+            one = asked or client.held.get(name)
+            if one is not None:
+                self.ledger.granted(client.id, one, reason, now, self._settings.settle_timeout_s)
+
+    def _on_accepted(self, client: MqttClient, connack: packets.Connack) -> None:
+        assert client.line is not None
+        assert client.session is not None
+        client.retries = 0
+        noted, now = client.line.noted, self._network.now
+        client.ledger.welcomed(noted, connack.session_present, self.ledger, now)
+        client.session.settings = msgspec.structs.replace(client.session.settings, clean=False)
+
+    def _on_refused(self, client: MqttClient, reason: Reason, text: str) -> None:
+        self.ledger.refused.append((self._network.now, client.id, client.broker, reason))
+        if reason == Reason.NOT_AUTHORIZED and client.session is not None:
+            # A rule denies its will.
+            client.session.settings = msgspec.structs.replace(client.session.settings, will=None)
+        self._go_on(client)
+
+    def _go_on(self, client: MqttClient) -> None:
+        """A client whose broker is drained goes where it is sent; MQTT 3.1.1 cannot say that, people can."""
+        drained = [to for at, to in self._drains.get(client.broker, ()) if at <= self._network.now]
+        client.broker = drained[-1] if drained else client.broker
+
+    def _on_ended(self, client: MqttClient, reason: Reason, text: str) -> None:
+        if reason == Reason.USE_ANOTHER_SERVER:
+            self._go_on(client)
+        elif client.ledger.life is not None and client.ledger.life.is_doubtful:
+            pass  # It may have answered what another session sent under the same packet id.
+        elif reason not in (Reason.SESSION_TAKEN_OVER, Reason.ADMINISTRATIVE_ACTION):
+            self.ledger.wrong("closed", f"{client.id} at {client.broker}: {reason.name} {text}")
+
+    def _on_publish(self, client: MqttClient, line: Line, publish: packets.Publish) -> None:
+        client.ledger.delivered(self.ledger, publish, line.noted.number, self._network.now)
+
+    # --- for those who look on ---
+
+    def is_attached(self, client: str) -> bool:
+        one = self.clients.get(client)
+        return one is not None and one.session is not None and one.session.is_connected
+
+    def asked(self) -> Mapping[str, int]:
+        return {}
+
+    def wrongs(self) -> Iterator[tuple[str, str]]:
+        yield from self.ledger.wrongs
+        for client, broker in self._waiting.items():
+            yield "in flight at the end", f"{client} waits for {broker}, which is down"
+
+
+def _asked_by(packet: packets.Subscribe) -> SubscribeFilter:
+    (entry,) = packet.entries
+    return SubscribeFilter(
+        entry.filter, entry.qos, entry.no_local, entry.retain_handling, packet.subscription_identifier,
+        dict(packet.user_properties).get(WHERE, ""),
+    )  # fmt: skip
+
+
+def _rest_of(data: bytes) -> bytes:
+    """What follows the last whole packet."""
+    position = 0
+    while position < len(data):
+        whole = cut(data, position, PACKET_MAX)
+        if whole is None:
+            break
+        position = whole[2]
+    return data[position:]
+
+
+def _is_plain_qos_0(data: bytes) -> bool:
+    """Whether these are whole packets, and all of them plain QoS 0 publishes."""
+    position = 0
+    while position < len(data):
+        whole = cut(data, position, PACKET_MAX) if data[position] == QOS_0_PUBLISH else None
+        if whole is None:
+            return False
+        position = whole[2]
+    return True

@@ -1,0 +1,574 @@
+"""The promises of a broker network to MQTT clients, judged from what clients did and saw.
+
+Nothing here looks at the brokers' tables. The rules, each checked by the function of its name:
+
+`accepted`      Every publish of QoS 1 or 2 is acknowledged in the end, and refused only if a rule denies it.
+`owed`          What was published with QoS 1 or 2 after SUBACK, and is acknowledged, reaches the subscriber,
+                unless its session or the subscription ended, it expired, or a broker says that it dropped
+                it from a full queue.
+`owed_qos_0`    QoS 0 is lost only if somebody was away or moving, or a broker or link was down.
+`wanted`        Nobody gets what no subscription asked for, or what was published after UNSUBACK.
+`qos`           What arrives has the lower of the QoS of publish and subscription, and only identifiers of
+                subscriptions that match.
+`repeated`      QoS 0 and 2 come once. QoS 1 is repeated only with DUP on a later connection, or if its
+                publisher sent it more than once.
+`ordered`       What one publisher published with the same QoS comes in that order, repeats aside; QoS 0
+                while both stay connected.
+`shared`        Each notification for a group goes to one member, and none is lost. Another member may get it
+                once more if the session of the first has ended.
+`expired`       Nothing is delivered later than its expiry, and what is left of the expiry never grows.
+`wills`         A will is published once if its connection broke without DISCONNECT and nobody came back in
+                time, and not at all after a DISCONNECT or a return in time.
+`rights`        What a rule denied when it was sent is delivered to nobody.
+`retained`      At the end, all brokers give new subscribers the same messages: the last of each topic.
+`sessions`      A session is there until it is ended by its client, its expiry, or its broker's end.
+
+A client whose session may have ended without its knowing (a CONNACK was lost) is promised nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from roamcast.mobility import Promise
+from roamcast.mqtt.server.access import Access, AccessRules, Identity
+from roamcast.simulator.checkers import Result
+from roamcast.simulator.mqtt_ledger import (
+    ClientLedger,
+    Connection,
+    Delivery,
+    Ledger,
+    Life,
+    Message,
+    Subscription,
+)
+
+NORMAL, RETAINED = "", "retained"
+"""Ways by which a message comes; a third is the name of a shared group."""
+PROBE = "probe-"
+"""Begins the names of clients that look at every broker when all is over."""
+
+
+@dataclass
+class Circumstances:
+    """What a story did to brokers that excuses something."""
+
+    access_s: float
+    """The longest way between client and broker."""
+    forgotten: dict[str, None] = field(default_factory=dict)
+    joined_at: float = -inf
+    """When the last broker joined; before that there were several networks."""
+    has_quota: bool = False
+    """Whether brokers may refuse to retain something."""
+    rules: dict[str, list[tuple[float, AccessRules]]] = field(default_factory=dict)
+    """Broker to its rules, from when on."""
+
+
+class MqttChecker:
+    def __init__(self, ledger: Ledger, promise: Promise, about: Circumstances) -> None:
+        self.result = Result()
+        self._ledger = ledger
+        self._promise = promise
+        self._about = about
+        self._accesses: dict[str, list[tuple[float, Access]]] = {
+            broker: [(at, Access(rules)) for at, rules in changes] for broker, changes in about.rules.items()
+        }
+
+    def judge(self) -> Result:
+        self._settle_wills()
+        clients = list(self._ledger.clients.values())
+        self.result.crashes, self.result.links_down = self._ledger.crashes, self._ledger.links_down
+        self.result.published = sum(not one.is_will for one in self._ledger.messages.values())
+        for client in clients:
+            self.result.handoffs += len(client.moved_at)
+        self.sessions()
+        for message in self._ledger.messages.values():
+            self.accepted(message)
+        for client in clients:
+            self.owed(client)
+            self.owed_qos_0(client)
+            for life in client.lives:
+                self.result.delivered += len(life.deliveries)
+                self.repeated(client, life)
+                self.ordered(client, life)
+                for delivery in life.deliveries:
+                    self.wanted(client, life, delivery)
+                    self.qos(client, life, delivery)
+                    self.expired(client, delivery)
+                    self.rights(client, delivery)
+        self.shared()
+        self.wills()
+        self.retained()
+        return self.result
+
+    # --- sessions and publishes ---
+
+    def sessions(self) -> None:
+        for client, at in self._ledger.lost_sessions:
+            if not self._was_at_forgotten(client):
+                self.result.violate("session lost", f"{client} came back at {at:.6f} and began anew")
+
+    def accepted(self, message: Message) -> None:
+        if message.is_will or not message.qos or message.is_abandoned:
+            return
+        if message.acknowledged_at is None:
+            if self._was_at_forgotten(message.publisher):
+                return
+            self.result.violate("never acknowledged", f"{_told(message)}")
+        elif message.is_clear:
+            return  # Which of several it was that went to a broker cannot be seen.
+        elif message.reason.failed and not (self._may_be_denied(message) or self._ledger.serves):
+            self.result.violate("refused", f"{_told(message)}: {message.reason.name}")
+
+    def rights(self, client: ClientLedger, delivery: Delivery) -> None:
+        message = delivery.message
+        if (
+            not message.is_will
+            and message.sendings
+            and all(
+                self._is_denied(message, one.broker, one.at, one.at + self._longest_s)
+                for one in message.sendings
+            )
+        ):
+            text = f"{client.id} got {_told(message)}, which {message.publisher} may not publish"
+            self.result.violate("denied", text)
+
+    @property
+    def _longest_s(self) -> float:
+        return self._about.access_s + 1e-6
+
+    def _may_be_denied(self, message: Message) -> bool:
+        return any(
+            not access.of(Identity(message.publisher)).may_publish(message.topic, message.attributes)
+            for one in message.sendings
+            for at, access in self._accesses.get(one.broker, ())
+            if at <= message.taken_by
+        )
+
+    def _is_denied(self, message: Message, broker: str, start: float, end: float) -> bool:
+        """Whether the rules of a broker denied it all the time."""
+        changes = self._accesses.get(broker, [])
+        before = [access for at, access in changes if at <= start][-1:]
+        in_force = before + [access for at, access in changes if start < at <= end]
+        return bool(before) and not any(
+            access.of(Identity(message.publisher)).may_publish(message.topic, message.attributes)
+            for access in in_force
+        )
+
+    def _was_at_forgotten(self, client: str) -> bool:
+        known = self._ledger.clients.get(client.rstrip("~"))
+        return known is not None and any(one.broker in self._about.forgotten for one in known.connections)
+
+    def _is_from_doubtful(self, message: Message) -> bool:
+        """Whether its publisher's session may have begun anew without its knowing."""
+        publisher = self._ledger.clients.get(message.publisher)
+        return publisher is not None and any(
+            publisher.lives[one.life].is_doubtful for one in message.sendings
+        )
+
+    def _acceptances_max(self, message: Message) -> int:
+        """How often brokers may have taken it for a new one."""
+        is_repeatable = message.qos == 1 or self._is_from_doubtful(message)
+        return len(message.sendings) if is_repeatable and not message.is_will else 1
+
+    # --- what must arrive ---
+
+    def owed(self, client: ClientLedger) -> None:
+        life = client.life
+        if life is None or life.is_doubtful:
+            return
+        had = Counter(_key(client, one) for one in life.deliveries)
+        missing: list[Message] = []
+        for message in self._ledger.messages.values():
+            if not (message.is_accepted and message.qos) or message.is_clear or self._may_be_denied(message):
+                continue
+            owing = [one for one in life.subscriptions if self._owes(one, message, client)]
+            if not owing:
+                continue
+            self.result.expected += 1
+            if had[message.key, NORMAL] or self._may_have_expired(client, message):
+                continue
+            if self._is_excused(client, message):
+                continue
+            missing.append(message)
+        self._miss(client, missing)
+
+    def _miss(self, client: ClientLedger, missing: list[Message]) -> None:
+        dropped = self._ledger.dropped[client.id]
+        self.result.lost += len(missing)
+        self.result.dropped += dropped
+        if len(missing) > dropped and not self._promise.lost & {"away", "remainder", "in_transit", "move_in"}:
+            for message in missing:
+                self.result.violate("lost", f"{client.id} misses {_told(message)}")
+
+    def _owes(self, one: Subscription, message: Message, client: ClientLedger) -> bool:
+        """Whether the message was published while the subscription held, and with a QoS that is kept."""
+        if one.group or not one.qos or not one.is_settled or not one.wants(message, client.id):
+            return False
+        if not one.granted_at <= message.first_at < one.changed_at:
+            return False
+        if one.changed_at == inf:
+            return True
+        # What was still on its way when the end was asked for may be left out.
+        arrived_at = message.taken_by + self._ledger.slack_s
+        return (
+            arrived_at < one.changed_at
+            and self._ledger.is_calm(message.first_at, arrived_at)
+            and client.is_there(message.first_at - self._ledger.slack_s, one.changed_at)
+        )
+
+    def _is_excused(self, client: ClientLedger, message: Message) -> bool:
+        """By what operators did: other networks, brokers that are gone."""
+        if self._is_before_join(message):
+            return True
+        return self._was_at_forgotten(client.id) or self._was_at_forgotten(message.publisher)
+
+    def _is_before_join(self, message: Message) -> bool:
+        """Whether there were several networks, or just had been, when it was published."""
+        return message.first_at < self._about.joined_at + self._ledger.slack_s
+
+    def _may_have_expired(self, client: ClientLedger, message: Message) -> bool:
+        if message.expiry_s is None:
+            return False
+        if any(one.has_small_window for one in client.connections):
+            return True  # It may have waited behind others.
+        end = message.first_at + min(message.expiry_s, self._ledger.slack_s)
+        was_there = client.is_there(message.first_at - self._ledger.slack_s, end)
+        quick = message.taken_by - message.first_at < self._ledger.slack_s < message.expiry_s
+        return not (was_there and quick and self._ledger.is_calm(message.first_at, end))
+
+    def owed_qos_0(self, client: ClientLedger) -> None:
+        slack_s = self._ledger.slack_s
+        for life in client.lives:
+            had = {one.message.key for one in life.deliveries}
+            until = life.over_from
+            for message in self._ledger.messages.values():
+                if (
+                    message.qos
+                    or message.is_will
+                    or message.is_clear
+                    or message.key in had
+                    or not message.sendings
+                ):
+                    continue
+                sent, publisher = message.sendings[0], self._ledger.clients[message.publisher]
+                start, end = sent.at - slack_s, sent.at + slack_s
+                if until < end or life.is_doubtful or not any(
+                    not one.group and one.is_settled and one.wants(message, client.id)
+                    and one.granted_at <= start and one.changed_at >= end
+                    for one in life.subscriptions
+                ):  # fmt: skip
+                    continue
+                is_quiet = client.is_there(start, end) and publisher.is_there(start, end)
+                if not is_quiet or not self._ledger.is_calm(start, end) or self._is_excused(client, message):
+                    continue
+                if self._may_be_denied(message) or (message.expiry_s or inf) <= slack_s:
+                    continue
+                self.result.violate("lost QoS 0", f"{client.id} misses {_told(message)}")
+
+    # --- what may arrive ---
+
+    def wanted(self, client: ClientLedger, life: Life, delivery: Delivery) -> None:
+        message = delivery.message
+        way = _way(life, delivery)
+        asked = [
+            one
+            for one in life.subscriptions
+            if one.asked_at <= delivery.at
+            and one.wants(message, client.id)
+            and (way in (one.group, RETAINED))
+        ]
+        text = f"{client.id} got {_told(message)} at {delivery.at:.6f}"
+        if not asked:
+            self.result.violate("not wanted", text)
+        elif way != RETAINED and all(one.gone_at < message.first_at for one in asked):
+            self.result.violate("stale", f"{text}, after UNSUBACK")
+        elif way == RETAINED and not message.retain:
+            self.result.violate("not retained", text)
+
+    def qos(self, client: ClientLedger, life: Life, delivery: Delivery) -> None:
+        message, way = delivery.message, _way(life, delivery)
+        of_way = [one for one in life.subscriptions if one.group == (way if way != RETAINED else NORMAL)]
+        asked = [one for one in of_way if one.asked_at <= delivery.at and one.wants(message, client.id)]
+        known = {one.asked.identifier for one in asked}
+        strange = [one for one in delivery.identifiers if one not in known]
+        text = f"{client.id} got {_told(message)} at {delivery.at:.6f}"
+        if strange:
+            self.result.violate("identifier", f"{text} with {strange}")
+        if delivery.qos > message.qos:
+            self.result.violate("qos", f"{text} with QoS {delivery.qos}")
+        is_stable = all(
+            one.granted_at <= message.first_at and one.changed_at > delivery.at for one in of_way
+        ) and bool(asked)
+        if not is_stable or way == RETAINED or life.has_stand_in or life.is_doubtful:
+            return
+        if delivery.qos != min(message.qos, max(one.qos for one in asked)):
+            self.result.violate("qos", f"{text} with QoS {delivery.qos}")
+        wanted = sorted(one.asked.identifier for one in asked if one.asked.identifier is not None)
+        if sorted(delivery.identifiers) != wanted and not delivery.is_dup:
+            self.result.violate("identifier", f"{text} with {delivery.identifiers}, not {wanted}")
+
+    def repeated(self, client: ClientLedger, life: Life) -> None:
+        copies: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
+        for delivery in life.deliveries:
+            way = _way(life, delivery)
+            if way != RETAINED and not (way and self._is_before_join(delivery.message)):
+                copies[delivery.message.key, way].append(delivery)
+        for several in copies.values():
+            if len(several) == 1:
+                continue
+            self.result.duplicates += len(several) - 1
+            message, first = several[0].message, several[0]
+            fresh = [one for one in several if not (one.is_dup and one.connection > first.connection)]
+            most = self._acceptances_max(message) + len(_left_groups(life, message))
+            if max(one.qos for one in several) == 2:
+                most = 1 + len(_left_groups(life, message))
+                if self._is_from_doubtful(message):
+                    most += len(message.sendings) - 1
+                fresh = several
+            if len(fresh) > most and not life.has_stand_in:
+                times = ", ".join(f"{one.at:.6f}" for one in several)
+                self.result.violate("repeated", f"{client.id} got {_told(message)} at {times}")
+
+    def ordered(self, client: ClientLedger, life: Life) -> None:
+        newest: dict[tuple[object, ...], Delivery] = {}
+        seen: dict[str, None] = {}
+        for delivery in life.deliveries:
+            message = delivery.message
+            if _way(life, delivery) != NORMAL or message.is_will or message.key in seen:
+                continue
+            seen[message.key] = None
+            lives = {one.life for one in message.sendings}
+            is_doubtful = life.has_stand_in or _left_groups(life, message) or self._is_from_doubtful(message)
+            if len(lives) != 1 or is_doubtful or self._may_be_denied(message):
+                continue
+            place: tuple[object, ...] = (message.publisher, message.qos, *lives)
+            if not delivery.qos:
+                # It may have been lost before, so that only the second sending arrived.
+                place += (0, message.sendings[0].connection, delivery.connection)
+            last = newest.get(place)
+            may_be_left_out = message.expiry_s is not None or self._ledger.dropped[client.id] > 0
+            was_owed = not may_be_left_out and any(
+                one.granted_at <= message.first_at and one.wants(message, client.id)
+                for one in life.subscriptions
+            )
+            if len(message.sendings) > 1 and not was_owed:
+                continue  # Perhaps only a later sending was to be delivered.
+            if last is not None and last.message.number > message.number:
+                self.result.out_of_order += 1
+                text = f"{client.id} got {_told(message)} at {delivery.at:.6f} after {last.message.key}"
+                self.result.violate("out of order", text)
+            else:
+                newest[place] = delivery
+
+    def expired(self, client: ClientLedger, delivery: Delivery) -> None:
+        message = delivery.message
+        if message.expiry_s is None or delivery.is_dup:
+            return
+        late_s = delivery.at - self._longest_s - message.taken_by
+        if late_s >= message.expiry_s:
+            self.result.violate("expired", f"{client.id} got {_told(message)} at {delivery.at:.6f}")
+        if delivery.expiry_s is not None and delivery.expiry_s > message.expiry_s:
+            self.result.violate("expired", f"{client.id} got {_told(message)} with a longer expiry")
+
+    # --- shared subscriptions ---
+
+    def shared(self) -> None:
+        members: dict[tuple[str, str], list[tuple[ClientLedger, Life, Subscription]]] = defaultdict(list)
+        for client in self._ledger.clients.values():
+            for life in client.lives:
+                for one in life.subscriptions:
+                    if one.group:
+                        members[one.group, one.filter.text].append((client, life, one))
+        for key, all_of in members.items():
+            receivers: dict[str, list[tuple[ClientLedger, Life]]] = defaultdict(list)
+            for client, life in {
+                (client.id, life.number): (client, life) for client, life, _ in all_of
+            }.values():
+                keys = {one.message.key for one in life.deliveries if _way(life, one) == key[0]}
+                for one_key in keys:
+                    receivers[one_key].append((client, life))
+            for message in self._ledger.messages.values():
+                if all_of[0][2].filter.matches(message.attributes):
+                    self._share(key[0], message, all_of, receivers.get(message.key, []))
+
+    def _share(
+        self,
+        group: str,
+        message: Message,
+        members: list[tuple[ClientLedger, Life, Subscription]],
+        receivers: list[tuple[ClientLedger, Life]],
+    ) -> None:
+        if self._is_before_join(message) or self._about.forgotten or message.is_clear:
+            return
+        ended = [life for _, life in receivers if life.may_be_over]
+        most = self._acceptances_max(message) + (len(ended) if message.qos == 1 or message.qos == 2 else 0)
+        if len(receivers) > most:
+            names = ", ".join(client.id for client, _ in receivers)
+            self.result.violate("shared twice", f"{_told(message)} in group {group} went to {names}")
+        lasting = [
+            one
+            for client, life, one in members
+            if one.is_settled and life is client.life and not life.is_doubtful
+            and one.granted_at <= message.first_at and one.changed_at == inf
+        ]  # fmt: skip
+        if receivers or not lasting or not message.is_accepted or not message.qos:
+            return
+        if self._may_be_denied(message):
+            return
+        # Any of these may have been chosen, and have taken it with it.
+        chosen = [
+            (life, one) for _, life, one in members if one.gone_at >= message.first_at and not one.is_refused
+        ]
+        if any(not one.qos for _, one in chosen) or message.expiry_s is not None:
+            return
+        ends = [one for life, one in chosen if life.may_be_over]
+        if any(min(message.qos, one.qos) == 2 or one.changed_at < inf for one in ends):
+            return
+        if any(self._ledger.dropped.get(client.id) for client, _, _ in members):
+            return
+        if self._promise.lost & {"away", "remainder", "in_transit", "move_in"}:
+            return
+        self.result.violate("lost by group", f"nobody in group {group} got {_told(message)}")
+
+    # --- wills ---
+
+    def _settle_wills(self) -> None:
+        """Which wills have to be published, and which must not be."""
+        for client in self._ledger.clients.values():
+            for place, one in enumerate(client.connections):
+                if one.will is not None:
+                    self._settle_will(client, one, client.connections[place + 1 :])
+
+    def _settle_will(self, client: ClientLedger, one: Connection, later: list[Connection]) -> None:
+        from roamcast.simulator.mqtt_ledger import Sending
+
+        will = one.will
+        assert will is not None
+        ended_at = min(one.left_at, one.noticed_at)
+        will.sendings = [Sending(min(one.asked_at, ended_at), one.number, one.broker, one.life)]
+        if one.welcome_at == inf:
+            return
+        if ended_at == inf or (one.has_said_goodbye and one.is_goodbye_heard):
+            will.is_void = True
+            return
+        will.sendings[0].at = ended_at
+        delay_s = min(one.will_delay_s, one.expiry_s)
+        if one.has_said_goodbye or self._was_at_forgotten(client.id) or self._ledger.serves:
+            return
+        if self._is_will_doubtful(will):
+            return
+        if not delay_s:
+            will.is_due = True
+            return
+        following = later[0] if later else None
+        if following is None or one.noticed_at + delay_s + self._ledger.slack_s < following.asked_at:
+            end = one.noticed_at + delay_s
+            will.is_due = self._ledger.is_calm(one.left_at, end)
+        elif following.life == one.life and following.welcome_at < ended_at + delay_s:
+            will.is_void = True
+
+    def _is_will_doubtful(self, will: Message) -> bool:
+        return any(self._accesses.values())
+
+    def wills(self) -> None:
+        for client in self._ledger.clients.values():
+            for life in client.lives:
+                for delivery in life.deliveries:
+                    if delivery.message.is_void:
+                        text = f"{client.id} got {_told(delivery.message)} at {delivery.at:.6f}"
+                        self.result.violate("will", text)
+
+    # --- retained messages ---
+
+    def retained(self) -> None:
+        found: dict[str, dict[str, str]] = {}
+        for client in self._ledger.clients.values():
+            if client.id.startswith(PROBE) and client.life is not None:
+                mine = [one for one in client.life.deliveries if one.is_retained]
+                found[client.id] = {one.message.topic: one.message.key for one in mine}
+        if not found:
+            return
+        topics = sorted(
+            {topic for values in found.values() for topic in values} | set(self._retained_topics())
+        )
+        for topic in topics:
+            values = {
+                probe: values.get(topic, "")
+                for probe, values in found.items()
+                if not self._ledger.dropped.get(probe)
+            }
+            if len(set(values.values())) > 1 and not self._about.has_quota:
+                self.result.violate("retained", f"brokers differ about {topic}: {values}")
+            for probe, value in values.items():
+                if not self._may_be_last(topic, value, probe):
+                    text = f"{probe} got {value or 'nothing'} under {topic}, which is not the last"
+                    self.result.violate("retained", text)
+
+    def _retained_topics(self) -> Iterator[str]:
+        return (one.topic for one in self._ledger.messages.values() if one.retain)
+
+    def _may_be_last(self, topic: str, key: str, probe: str) -> bool:
+        writers = [
+            one
+            for one in self._ledger.messages.values()
+            if one.retain and one.topic == topic and one.sendings and not one.is_void
+        ]
+        last = [one for one in writers if not any(self._is_before(one, other) for other in writers)]
+        if key:
+            return any(one.key == key for one in last)
+        if self._about.has_quota or self._about.forgotten:
+            return True
+        if all(self._is_doubtful(one) for one in last) or any(one.is_clear for one in last):
+            return True
+        return any(one.expiry_s is not None for one in last)
+
+    def _is_doubtful(self, message: Message) -> bool:
+        """Whether nobody can say if it was taken at all."""
+        return not message.is_accepted or self._may_be_denied(message)
+
+    def _is_before(self, one: Message, other: Message) -> bool:
+        """Whether one was surely taken before another, which was surely taken."""
+        if one.is_will or self._is_doubtful(other):
+            return False
+        taken_by = one.sendings[-1].at + self._longest_s if not one.qos else one.taken_by
+        return taken_by < other.first_at and not one.is_abandoned
+
+
+def _told(message: Message) -> str:
+    what = "the will" if message.is_will else message.key
+    told = f"{what} {message.key}" if message.is_will else what
+    return f"{told} ({message.topic}, QoS {message.qos}, sent at {message.first_at:.6f})"
+
+
+def _key(client: ClientLedger, delivery: Delivery) -> tuple[str, str]:
+    life = client.life
+    assert life is not None
+    way = _way(life, delivery)
+    return delivery.message.key, way
+
+
+def _left_groups(life: Life, message: Message) -> list[Subscription]:
+    """Groups that the client has left: what they still owe it cannot be told from the rest."""
+    groups = [one for one in life.subscriptions if one.group and one.changed_at < inf]
+    return [one for one in groups if one.filter.matches(message.attributes)]
+
+
+def _way(life: Life, delivery: Delivery) -> str:
+    """By which way it came: shared subscriptions always have identifiers of their own."""
+    if delivery.is_retained:
+        return RETAINED
+    groups = [one for one in life.subscriptions if one.group]
+    for one in groups:
+        if one.asked.identifier in delivery.identifiers:
+            return one.group
+    if groups and not delivery.identifiers:
+        # What its group still owed to a client that has left the group comes without an identifier.
+        message = delivery.message
+        if not any(one.filter.matches(message.attributes) for one in life.subscriptions if not one.group):
+            left = [one for one in groups if one.changed_at <= delivery.at]
+            return next((one.group for one in left if one.filter.matches(message.attributes)), NORMAL)
+    return NORMAL

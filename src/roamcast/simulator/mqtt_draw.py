@@ -1,0 +1,406 @@
+"""Drawing stories of MQTT clients from seeds: every feature that ships, and faults on top.
+
+Each seed takes some of the features, so that most stories stay small. Moves are drawn on the scale of the
+delays, so that clients often leave again in the middle of a handoff.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.mqtt.codec.packets import Version, Will
+from roamcast.mqtt.server.access import AccessRules, Rule
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor
+from roamcast.simulator.faults import Crash, Cut, Heal, Restart, Snapshot
+from roamcast.simulator.links import Delay
+from roamcast.simulator.mqtt_story import (
+    Connect,
+    Disconnect,
+    Drain,
+    Forget,
+    Join,
+    MqttSettings,
+    PublishMessage,
+    SetLimit,
+    SetRules,
+    SubscribeFilter,
+    UnsubscribeFilter,
+)
+from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.topology import Topology, parse_topology
+
+TOPOLOGIES = ("line:1", "line:2", "line:2", "line:3", "line:3", "star:4", "line:4", "random:5")
+TOPICS = ("a/1", "a/1", "a/2", "b/1", "job/1")
+FILTERS = ("a/#", "a/1", "+/1", "b/#", "a/+?x>1", "a/2", "job/#")
+SHARED = ("$share/g/job/#", "$share/g/job/#", "$share/h/a/#")
+WHERE = ("", "", "", "x > 1", "x <> 2 OR x IS NULL")
+START_S = 10.0
+"""When everyone has attached and subscribed, and the story begins."""
+LOSSES = (0.05, 0.2, 0.5)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How fast things happen in a story."""
+
+    step_s: float
+    duration_s: float
+
+    @property
+    def end_s(self) -> float:
+        return START_S + self.duration_s
+
+    def moment(self, rng: random.Random) -> float:
+        return START_S + self.duration_s * rng.random()
+
+
+@dataclass(frozen=True)
+class Player:
+    """A client as it is drawn."""
+
+    id: str
+    version: Version
+    brokers: tuple[str, ...]
+    """Where it goes."""
+    identifier: int
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What has been drawn of a story before its clients begin."""
+
+    topology: Topology
+    settings: NetworkSettings
+    scale: Scale
+    rng: random.Random
+    late: tuple[str, str] | None = None
+    """A broker that joins later, and its peer."""
+
+
+def protocols() -> list[str]:
+    """Those that promise exactly once, whatever brokers and links do; names with a colon are variants."""
+    excuses = frozenset({"overflow", "expired"})
+    return [
+        name
+        for name, protocol in sorted(PROTOCOLS.items())
+        if protocol.promise.lost <= excuses
+        and not (protocol.promise.duplicate or protocol.promise.reordered or protocol.assumes)
+        and not name.endswith(":published")
+    ]
+
+
+def draw_mqtt_story(
+    protocol: str, seed: int, faults: Sequence[str] = ()
+) -> tuple[Topology, NetworkSettings, list[Action]]:
+    """The story of a seed, with faults of these kinds."""
+    rng = random.Random(f"mqtt/{seed}")
+    topology = parse_topology(rng.choice(TOPOLOGIES), rng)
+    settings = _draw_settings(protocol, seed, rng)
+    step_s = max(settings.link_delay.high_s, 0.02) * rng.choice((0.5, 2.0, 10.0, 40.0))
+    scale = Scale(step_s, step_s * rng.choice((5, 10, 20)))
+    plot = Plot(topology, settings, scale, rng, _draw_late(topology, rng))
+    actions = _draw_clients(plot)
+    actions += _draw_operators(plot, actions)
+    if plot.late is not None:
+        actions.append((scale.moment(rng), plot.late[0], Join(plot.late[1])))
+    if faults:
+        fault_rng = random.Random(f"mqtt/{seed}/faults")
+        settings = _draw_faults(replace(plot, rng=fault_rng), faults, actions)
+    # Sorted by time alone: equal times keep the order in which they were drawn.
+    return topology, settings, sorted(actions, key=lambda action: action[0])
+
+
+def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:
+    mqtt = MqttSettings(
+        queue_max=rng.choice((1, 2, 5)) if rng.random() < 0.1 else None,
+        retained_max=rng.choice((1, 2)) if rng.random() < 0.1 else None,
+        unreachable="serve" if protocol == "multi_hop_handoff" and rng.random() < 0.1 else "refuse",
+        settle_timeout_s=1000.0 if rng.random() < 0.7 else 5.0,
+        locate_timeout_s=rng.choice((0.5, 10.0, 10.0)),
+    )
+    return NetworkSettings(
+        protocol=protocol,
+        routing=rng.choice(find_protocol(protocol).strategies),
+        link_delay=rng.choice((Delay(0.010, 0.010), Delay(0.001, 0.030), Delay(0.0, 0.100))),
+        access_delay=rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040), Delay(0.0, 0.005))),
+        notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, 5.0))),
+        mqtt=mqtt,
+        seed=seed,
+    )
+
+
+def _draw_late(topology: Topology, rng: random.Random) -> tuple[str, str] | None:
+    leaves = [id for id in topology.brokers if len(topology.peers(id)) == 1]
+    if len(topology.brokers) < 2 or rng.random() >= 0.12:
+        return None
+    late = rng.choice(leaves)
+    return late, topology.peers(late)[0]
+
+
+# --- clients ----------------------------------------------------------------------------------------
+
+
+def _draw_clients(plot: Plot) -> list[Action]:
+    rng, actions = plot.rng, []
+    has_shared = rng.random() < 0.35
+    early = tuple(id for id in plot.topology.brokers if plot.late is None or id != plot.late[0])
+    for number in range(rng.randint(2, 5)):
+        # A client of a broker that is still alone stays there: elsewhere it would be somebody else.
+        brokers = (plot.late[0],) if plot.late is not None and number == 1 else early
+        player = Player(f"c{number}", rng.choice((4, 5, 5)), brokers, 100 * (number + 1))
+        actions += _opening(player, plot, has_shared and (number != 0))
+        if rng.random() < 0.7:
+            actions += _moves(player, plot)
+        if rng.random() < 0.7 or number == 0:
+            actions += _publishes(player, plot)
+        if rng.random() < 0.5:
+            actions += _changes(player, plot)
+    return actions
+
+
+def _draw_connect(player: Player, plot: Plot, clean: bool = False) -> Connect:
+    rng = plot.rng
+    will = None
+    if rng.random() < 0.25:
+        delay = rng.choice((0, 0, 1, 3)) if player.version == 5 else 0
+        will = Will(rng.choice(TOPICS), b"", rng.choice((0, 1, 2)), retain=rng.random() < 0.3, delay=delay)
+    return Connect(rng.choice(player.brokers), 0, clean=clean, will=will)
+
+
+def _opening(player: Player, plot: Plot, has_shared: bool) -> list[Action]:
+    rng = plot.rng
+    connect = msgspec.structs.replace(
+        _draw_connect(player, plot),
+        version=player.version,
+        expiry_s=rng.choice((None, None, None, 0, 1, 4)) if player.version == 5 else None,
+        window=rng.choice((None, 1, 2)) if player.version == 5 else None,
+        keep_alive_s=1 if rng.random() < 0.05 else None,
+    )
+    actions: list[Action] = [(0.01 * rng.random(), player.id, connect)]
+    names = rng.sample(FILTERS, rng.choice((0, 1, 1, 2, 3)))
+    actions += [(1.0, player.id, _draw_subscribe(name, player, plot)) for name in names]
+    if has_shared and player.version == 5 and rng.random() < 0.8:
+        actions.append((1.0, player.id, _draw_subscribe(rng.choice(SHARED), player, plot)))
+    return actions
+
+
+def _draw_subscribe(name: str, player: Player, plot: Plot) -> SubscribeFilter:
+    rng = plot.rng
+    qos = rng.choice((0, 1, 1, 2, 2))
+    if player.version == 4:
+        return SubscribeFilter(name.partition("?")[0], qos)
+    if name.startswith("$share"):
+        # The identifier tells what comes by a group from the rest.
+        return SubscribeFilter(name, qos, identifier=player.identifier + SHARED.index(name))
+    identifier = player.identifier + 10 + FILTERS.index(name) if rng.random() < 0.3 else None
+    return SubscribeFilter(
+        name,
+        qos,
+        no_local=rng.random() < 0.15,
+        retain_handling=rng.choice((0, 0, 1, 2)),
+        identifier=identifier,
+        where=rng.choice(WHERE) if rng.random() < 0.3 else "",
+    )
+
+
+def _moves(player: Player, plot: Plot) -> list[Action]:
+    rng, scale = plot.rng, plot.scale
+    actions: list[Action] = []
+    now_s = START_S
+    while True:
+        now_s += rng.expovariate(1 / scale.step_s)
+        if now_s > scale.end_s:
+            return actions
+        clean = rng.random() < 0.08
+        connect = _draw_connect(player, plot, clean)
+        actions.append((now_s, player.id, _draw_leave(player, plot, connect.broker)))
+        now_s += rng.expovariate(2 / scale.step_s)
+        if rng.random() < 0.08:
+            now_s += rng.choice((1.5, 4.5))  # Perhaps too late for its session, or for its will.
+        actions.append((now_s, player.id, connect))
+
+
+def _draw_leave(player: Player, plot: Plot, destination: str) -> Input:
+    rng, choice = plot.rng, plot.rng.random()
+    if choice < 0.6:
+        return LeaveFor()
+    if choice < 0.75 and player.version == 5:
+        # Some who proclaim a move change their minds.
+        return Disconnect(destination if rng.random() < 0.9 else rng.choice(player.brokers))
+    if choice < 0.85 and player.version == 5:
+        return Disconnect(with_will=True)
+    if choice < 0.88 and player.version == 5:
+        return Disconnect(expiry_s=0)
+    return Disconnect()
+
+
+def _publishes(player: Player, plot: Plot) -> list[Action]:
+    rng, scale = plot.rng, plot.scale
+    actions: list[Action] = []
+    now_s = START_S
+    every_s = scale.step_s * rng.choice((0.3, 1.0))
+    while now_s < scale.end_s:
+        now_s += rng.expovariate(1 / every_s)
+        retain = rng.random() < 0.15
+        actions.append(
+            (
+                now_s,
+                player.id,
+                PublishMessage(
+                    rng.choice(TOPICS),
+                    qos=rng.choice((0, 1, 1, 2, 2)),
+                    retain=retain,
+                    is_clear=retain and rng.random() < 0.2,
+                    times=rng.choice((1, 1, 1, 2, 5)),
+                    size=rng.choice((0, 0, 0, 300, 20_000)) if rng.random() < 0.2 else 0,
+                    expiry_s=rng.choice((1, 2)) if player.version == 5 and rng.random() < 0.1 else None,
+                    properties=(("x", str(rng.randrange(4))),) if player.version == 5 else (),
+                ),
+            )
+        )
+    return actions
+
+
+def _changes(player: Player, plot: Plot) -> list[Action]:
+    """Subscribe and unsubscribe at any moment, also while away."""
+    rng = plot.rng
+    actions: list[Action] = []
+    names = [*FILTERS, SHARED[0]] if player.version == 5 else [name for name in FILTERS if "?" not in name]
+    for _ in range(rng.randint(1, 4)):
+        name = rng.choice(names)
+        is_new = rng.random() < 0.6
+        item = _draw_subscribe(name, player, plot) if is_new else UnsubscribeFilter(name)
+        actions.append((plot.scale.moment(rng), player.id, item))
+    return actions
+
+
+# --- operators --------------------------------------------------------------------------------------
+
+
+def _draw_operators(plot: Plot, actions: list[Action]) -> list[Action]:
+    rng, drawn = plot.rng, []
+    if rng.random() < 0.12:
+        drawn += _draw_drain(plot)
+    if rng.random() < 0.15:
+        drawn += _draw_rules(plot)
+    if rng.random() < 0.1:
+        drawn += _draw_limits(plot)
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        drawn.append((plot.scale.moment(rng), rng.choice(plot.topology.brokers), Snapshot()))
+    return drawn
+
+
+def _draw_drain(plot: Plot) -> list[Action]:
+    """A broker is drained; some are started anew afterwards, some leaves are forgotten for good."""
+    rng, brokers = plot.rng, plot.topology.brokers
+    if len(brokers) < 2 or plot.late is not None:
+        return []
+    broker = rng.choice(brokers)
+    destination = rng.choice([id for id in brokers if id != broker])
+    start_s = plot.scale.moment(rng)
+    end_s = start_s + rng.expovariate(1 / plot.scale.step_s)
+    drained: list[Action] = [(start_s, broker, Drain(destination))]
+    if len(plot.topology.peers(broker)) == 1 and rng.random() < 0.4:
+        peer = plot.topology.peers(broker)[0]
+        return [*drained, (max(end_s, plot.scale.end_s) + 5.0, peer, Forget(broker))]
+    return [*drained, (end_s, broker, Crash()), (end_s + 0.1, broker, Restart())]
+
+
+def _draw_rules(plot: Plot) -> list[Action]:
+    """A right is withdrawn, at one broker or at all, and perhaps given again."""
+    rng, brokers = plot.rng, plot.topology.brokers
+    client, topic = f"c{rng.randrange(3)}", rng.choice(("a/#", "a/1", "#"))
+    rules = AccessRules((Rule("deny", topic=topic, action="publish", client=client),))
+    start_s, end_s = sorted((plot.scale.moment(rng), plot.scale.moment(rng)))
+    where = brokers if rng.random() < 0.6 else (rng.choice(brokers),)
+    drawn: list[Action] = [(start_s, broker, SetRules(rules)) for broker in where]
+    if rng.random() < 0.6:
+        drawn += [(end_s, broker, SetRules(AccessRules())) for broker in where]
+    return drawn
+
+
+def _draw_limits(plot: Plot) -> list[Action]:
+    """A limit is set and lifted again."""
+    rng = plot.rng
+    broker, name = (
+        rng.choice(plot.topology.brokers),
+        rng.choice(("queue_max", "sessions_max", "retained_max")),
+    )
+    start_s, end_s = sorted((plot.scale.moment(rng), plot.scale.moment(rng)))
+    return [(start_s, broker, SetLimit(name, rng.choice((1, 2)))), (end_s, broker, SetLimit(name, None))]
+
+
+# --- faults -----------------------------------------------------------------------------------------
+
+
+def _draw_faults(plot: Plot, faults: Sequence[str], actions: list[Action]) -> NetworkSettings:
+    """Add faults of these kinds to the actions; of several kinds not always all."""
+    rng, settings = plot.rng, plot.settings
+    chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
+    for kind in chosen or faults:
+        if kind == "loss":
+            settings = replace(settings, loss=rng.choice(LOSSES))
+        else:
+            actions += _DRAW_FAULT[kind](plot, actions)
+    return settings
+
+
+def _draw_outage(plot: Plot) -> tuple[float, float]:
+    """From when to when: from far below one link's delay up to a part of the story."""
+    rng, scale = plot.rng, plot.scale
+    start_s = scale.moment(rng)
+    length_s = rng.choice((plot.settings.link_delay.high_s, scale.duration_s / 20, scale.duration_s / 4))
+    return start_s, start_s + rng.expovariate(1 / max(length_s, 0.005))
+
+
+def _draw_crashes(plot: Plot, actions: list[Action]) -> list[Action]:
+    """Brokers that are down for a while; some of their clients go elsewhere, the others wait."""
+    rng = plot.rng
+    drawn: list[Action] = []
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        broker = rng.choice(plot.topology.brokers)
+        start_s, end_s = _draw_outage(plot)
+        how = rng.choice(("", "unsent", "torn"))
+        drawn.append((start_s, broker, Crash(unsent=how == "unsent", torn=how == "torn")))
+        for client in _attached_at(actions, broker, start_s):
+            if rng.random() < 0.4 and plot.late is None:
+                elsewhere = Connect(rng.choice(plot.topology.brokers), 0)
+                drawn.append((rng.uniform(start_s, end_s), client, elsewhere))
+        if rng.random() < 0.4:
+            drawn.append((start_s - rng.expovariate(1 / plot.scale.step_s), broker, Snapshot()))
+        drawn.append((end_s, broker, Restart()))
+    return [(max(at, 0.0), node, item) for at, node, item in drawn]
+
+
+def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
+    """Links that are down for a while, by ones and twos."""
+    rng = plot.rng
+    drawn: list[Action] = []
+    links = [edge for edge in plot.topology.overlay if plot.late is None or plot.late[0] not in edge]
+    for _ in range(rng.choice((1, 2, 3)) if links else 0):
+        start_s, end_s = _draw_outage(plot)
+        for broker, peer in rng.sample(links, min(rng.choice((1, 1, 2)), len(links))):
+            drawn += [(start_s, broker, Cut(peer)), (end_s, broker, Heal(peer))]
+    return drawn
+
+
+_DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
+    "crash": _draw_crashes,
+    "partition": _draw_partitions,
+}
+
+
+def _attached_at(actions: list[Action], broker: str, time_s: float) -> list[str]:
+    """The clients that the story has at a broker at this time."""
+    at: dict[str, str] = {}
+    for _, client, item in sorted((one for one in actions if one[0] <= time_s), key=lambda one: one[0]):
+        if isinstance(item, AttachTo):
+            at[client] = item.broker
+        elif isinstance(item, LeaveFor):
+            at.pop(client, None)
+    return [client for client, place in at.items() if place == broker]

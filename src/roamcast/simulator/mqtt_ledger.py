@@ -1,0 +1,378 @@
+"""What MQTT clients of a simulation did and saw: the evidence from which `mqtt_checks` says what was owed.
+
+It is written by the clients' side alone (see `mqtt_access`), and knows nothing of the brokers' tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from roamcast.filters.filter import Attributes, Filter
+from roamcast.mqtt.codec.packets import Publish, Will
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.topics import split_shared, subscription_filter
+from roamcast.protocol.records import Row
+from roamcast.simulator.mqtt_story import SubscribeFilter
+
+
+@dataclass(eq=False)
+class Sending:
+    """One PUBLISH of a message on one connection."""
+
+    at: float
+    connection: int
+    broker: str
+    life: int
+    """Which session of the publisher."""
+
+
+@dataclass(eq=False)
+class Message:
+    """Something published: by a client, or as its will."""
+
+    key: str
+    """How its payload begins."""
+    publisher: str
+    number: int
+    """In the order of publishing."""
+    topic: str
+    attributes: Attributes
+    qos: int
+    retain: bool
+    asked_at: float
+    expiry_s: int | None = None
+    is_clear: bool = False
+    sendings: list[Sending] = field(default_factory=list)
+    acknowledged_at: float | None = None
+    reason: Reason = Reason.SUCCESS
+    is_abandoned: bool = False
+    """Whether its publisher gave up before it was acknowledged: it may be published or not."""
+    is_will: bool = False
+    is_due: bool = True
+    """Of a will: whether it has to be published."""
+    is_void: bool = False
+    """Of a will: whether it must not be published."""
+
+    @property
+    def first_at(self) -> float:
+        """Before this nobody can have it."""
+        return self.sendings[0].at if self.sendings else inf
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether brokers promised something about it."""
+        if self.is_will:
+            return self.is_due
+        return self.qos > 0 and self.acknowledged_at is not None and not self.reason.failed
+
+    @property
+    def taken_by(self) -> float:
+        """By this time its broker had taken it, if it did at all."""
+        return inf if self.acknowledged_at is None else self.acknowledged_at
+
+
+@dataclass(eq=False)
+class Subscription:
+    """One SUBSCRIBE to one topic filter, from asked until it is replaced, withdrawn, or its session ends."""
+
+    asked: SubscribeFilter
+    filter: Filter
+    group: str
+    asked_at: float
+    sent_at: float
+    """When it was asked for last: after a lost connection it is asked for again."""
+    granted_at: float = inf
+    qos: int = 0
+    """As granted."""
+    is_refused: bool = False
+    is_settled: bool = False
+    """Whether the answer came in time, so that every broker knew of it."""
+    changed_at: float = inf
+    """When its end was asked for."""
+    gone_at: float = inf
+    """When its end was acknowledged."""
+
+    def wants(self, message: Message, client: str) -> bool:
+        is_own = self.asked.no_local and message.publisher == client
+        return not is_own and not self.is_refused and self.filter.matches(message.attributes)
+
+
+@dataclass(eq=False)
+class Delivery:
+    at: float
+    message: Message
+    qos: int
+    is_dup: bool
+    is_retained: bool
+    identifiers: tuple[int, ...]
+    connection: int
+    expiry_s: int | None
+
+
+@dataclass(eq=False)
+class Life:
+    """A session, as far as its client knows."""
+
+    number: int
+    asked_at: float
+    """When the client said CONNECT."""
+    began_at: float
+    connection: int = 0
+    """The last connection that was welcomed with it."""
+    has_stand_in: bool = False
+    """Whether another one stood for it while it could not be reached."""
+    is_doubtful: bool = False
+    """Whether it may have ended and begun anew with a connection whose CONNACK the client never saw."""
+    over_from: float = inf
+    """From when on it may have been over."""
+    ended_at: float = inf
+    """When the client heard that it is over."""
+    subscriptions: list[Subscription] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    @property
+    def may_be_over(self) -> bool:
+        return self.is_doubtful or self.over_from < inf
+
+    def current(self, name: str) -> Subscription | None:
+        """The last subscription to a topic filter, if its end has not been asked for."""
+        for one in reversed(self.subscriptions):
+            if one.asked.filter == name:
+                return one if one.changed_at == inf else None
+        return None
+
+
+@dataclass(eq=False)
+class Connection:
+    """One connection of one client, from CONNECT until it breaks."""
+
+    number: int
+    broker: str
+    asked_at: float
+    is_clean: bool
+    expiry_s: float
+    welcome_at: float = inf
+    left_at: float = inf
+    """When the client had it no more."""
+    noticed_at: float = inf
+    """By this time the broker knew that, too."""
+    will: Message | None = None
+    will_delay_s: int = 0
+    has_small_window: bool = False
+    """Whether the broker may send only a few messages ahead of their acknowledgements."""
+    has_said_goodbye: bool = False
+    """Whether the client said DISCONNECT, without its will, and …"""
+    is_goodbye_heard: bool = False
+    """… the broker lived on after it had come."""
+    is_closed_by_broker: bool = False
+    life: int = -1
+
+
+class ClientLedger:
+    """One client's part of the ledger."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.lives: list[Life] = []
+        self.connections: list[Connection] = []
+        self.published = 0
+        self.moved_at: list[float] = []
+        """When it attached at another broker than before."""
+
+    @property
+    def life(self) -> Life | None:
+        """The session that the client has, as far as it knows."""
+        return self.lives[-1] if self.lives and self.lives[-1].ended_at == inf else None
+
+    def welcomed(self, noted: Connection, is_present: bool, ledger: Ledger, now: float) -> None:
+        """CONNACK has come: with the session there was, or with a new one."""
+        life = self.life
+        since = [one for one in self.connections if life is not None and one.number >= life.connection]
+        noted.welcome_at = now
+        if is_present:
+            if noted.is_clean:
+                ledger.wrong(
+                    "session present", f"{self.id} asked {noted.broker} for a clean start at {now:.6f}"
+                )
+            if life is None:
+                # The CONNACK with which it began was lost.
+                last = self.lives[-1].ended_at if self.lives else -inf
+                asked_at = min(one.asked_at for one in self.connections if one.left_at >= last)
+                life = self._begin(asked_at, now)
+            elif ledger.has_surely_expired(since, noted):
+                ledger.wrong("session not ended", f"{self.id} got an expired one at {now:.6f}")
+            elif any(one.welcome_at == inf for one in since) and may_have_ended(since, noted, now):
+                life.is_doubtful = True
+        elif life is not None and ledger.serves:
+            # Another session stands in, until the one that was may come back, even after a clean start.
+            life.has_stand_in = True
+            if noted.is_clean or may_have_ended(since, noted, now):
+                life.is_doubtful = True
+        elif life is not None and not noted.is_clean and not may_have_ended(since, noted, now):
+            ledger.lost_sessions.append((self.id, now))
+            life = self._begin_after(life, noted, now)
+        else:
+            life = self._begin_after(life, noted, now)
+        assert life is not None
+        life.connection, noted.life = noted.number, life.number
+
+    def _begin_after(self, life: Life | None, noted: Connection, now: float) -> Life:
+        if life is not None:
+            life.ended_at = now
+            # It was over with the first CONNECT that may have ended it.
+            life.over_from = min(one.asked_at for one in self.connections if one.number > life.connection)
+        return self._begin(noted.asked_at, now)
+
+    def _begin(self, asked_at: float, now: float) -> Life:
+        self.lives.append(Life(len(self.lives), asked_at, now))
+        return self.lives[-1]
+
+    def delivered(self, ledger: Ledger, publish: Publish, connection: int, now: float) -> None:
+        if not publish.payload:
+            return  # That a topic is cleared; which publish it was cannot be seen.
+        message = ledger.message_of(publish.payload)
+        if message is None or self.life is None:
+            ledger.wrong("invented", f"{self.id} got {publish.payload[:40]!r}, which nobody published")
+            return
+        told = publish.properties
+        self.life.deliveries.append(
+            Delivery(
+                now, message, publish.qos, publish.dup, publish.retain,
+                told.subscription_identifiers if told is not None else (), connection,
+                told.message_expiry if told is not None else None,
+            )
+        )  # fmt: skip
+
+    def is_there(self, start: float, end: float) -> bool:
+        """Whether one connection lasted from `start` to `end`."""
+        return any(one.welcome_at <= start and one.left_at >= end for one in self.connections)
+
+
+def may_have_ended(since: list[Connection], noted: Connection, now: float) -> bool:
+    """Whether the session of these connections may be over, for a reason that its client knows."""
+    earlier = [one for one in since if one is not noted]
+    return any(one.is_clean for one in earlier[1:]) or any(
+        one.left_at + one.expiry_s <= now for one in earlier
+    )
+
+
+class Ledger:
+    def __init__(self, disturbances: Sequence[tuple[float, float]] = (), slack_s: float = 1.0) -> None:
+        """`disturbances` are times at which brokers or links were down; `slack_s` is the longest way."""
+        self.disturbances = disturbances
+        self.slack_s = slack_s
+        self.serves = False
+        """Whether clients are served while their sessions cannot be reached."""
+        self.lost_sessions: list[tuple[str, float]] = []
+        """Clients whose session was gone without a reason, and when they heard so."""
+        self.refused: list[tuple[float, str, str, Reason]] = []
+        self.clients: dict[str, ClientLedger] = {}
+        self.messages: dict[str, Message] = {}
+        self.wrongs: list[tuple[str, str]] = []
+        """What was seen to be wrong at once: kind and text."""
+        self.dropped: Counter[str] = Counter()
+        """Client to how much brokers say that they dropped of what was for it."""
+        self.crashes = self.links_down = 0
+
+    def client(self, id: str) -> ClientLedger:
+        return self.clients.setdefault(id, ClientLedger(id))
+
+    def wrong(self, kind: str, text: str) -> None:
+        self.wrongs.append((kind, text))
+
+    def is_calm(self, start: float, end: float) -> bool:
+        """Whether everything was up all the time, and some time before and after."""
+        start, end = start - self.slack_s, end + self.slack_s
+        return all(until < start or since > end for since, until in self.disturbances)
+
+    def has_surely_expired(self, since: list[Connection], noted: Connection) -> bool:
+        """Whether the session's time was over long before this connection was asked for."""
+        earlier = [one for one in since if one is not noted]
+        if len(earlier) != 1 or earlier[0].noticed_at == inf:
+            return False
+        (last,) = earlier
+        over_at = last.noticed_at + last.expiry_s
+        return over_at + self.slack_s < noted.asked_at and self.is_calm(last.left_at, noted.welcome_at)
+
+    def observe(self, rows: list[Row]) -> None:
+        """What brokers say about themselves: only what they admit to have dropped counts."""
+        for row in rows:
+            if row.kind == "dropped":
+                self.dropped[row.client or ""] += row.notifications or 1
+            elif row.kind == "crashed":
+                self.crashes += 1
+            elif row.kind == "link_down":
+                self.links_down += 1
+
+    # --- publishing ---
+
+    def message_of(self, payload: bytes) -> Message | None:
+        return self.messages.get(payload.partition(b" ")[0].decode("utf-8", "replace"))
+
+    def publish(self, client: str, publish: Publish, attributes: Attributes, at: float) -> Message:
+        """A client's application publishes; the payload begins with the key."""
+        mine = self.client(client)
+        mine.published += 1
+        expiry_s = publish.properties.message_expiry if publish.properties is not None else None
+        message = Message(
+            f"{client}/{mine.published}", client, mine.published, publish.topic, attributes, publish.qos,
+            publish.retain, at, expiry_s,
+        )  # fmt: skip
+        self.messages[message.key] = message
+        return message
+
+    def will(self, client: str, will: Will, number: int, at: float) -> Message:
+        key = f"{client}~{number}"
+        message = Message(
+            key, f"{client}~", number, will.topic, {"topic": will.topic}, will.qos, will.retain, at,
+            is_will=True, is_due=False,
+        )  # fmt: skip
+        self.messages[key] = message
+        return message
+
+    # --- subscribing ---
+
+    def subscribe(self, client: str, asked: SubscribeFilter, at: float) -> None:
+        """A SUBSCRIBE leaves the client."""
+        life = self.client(client).life
+        assert life is not None
+        former = life.current(asked.filter)
+        if former is not None and former.asked == asked:
+            former.sent_at = at  # The same again interrupts nothing.
+            return
+        if former is not None:
+            former.changed_at = at
+        shared = split_shared(asked.filter)
+        group, text = shared or ("", asked.filter)
+        filter = subscription_filter(text, asked.where or None)
+        life.subscriptions.append(Subscription(asked, filter, group, at, at))
+
+    def granted(
+        self, client: str, asked: SubscribeFilter, reason: Reason, at: float, settle_timeout_s: float
+    ) -> None:
+        life = self.client(client).life
+        of_name = [one for one in life.subscriptions if one.asked.filter == asked.filter] if life else []
+        waiting = [one for one in of_name if one.granted_at == inf and one.asked == asked]
+        if not waiting:
+            return
+        one = waiting[-1]
+        one.granted_at = at
+        one.is_refused, one.qos = reason.failed, 0 if reason.failed else int(reason)
+        one.is_settled = not reason.failed and at - one.sent_at < settle_timeout_s
+        for former in of_name[: of_name.index(one)]:
+            former.gone_at = min(former.gone_at, at)
+
+    def unsubscribe(self, client: str, name: str, at: float) -> None:
+        life = self.client(client).life
+        for one in life.subscriptions if life is not None else ():
+            if one.asked.filter == name:
+                one.changed_at = min(one.changed_at, at)
+
+    def unsubscribed(self, client: str, name: str, at: float) -> None:
+        life = self.client(client).life
+        for one in life.subscriptions if life is not None else ():
+            if one.asked.filter == name and one.changed_at <= at:
+                one.gone_at = min(one.gone_at, at)

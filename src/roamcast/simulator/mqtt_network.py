@@ -1,0 +1,227 @@
+"""A simulated network whose clients speak MQTT, and whose operators change brokers while they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from roamcast.broker.core import CoreSettings
+from roamcast.broker.inputs import (
+    BrokerForgotten,
+    ClientConnected,
+    ClientFrames,
+    ConnectionLost,
+    DrainOrdered,
+    LinkFrames,
+    MachineEffects,
+    MachineInput,
+    OverlayGiven,
+    RulesChanged,
+    SettingsChanged,
+    Tick,
+)
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
+from roamcast.mqtt.server.access import AccessRules
+from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.protocol.effects import Input
+from roamcast.protocol.messages import Message
+from roamcast.protocol.queues import QueueLimits
+from roamcast.protocol.records import Row
+from roamcast.simulator.faults import Crash, Fault
+from roamcast.simulator.mqtt_access import MqttAccess
+from roamcast.simulator.mqtt_ledger import Ledger
+from roamcast.simulator.mqtt_story import Drain, Forget, Join, MqttSettings, SetLimit, SetRules
+from roamcast.simulator.network import Action, Network, NetworkSettings
+from roamcast.simulator.topology import Topology
+
+REST_S = 60.0
+"""Simulated time after the last action in which the network comes to rest; later timers are ignored."""
+OF_OTHERS = (ClientConnected, ClientFrames, ConnectionLost, LinkFrames, Tick)
+"""Inputs that may be lost with a journal entry, because whoever sent them sends them again."""
+NOT_JOINED = "not joined"
+"""Why a link is down that the story has not made yet."""
+UNLIMITED = 100_000
+
+
+class MqttNetwork(Network):
+    access: MqttAccess
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: NetworkSettings,
+        observe: Callable[[list[Row]], None],
+        ledger: Ledger,
+        drains: Mapping[str, list[tuple[float, str]]],
+        joins: Iterable[frozenset[str]] = (),
+        trace: Callable[[float, str, str, Message], None] | None = None,
+    ) -> None:
+        """`joins` are links that do not exist before the story makes them; see `MqttAccess` for `drains`."""
+        self._ledger = ledger
+        self._drains = drains
+        self._joins = dict.fromkeys(joins)
+        self._gone: dict[str, None] = {}
+        """Brokers that have stopped for good."""
+        self._limits = {id: settings.mqtt or MqttSettings() for id in topology.brokers}
+        self._rules = {id: AccessRules() for id in topology.brokers}
+        super().__init__(topology, settings, observe, trace, faults=True)
+        for edge in self._joins:
+            one, other = edge
+            self._outages[edge][NOT_JOINED] = self._told_down[one, other] = self._told_down[other, one] = None
+
+    def _make_access(self) -> MqttAccess:
+        return MqttAccess(self, self._ledger, self._drains)
+
+    def _make_machine(self, id: str) -> BrokerMachine:
+        return BrokerMachine(self._machine_settings(id, self.settings.mqtt or MqttSettings()))
+
+    def _machine_settings(self, id: str, limits: MqttSettings) -> MachineSettings:
+        settings = self.settings
+        return MachineSettings(
+            id,
+            settings.protocol,
+            broker=CoreSettings(
+                routing=settings.routing,
+                queue=None if limits.queue_max is None else QueueLimits(limits.queue_max, 1 << 30),
+                clock_error_s=None,
+                records=settings.records,
+                protocol=settings.mobility_settings(self.topology),
+                location=settings.location,
+            ),
+            endpoint=EndpointSettings(
+                sessions_max=UNLIMITED if limits.sessions_max is None else limits.sessions_max,
+                serves_unreachable=limits.unreachable == "serve",
+                settle_timeout_s=limits.settle_timeout_s,
+                locate_timeout_s=limits.locate_timeout_s,
+            ),
+            retained_messages_max=UNLIMITED if limits.retained_max is None else limits.retained_max,
+        )
+
+    def _given(self, id: str) -> OverlayGiven:
+        """Without the links that are made later, and whoever is behind them."""
+        given = super()._given(id)
+        links = [link for link in given.links if frozenset((id, link.peer)) not in self._joins]
+        return OverlayGiven(
+            tuple(msgspec.structs.replace(link, behind=tuple(self._behind(link.peer, id))) for link in links)
+        )
+
+    def _behind(self, broker: str, source: str) -> Iterator[str]:
+        yield broker
+        for peer in self.topology.peers(broker):
+            if peer != source and frozenset((broker, peer)) not in self._joins:
+                yield from self._behind(peer, broker)
+
+    def is_gone(self, broker: str) -> bool:
+        return broker in self._gone
+
+    # --- running ---
+
+    def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
+        """Perform the actions, which are in order of time, and go on until the network is at rest."""
+        script = list(actions)
+        self._push_action(iter(script))
+        self.go(progress, (script[-1][0] if script else 0.0) + REST_S)
+        self._report(sorted(self._rows.values(), key=lambda row: row.time))
+        self._rows.clear()
+
+    def _send_frames(
+        self,
+        broker: str,
+        machine: BrokerMachine,
+        inputs: Sequence[MachineInput | Input],
+        effects: MachineEffects,
+    ) -> None:
+        self.access.look(broker, effects)
+        effects.link_closes = [close for close in effects.link_closes if close[0] not in self._gone]
+        super()._send_frames(broker, machine, inputs, effects)
+        going_on = [ClientFrames(connection, b"") for connection in effects.unread]
+        for item in (*going_on, *effects.deferred):
+            self.push(self.now, self.step, broker, (item,))
+
+    # --- what happens to brokers ---
+
+    def _happen(self, broker: str, fault: Fault) -> None:
+        if broker in self._gone:
+            return
+        match fault:
+            case Crash(torn=True):
+                if broker not in self._down:
+                    self._doomed[broker] = fault
+            case Join(peer):
+                self._bring_up(broker, peer, NOT_JOINED)
+            case Drain(destination):
+                if broker not in self._down and destination in self.machines[broker].links.reach.next_hops:
+                    self.step(broker, (DrainOrdered(destination, destination),))
+            case Forget(gone):
+                self._forget(broker, gone)
+            case SetRules(rules):
+                self._rules[broker] = rules
+                self.step(broker, (RulesChanged(rules),))
+            case SetLimit(name, value):
+                self._limits[broker] = msgspec.structs.replace(self._limits[broker], **{name: value})
+                self._configure(broker)
+            case _:
+                super()._happen(broker, fault)
+
+    def _configure(self, broker: str) -> None:
+        self.step(broker, (SettingsChanged(self._machine_settings(broker, self._limits[broker])),))
+
+    def _restart(self, broker: str) -> None:
+        """A broker reads its configuration when it starts: it may have changed meanwhile."""
+        was_down = broker in self._down
+        super()._restart(broker)
+        if was_down:
+            self._configure(broker)
+            self.step(broker, (RulesChanged(self._rules[broker]),))
+
+    def _crashes(self, broker: str, effects: MachineEffects) -> bool:
+        fate = self._doomed.get(broker)
+        if fate is None or not fate.torn or not all(isinstance(one, OF_OTHERS) for one in effects.durable):
+            return super()._crashes(broker, effects)
+        self._crash(broker, "torn")
+        self._hashes[broker] = ""
+        return True
+
+    def _forget(self, broker: str, gone: str) -> None:
+        """The other broker stops for good, and everyone is told so."""
+        if gone in self._gone or broker in self._down:
+            return
+        if gone not in self._down:
+            self._crash(gone)
+        self._gone[gone] = None
+        self.step(broker, (BrokerForgotten(gone),))
+        self.access.broker_started(gone)  # Whoever waits for it goes elsewhere now.
+
+    # --- for those who look on ---
+
+    def wrongs(self) -> Iterator[tuple[str, str]]:
+        yield from self.access.wrongs()
+        for text in self._rows_differing:
+            yield "replay differs", text
+        for text in self._broken:
+            yield "link broken", text
+        for one, other in self.topology.overlay:
+            if one not in self._gone and other not in self._gone:
+                yield from self._wrongs_of_link(one, other)
+        for id, machine in self.machines.items():
+            if id not in self._gone:
+                yield from _wrongs_of_broker(machine)
+
+    def _wrongs_of_link(self, one: str, other: str) -> Iterator[tuple[str, str]]:
+        here, there = self.machines[one].links.ends.get(other), self.machines[other].links.ends.get(one)
+        if here is None or there is None or not (here.is_up and there.is_up):
+            yield "link down at the end", f"between {one} and {other}"
+        elif (here.sent, there.sent) != (there.received, here.received):
+            yield "in flight at the end", f"messages between {one} and {other}"
+
+
+def _wrongs_of_broker(machine: BrokerMachine) -> Iterator[tuple[str, str]]:
+    core = machine.broker
+    for reason in core.unfinished():
+        if not reason.startswith("timers"):  # These may reach far beyond the end.
+            yield "in flight at the end", reason
+    for client, queue in core.protocol.stored():
+        if queue and client in core.attachments:
+            yield "never drained", f"{len(queue)} notifications for {client} at {core.id}"
