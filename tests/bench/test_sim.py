@@ -130,7 +130,7 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app(), SMALL) == 0
     shown = capsys.readouterr().out
     assert "simpy stores" in shown
-    assert "growth steady median" in shown
+    assert "growth: steady median" in shown
 
 
 def test_the_match_benchmark_reports_its_progress() -> None:

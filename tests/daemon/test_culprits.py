@@ -28,7 +28,7 @@ from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.protocol.effects import Input
 from roamcast.protocol.snapshot import freeze
-from roamcast.protocol.snapshot_form import Catalogue
+from roamcast.protocol.snapshot_form import STATEFUL, Catalogue
 from roamcast.state import State
 from roamcast.storage.kept_out import Who
 
@@ -80,7 +80,7 @@ def turn(*inputs: MachineInput | Input) -> Entry:
 X, Y, Z = (Who("client", name) for name in "xyz")
 
 
-HERE = Catalogue((f"{__name__}.", "roamcast."))
+HERE = Catalogue((f"{__name__}.", *(f"roamcast.{place}." for place in STATEFUL)))
 
 
 def test_one_culprit_among_honest_clients(machine: Touchy) -> None:

@@ -155,7 +155,7 @@ class OwnTuple(tuple[int, ...]):
     pass
 
 
-HERE = Catalogue((f"{__name__}.", "roamcast."))
+HERE = Catalogue((f"{__name__}.", *(f"roamcast.{place}." for place in STATEFUL)))
 
 
 def copied(value: Any) -> Any:
