@@ -134,10 +134,10 @@ def test_who_relies_on_a_bound_is_left_out_where_there_is_none() -> None:
 
 @pytest.mark.parametrize("protocol", PROMISING)
 def test_the_promise_is_kept_under_all_faults(protocol: str) -> None:
-    report = fuzz(protocol, range(25), faults=ALL)
+    report = fuzz(protocol, range(16), faults=ALL)
     assert report.violations == 0, explain(report)
-    assert report.crashes > 15
-    assert report.links_down > 50
+    assert report.crashes > 10
+    assert report.links_down > 30
     assert report.deliveries > 3_000
 
 
