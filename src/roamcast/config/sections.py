@@ -71,6 +71,10 @@ class Listener(Section, frozen=True):
     origins: tuple[str, ...] = ()
     """For ws and wss: web pages that may connect, such as "https://example.org"; empty allows only pages
     of this very host, so that a page someone happens to visit cannot use a broker on loopback."""
+    hosts: tuple[str, ...] = ()
+    """For ws and wss: names that clients call this machine by, such as "broker.example.org", besides
+    localhost, the address and the host name of this machine; "*" allows any. With wss, where the certificate
+    proves the name, empty allows any."""
 
     @property
     def is_secure(self) -> bool:
@@ -218,7 +222,7 @@ class Mqtt(Section, frozen=True):
     keep_alive_max_s: Annotated[int, Meta(ge=1, le=65_535)] = 3600
     """The longest keep-alive; clients that ask for more, or for none, are told to use this one."""
     connect_timeout_s: Seconds = 10.0
-    """How long a connection may take to say who it is: for TLS, then for WebSocket and CONNECT together."""
+    """How long a connection may take to say who it is: for TLS, WebSocket and CONNECT together."""
     settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
     """SUBACK waits so long, at most, until every broker knows the subscription."""
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=65_535)] = 256
@@ -237,12 +241,16 @@ class Quotas(Section, frozen=True):
     """What one client, and all together, may make the broker hold."""
 
     connections_max: Count = 20_000
-    """Connections at once, of all clients."""
+    """Connections at once, of all clients and strangers; fewer where the system's limit of open files leaves
+    no room for as many beside the broker's own."""
     connections_per_address_max: Count | None = 1000
     """Connections at once from one address; loopback addresses are not counted."""
     connecting_max: Count = 1000
-    """Connections at once that have not said yet who they are; past it the one that was silent for longest
-    gives way."""
+    """Connections at once that have not said yet who they are, from accept to CONNECT; past it one of the
+    address with the most of them gives way, the silent before those that have begun to talk."""
+    connecting_per_address_max: Count | None = 250
+    """Of these from one address; past it the oldest of that address gives way. Loopback addresses are not
+    counted."""
     sessions_max: Count = 100_000
     """Sessions held by this broker, also those of clients that are away."""
     subscriptions_per_client_max: Count = 1000
@@ -307,6 +315,9 @@ class Metrics(Section, frozen=True):
     """What to listen on; there is no password, so keep it on loopback or behind something that has one."""
     port: Port = 9883
     """The port; 0 takes any free one."""
+    hosts: tuple[str, ...] = ()
+    """Names that clients call this machine by, besides localhost, the address and the host name of this
+    machine; "*" allows any. A web page that has its own name point here is refused."""
 
 
 class Log(Section, frozen=True):

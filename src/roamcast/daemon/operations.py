@@ -78,8 +78,8 @@ class Operations:
         metrics = self._config.metrics
         if metrics.enabled:
             pages = {"/metrics": Metrics(self._figures).page, "/healthz": lambda: health(self._figures)}
-            self._http = HttpServer(pages)
-            port = await self._http.start(metrics.address, metrics.port)
+            self._http = HttpServer(metrics, pages)
+            port = await self._http.start()
             log.info("metrics on http://%s:%d/metrics", metrics.address, port)
         await self._control.start()
         if self._config.mqtt.sys_interval_s:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import signal
+import socket
 import ssl
 import time
 from collections import Counter
@@ -42,8 +43,10 @@ from roamcast.mqtt.server.traffic import Note
 from roamcast.net.admission import Admission
 from roamcast.net.clients import Budget, ClientConnection, ConnectionRefused
 from roamcast.net.complaints import Complaints
+from roamcast.net.doorway import Doorway
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
+from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
 from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
@@ -87,13 +90,12 @@ class Server:
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
-        self._coming: dict[int, None] = {}
-        """Connections that have not said yet who they are."""
+        self._strangers = Strangers(self._room_for_strangers, self._strangers_per_address)
+        self._doorways: list[Doorway] = []
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
         self._complaints = Complaints()
         self._opened = 0
-        self._servers: list[asyncio.Server] = []
         self._admission = Admission(config)
         self.linking = Linking(config, site, self.engine.push, self.kept_out)
         self._contexts: dict[int, ServerContext] = {}
@@ -132,7 +134,7 @@ class Server:
 
     @property
     def is_listening(self) -> bool:
-        return bool(self._servers) and all(server.is_serving() for server in self._servers)
+        return bool(self._doorways) and all(doorway.is_open for doorway in self._doorways)
 
     @property
     def connections(self) -> int:
@@ -146,30 +148,36 @@ class Server:
             log.info("quotas.connections_max = %d: the limit of open files leaves room for %d", wanted, room)
         return room
 
+    def _room_for_strangers(self) -> int:
+        """Strangers are connections, too: they take what the clients that came in have left."""
+        outside = sum(doorway.outside for doorway in self._doorways)
+        admitted = len(self._clients) + outside - len(self._strangers)
+        return min(self.config.quotas.connecting_max, self._connections_max - admitted)
+
+    def _strangers_per_address(self, host: str) -> int | None:
+        return None if is_loopback(host) else self.config.quotas.connecting_per_address_max
+
     async def _listen(self, number: int, listener: Listener) -> None:
-        loop = asyncio.get_running_loop()
         if listener.is_secure:
             self._contexts[number] = ServerContext(_tls_of(number, listener))
-        context = self._contexts[number].context if listener.is_secure else None
+        doorway = Doorway(
+            self._strangers, partial(self._enter, number), lambda: self.config.mqtt.connect_timeout_s
+        )
+        self._doorways.append(doorway)
         try:
-            server = await loop.create_server(
-                lambda: self._new_connection(number),
-                listener.address,
-                listener.port,
-                backlog=1024,
-                ssl=context,
-                ssl_handshake_timeout=self.config.mqtt.connect_timeout_s if context else None,
-            )
+            await doorway.open(listener.address, listener.port)
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
             raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
-        self._servers.append(server)
-        self.ports += [socket.getsockname()[1] for socket in server.sockets]
+        self.ports += doorway.ports
 
-    def _new_connection(self, number: int) -> asyncio.Protocol:
+    async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
+        """Somebody has sent a first byte."""
         listener = self.config.listeners[number]
-        client = ClientConnection(self, listener)
-        return WebSocketConnection(client, listener) if listener.is_websocket else client
+        client = ClientConnection(self, listener, stranger)
+        protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
+        context = self._contexts[number].context if number in self._contexts else None
+        await self._doorways[number].hand_over(one, stranger, protocol, context)
 
     def _reload(self) -> None:
         """Read again what can change while clients are there; what else is new needs a restart."""
@@ -200,8 +208,8 @@ class Server:
 
     async def _stop(self) -> None:
         self._admission.close()
-        for server in self._servers:
-            server.close()
+        for doorway in self._doorways:
+            doorway.close()
         self.engine.turn()
         for client in list(self._clients.values()):
             client.why = "the broker stops"
@@ -236,29 +244,19 @@ class Server:
             if self.events is not None:
                 self.events.flush()
             for client in list(self._clients.values()):
-                if client.id not in self._held and client.is_silent(now, self.config.mqtt.connect_timeout_s):
+                if client.id not in self._held and client.is_silent(now):
                     client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
-                    if not client.is_admitted:
-                        log.info("%s: %s", client.address, client.why)
-                    else:
-                        # Whether it takes note of the end or not, to the site it is gone now.
-                        self.engine.push(ConnectionLost(client.id))
+                    # Whether it takes note of the end or not, to the site it is gone now.
+                    self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     # --- connections (see clients.Door) ---
 
     def opened(self, client: ClientConnection) -> int:
-        quotas = self.config.quotas
         host = client.host
-        limit = quotas.connections_per_address_max
-        why = ""
-        if len(self._clients) >= self._connections_max:
-            why = f"there are {self._connections_max} connections already"
-        elif limit is not None and self._addresses[host] >= limit and not is_loopback(host):
+        limit = self.config.quotas.connections_per_address_max
+        if limit is not None and self._addresses[host] >= limit and not is_loopback(host):
             why = f"there are {limit} connections from {host} already"
-        elif len(self._coming) >= quotas.connecting_max and not self._make_room():
-            why = f"{quotas.connecting_max} connections are coming in already"
-        if why:
             if self._complaints.is_due(host, why):
                 log.warning("%s is refused: %s", client.address, why)
             raise ConnectionRefused(Reason.SERVER_BUSY, why)
@@ -266,20 +264,10 @@ class Server:
         self._addresses[host] += 1
         id = (self.site.starts << 32) + self._opened
         self._clients[id] = client
-        self._coming[id] = None
         return id
 
-    def _make_room(self) -> bool:
-        """Whoever has been silent for longest gives way: those who come may say sooner who they are."""
-        silent = next((self._clients[id] for id in self._coming if not self._clients[id].is_asking), None)
-        if silent is None:
-            return False
-        del self._coming[silent.id]
-        silent.drop("others come in, and it has not said who it is")
-        return True
-
     def came_in(self, id: int) -> Budget | None:
-        self._coming.pop(id, None)
+        self._strangers.settle(self._clients[id].stranger)
         quotas, connections = self.config.quotas, self.site.endpoint.connections
         if quotas.publish_per_s is None and quotas.publish_bytes_per_s is None:
             return None
@@ -292,7 +280,7 @@ class Server:
 
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
-        self._coming.pop(client.id, None)
+        self._strangers.settle(client.stranger)
         self._held.pop(client.id, None)
         if client.is_admitted and not client.is_noted:
             self._gone[client.id] = client.address, client.why

@@ -19,6 +19,7 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
+from roamcast.net.strangers import Stranger
 from roamcast.net.tls import PeerCertificate
 
 log = logging.getLogger("roamcast.clients")
@@ -103,11 +104,13 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_admission", "_budget", "_discarded", "_door", "_first", "_has_unread", "_is_clogged",
         "_is_finished", "_is_held", "_pauses", "_push", "_take", "address", "host", "id", "is_noted",
-        "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
+        "keep_alive_s", "last_heard_s", "listener", "stranger", "transport", "why", "write",
     )  # fmt: skip
 
-    def __init__(self, door: Door, listener: Listener) -> None:
+    def __init__(self, door: Door, listener: Listener, stranger: Stranger) -> None:
         self._door = door
+        self.stranger = stranger
+        """Counts this connection until it has said who it is."""
         self._push = door.push
         self._take = door.take
         self.listener = listener
@@ -150,6 +153,7 @@ class ClientConnection(asyncio.Protocol):
         found = transport.get_extra_info("peername")
         self.host = str(found[0]) if found else ""
         self.address = f"{found[0]}:{found[1]}" if found else "a client"
+        self.stranger.leave = self.drop
         try:
             self.id = self._door.opened(self)
         except ConnectionRefused:
@@ -249,9 +253,9 @@ class ClientConnection(asyncio.Protocol):
         """What the client showed and TLS has verified, if anything."""
         return self.transport.get_extra_info("peercert") if self.transport is not None else None
 
-    def is_silent(self, now_s: float, connect_timeout_s: float) -> bool:
-        """Whether it is overdue: with its CONNECT, or with any packet."""
-        limit_s = connect_timeout_s if self._first is not None else self.keep_alive_s * KEEP_ALIVE_GRACE
+    def is_silent(self, now_s: float) -> bool:
+        """True if an admitted client is overdue with its next packet."""
+        limit_s = self.keep_alive_s * KEEP_ALIVE_GRACE
         return bool(limit_s) and now_s - self.last_heard_s > limit_s and not self._is_finished
 
     def _read_connect(self) -> None:
@@ -270,6 +274,7 @@ class ClientConnection(asyncio.Protocol):
             self.finish(refusal(error))
             return
         self._first = first[whole[2] :]
+        self.stranger.is_asking = True
         self._admission = asyncio.get_running_loop().create_task(self._admit(connect))
 
     async def _admit(self, connect: Connect) -> None:
@@ -281,6 +286,7 @@ class ClientConnection(asyncio.Protocol):
             return
         finally:
             self._admission = None
+            self.stranger.is_asking = False
             if self._pauses:
                 self._read_on()
         rest, self._first = self._first, None
@@ -290,11 +296,6 @@ class ClientConnection(asyncio.Protocol):
         self._push(ClientConnected(self.id, without_secrets(connect), identity))
         if rest:
             self._push(ClientFrames(self.id, rest))
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether its CONNECT has come, and is being looked at."""
-        return self._admission is not None
 
     @property
     def is_admitted(self) -> bool:
