@@ -9,7 +9,7 @@ import signal
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -324,7 +324,7 @@ class Server:
 
     # --- effects (see engine.Output) ---
 
-    def write(self, writes: dict[int, list[bytes]]) -> None:
+    def write(self, writes: Mapping[int, list[bytes]]) -> None:
         clients = self._clients
         for connection, parts in writes.items():
             client = clients.get(connection)
