@@ -269,13 +269,14 @@ class Quotas(Section, frozen=True):
     """Bytes per second that one client may send."""
     output_bytes_max: Bytes = 4_194_304
     """When so much waits for a client that does not read, it gets nothing more of QoS 0; when it is twice as
-    much, it is not read from. What is in flight with QoS 1 and 2 counts with its queue."""
+    much, it is not read from. Of QoS 1 and 2 so much is in flight at most, and the rest waits in its queue."""
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
     """The same in bytes."""
     buffered_bytes_max: Bytes = 2_147_483_648
-    """Bytes in all queues together; past it the longest queues give up theirs first."""
+    """Bytes in all queues and buffers together, where what several clients wait for counts once; past it the
+    longest queues give up theirs first. At half of it, less may wait for each client that does not read."""
 
 
 class Access(Section, frozen=True):

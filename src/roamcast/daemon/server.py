@@ -32,6 +32,7 @@ from roamcast.daemon.engine import Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
+from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
@@ -41,7 +42,8 @@ from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.net.admission import Admission
-from roamcast.net.clients import Budget, ClientConnection, ConnectionRefused
+from roamcast.net.buffered import Buffered
+from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused
 from roamcast.net.complaints import Complaints
 from roamcast.net.doorway import Doorway
 from roamcast.net.logs import fields, set_level
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
+WATCH_OFTEN_S = 0.1
+"""How often memory is looked at when half of what is allowed is taken."""
 PACKETS_PER_TURN = 4096
 """What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
 FAREWELL_S = 2.0
@@ -89,7 +93,7 @@ class Server:
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
-        self.output_bytes_max = config.quotas.output_bytes_max
+        self.buffered = Buffered()
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
@@ -126,13 +130,14 @@ class Server:
         await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
-        sweep = loop.create_task(self._sweep())
+        tasks = [loop.create_task(self._sweep()), loop.create_task(self._watch_memory())]
         log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
         log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
             await self._stopping.wait()
         finally:
-            sweep.cancel()
+            for task in tasks:
+                task.cancel()
             await self._stop()
 
     @property
@@ -240,10 +245,6 @@ class Server:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
-            limit = self.config.quotas.buffered_bytes_max
-            if self.site.queued_bytes > limit:
-                log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
-                self.engine.push(QueuesOverLimit(limit * 9 // 10))
             if self.events is not None:
                 self.events.flush()
             for client in list(self._clients.values()):
@@ -253,7 +254,32 @@ class Server:
                     self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
+    async def _watch_memory(self) -> None:
+        """Let queues give up their oldest when all of them together hold too much."""
+        while True:
+            limit = self.config.quotas.buffered_bytes_max
+            queued = self.site.queued_bytes
+            if queued > limit:
+                held = held_bytes(self.site.stored(), queued, self.buffered)
+                if held > limit:
+                    self._warn_of_memory(limit)
+                    self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
+            await asyncio.sleep(WATCH_OFTEN_S if 2 * queued > limit else SWEEP_S)
+
+    def _warn_of_memory(self, limit: int) -> None:
+        why = f"more than {limit} bytes are queued: the longest queues give up their oldest"
+        if self._complaints.is_due("memory", why):
+            log.warning("%s", why)
+
     # --- connections (see clients.Door) ---
+
+    @property
+    def output_bytes_max(self) -> int:
+        """What may wait for one client: less when much waits for all of them together."""
+        quotas = self.config.quotas
+        if 2 * self.buffered.size_bytes > quotas.buffered_bytes_max:
+            return min(quotas.output_bytes_max, HIGH_WATER_BYTES)
+        return quotas.output_bytes_max
 
     def opened(self, client: ClientConnection) -> int:
         host = client.host
@@ -320,7 +346,10 @@ class Server:
         for connection, parts in writes.items():
             client = clients.get(connection)
             if client is not None:
-                client.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                if len(parts) == 1:
+                    client.write(parts[0])
+                else:
+                    client.write_all(parts)
 
     def close(self, connection: int) -> None:
         client = self._clients.get(connection)

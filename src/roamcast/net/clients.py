@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol, cast
@@ -19,6 +20,7 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
+from roamcast.net.buffered import Buffered, joined
 from roamcast.net.strangers import Stranger
 from roamcast.net.tls import PeerCertificate
 
@@ -28,6 +30,8 @@ KEEP_ALIVE_GRACE = 1.5
 FULL_READ_BYTES = 200_000
 """A read that brings as much is followed by the next one at once, so that nobody else would have a turn."""
 DISCARDED_BYTES_MAX = 4 << 20
+HIGH_WATER_BYTES = 65_536
+"""What a transport is given beyond what the network takes. Transports may copy it, with TLS and WebSocket."""
 LINGER_S = 5.0
 """What was written last may take so long to reach the client, and the client to close."""
 
@@ -80,8 +84,13 @@ class Door(Protocol):
     """What a connection needs of the server."""
 
     connect_packet_max: int
-    output_bytes_max: int
     keep_alive_max_s: int
+    buffered: Buffered
+
+    @property
+    def output_bytes_max(self) -> int:
+        """What may wait for one client."""
+
 
     def push(self, item: MachineInput) -> None: ...
     def take(self, item: MachineInput, now_s: float) -> None:
@@ -102,8 +111,9 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_budget", "_discarded", "_door", "_first", "_has_unread", "_is_clogged",
-        "_is_finished", "_is_held", "_pauses", "_push", "_take", "address", "host", "id", "is_noted",
+        "_admission", "_backlog", "_backlog_bytes", "_budget", "_discarded", "_door", "_first", "_has_unread",
+        "_is_clogged", "_is_finished", "_is_held", "_is_paused", "_is_slow", "_pauses", "_push", "_take",
+        "address", "host", "id", "is_noted",
         "keep_alive_s", "last_heard_s", "listener", "stranger", "transport", "why", "write",
     )  # fmt: skip
 
@@ -133,6 +143,13 @@ class ClientConnection(asyncio.Protocol):
         """Whether the last bytes have been written: nothing that comes counts any more."""
         self._discarded = 0
         """Bytes that came after that."""
+        self._backlog: deque[bytes] = deque()
+        """What the transport has not been given yet, because it has enough."""
+        self._backlog_bytes = 0
+        self._is_paused = False
+        """True while the transport has enough."""
+        self._is_slow = False
+        """True while so much waits that nothing of QoS 0 is added to it."""
         self._is_clogged = False
         """Whether it is not read from because it does not even read the answers."""
         self._has_unread = False
@@ -148,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
         # Not every loop's transports are of asyncio's classes.
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
-        self.transport.set_write_buffer_limits(high=self._door.output_bytes_max)
+        self.transport.set_write_buffer_limits(high=min(HIGH_WATER_BYTES, self._door.output_bytes_max))
         self.last_heard_s = monotonic()
         found = transport.get_extra_info("peername")
         self.host = str(found[0]) if found else ""
@@ -179,6 +196,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.write = _ignore
+        self._forget_backlog()
         if self._admission is not None:
             self._admission.cancel()
         if self._first is None:
@@ -187,22 +205,28 @@ class ClientConnection(asyncio.Protocol):
             self._door.lost(self)
 
     def pause_writing(self) -> None:
+        self._is_paused = True
         if not self._is_finished:
-            self.write = self._write_slowly
-            self._look_whether_clogged()
-        if self._first is None:
-            self._push(ClientSlowed(self.id, is_slow=True))
+            self.write = self._keep
+            self._look_how_slow()
 
     def resume_writing(self) -> None:
-        if not self._is_finished and self.transport is not None:
+        self._is_paused = False
+        if self._is_finished or self.transport is None:
+            return
+        while self._backlog and not self._is_paused:
+            self.transport.write(self._next_of_backlog())
+        if not self._is_paused:
             self.write = self.transport.write
-        if self._is_clogged:
+        waiting = self._waiting_bytes()
+        if self._is_clogged and waiting <= self._door.output_bytes_max:
             self._is_clogged = False
             self._read_on()
             if self._has_unread:
                 self._has_unread = False
                 self._push(ClientFrames(self.id, b""))
-        if self._first is None:
+        if self._is_slow and waiting <= self._door.output_bytes_max // 2:
+            self._is_slow = False
             self._push(ClientSlowed(self.id, is_slow=False))
 
     # --- reading, or not for now ---
@@ -303,17 +327,43 @@ class ClientConnection(asyncio.Protocol):
 
     # --- going out ---
 
-    def _write_slowly(self, data: bytes) -> None:
-        """While the client reads less than is sent: what is delivered stops then, so these are answers."""
-        assert self.transport is not None
-        self.transport.write(data)
-        self._look_whether_clogged()
+    def write_all(self, parts: list[bytes]) -> None:
+        """Write one after the other, and copy only what is small."""
+        for part in joined(parts):
+            self.write(part)
 
-    def _look_whether_clogged(self) -> None:
-        if not self._is_clogged and self.transport is not None:
-            self._is_clogged = self.transport.get_write_buffer_size() > 2 * self._door.output_bytes_max
-            if self._is_clogged:
-                self._pause()
+    def _keep(self, data: bytes) -> None:
+        """While the transport has enough, the rest waits here, where nothing is copied."""
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        self._door.buffered.add(data)
+        self._look_how_slow()
+
+    def _next_of_backlog(self) -> bytes:
+        data = self._backlog.popleft()
+        self._backlog_bytes -= len(data)
+        self._door.buffered.remove(data)
+        return data
+
+    def _forget_backlog(self) -> None:
+        while self._backlog:
+            self._next_of_backlog()
+
+    def _waiting_bytes(self) -> int:
+        in_transport = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self._backlog_bytes + in_transport
+
+    def _look_how_slow(self) -> None:
+        """Send nothing of QoS 0 to a client that has much to read; at twice that, read nothing from it."""
+        if self._is_clogged:
+            return
+        waiting, most = self._waiting_bytes(), self._door.output_bytes_max
+        if waiting > most and not self._is_slow and self._first is None:
+            self._is_slow = True
+            self._push(ClientSlowed(self.id, is_slow=True))
+        if waiting > 2 * most:
+            self._is_clogged = True
+            self._pause()
 
     def finish(self, data: bytes = b"", lingers: bool = True) -> None:
         """Write the last bytes and close.
@@ -326,6 +376,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_finished = True
         self.write = _ignore
+        while self._backlog:
+            transport.write(self._next_of_backlog())
         if data:
             transport.write(data)
         if lingers and transport.can_write_eof():
@@ -339,6 +391,7 @@ class ClientConnection(asyncio.Protocol):
     def drop(self, why: str) -> None:
         """Close without a word."""
         self.why, self._is_finished, self.write = why, True, _ignore
+        self._forget_backlog()
         if self.transport is not None:
             self.transport.abort()
 
