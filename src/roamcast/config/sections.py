@@ -269,7 +269,7 @@ class Quotas(Section, frozen=True):
     """Bytes per second that one client may send."""
     output_bytes_max: Bytes = 4_194_304
     """When so much waits for a client that does not read, it gets nothing more of QoS 0; when it is twice as
-    much, it is not read from. Of QoS 1 and 2 so much is in flight at most, and the rest waits in its queue."""
+    much, it is not read from. Of QoS 1 and 2 so much is in flight at most, and more waits in its queue."""
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
