@@ -132,7 +132,7 @@ class Strangers:
             return False
         self.given_way += 1
         self.settle(stranger)
-        if self._complaints.is_due(network, why):
+        if self._complaints.is_due(network, "gives way"):
             log.warning("%s: connections that do not say who they are give way to new ones: %s", network, why)
         stranger.leave(f"others come in, and it has not said who it is: {why}")
         return True
