@@ -279,9 +279,11 @@ class SharedSubscriptions:
 
     def on_deliver(self, sender: str, message: GroupDeliver) -> None:
         broker, burst, client = self._broker, _marked(message.burst), message.client
+        takes_part = self._takes_part(message)
         if burst.is_fleeting:
-            broker.tell(client, Deliver("", 0, burst))
-        elif not self._takes_part(message) or not broker.enqueue(client, burst):
+            if takes_part:
+                broker.tell(client, Deliver("", 0, burst))
+        elif not takes_part or not broker.enqueue(client, burst):
             back = GroupReturn(message.group, message.filter, client, broker.id, burst)
             broker.send(self.owner_of(message.group, message.filter), back)
 

@@ -59,6 +59,8 @@ PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096
 
 
+UNUSED_S = 30
+"""How long a new session waits for its client, if the client left before the session was made."""
 PROVISIONAL = "\0provisional/"
 """Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
 
@@ -195,7 +197,8 @@ class Endpoint:
         if will is not None and at <= self.now:
             self._publish_will(will)
             will = None
-        return session.pack(will, at)
+        # A session that its client has never seen is new wherever it arrives.
+        return session.pack(will, at) if self._present.pop(client, True) else b""
 
     def arrived(self, client: str, capsule: bytes) -> None:
         self._present[client] = bool(capsule)
@@ -208,10 +211,16 @@ class Endpoint:
         self._join_groups(session)
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
+        stand_in = self.sessions.get(PROVISIONAL + client)
         if not is_coming:
+            if not capsule:
+                # The client did not wait so long. It comes again, and must not have to wait as long again.
+                session.expiry_s = max(UNUSED_S, stand_in.expiry_s if stand_in is not None else 0)
             self._begin_expiry(session)
-        if PROVISIONAL + client in self.sessions:
-            self._reunite(client, session)
+        if stand_in is not None:
+            self._reunite(client, session, stand_in)
+            if not is_coming:
+                self._present[client] = True  # The client has seen it: by way of its stand-in.
 
     def is_connected(self, client: str) -> bool:
         session = self.sessions.get(client)
@@ -255,6 +264,7 @@ class Endpoint:
             return
         will, _ = self._take_will(session)
         del self.sessions[client]
+        self._present.pop(client, None)
         if will is not None:
             self._publish_will(will)
         for subscription in session.subscriptions.values():
@@ -362,10 +372,9 @@ class Endpoint:
         self.inputs.append(Attached(name, id, hello))
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
-    def _reunite(self, client: str, session: MqttSession) -> None:
+    def _reunite(self, client: str, session: MqttSession, stand_in: MqttSession) -> None:
         """The session has come after all: what its stand-in has goes over, and the client connects again."""
-        name = PROVISIONAL + client
-        stand_in = self.sessions[name]
+        name = stand_in.client
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
@@ -521,7 +530,7 @@ class Endpoint:
                 raise protocol_error("a session that ends with its connection cannot get an expiry now")
             session.expiry_s = min(packet.session_expiry, self.settings.session_expiry_max_s)
         destination = dict(packet.user_properties).get(DESTINATION, "")
-        if destination:
+        if destination and not connection.is_provisional:  # A stand-in stays: the session comes to it.
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
         self._note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
         self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
