@@ -29,7 +29,7 @@ from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
-from roamcast.mqtt.server.sessions import NEVER, MqttSession, Subscription
+from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Subscription, client_of
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
@@ -61,8 +61,6 @@ TOPICS_KEPT_MAX = 4096
 
 UNUSED_S = 30
 """How long a new session waits for its client, if the client left before the session was made."""
-PROVISIONAL = "\0provisional/"
-"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True):
@@ -461,7 +459,7 @@ class Endpoint:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
-        self.keeper.retain(self._attributes[topic][0], marks, body, connection.client)
+        self.keeper.retain(self._attributes[topic][0], marks, body, client_of(connection.client))
 
     def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         session = connection.session

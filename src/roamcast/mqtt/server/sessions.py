@@ -27,6 +27,14 @@ NEVER = 0xFFFF_FFFF
 
 OPTIONS_KEPT_MAX = 1024
 
+PROVISIONAL = "\0provisional/"
+"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
+
+
+def client_of(name: str) -> str:
+    """The client whose session has this name, be it a stand-in."""
+    return name.removeprefix(PROVISIONAL)
+
 
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a SUBSCRIBE."""
