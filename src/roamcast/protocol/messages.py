@@ -11,7 +11,15 @@ from typing import ClassVar, Literal
 import msgspec
 
 from roamcast.filters.filter import Filter, Value
-from roamcast.protocol.notification import Burst, Cause, ClientMessage, Command, Fleeting, Message
+from roamcast.protocol.notification import (
+    Burst,
+    Cause,
+    ClientMessage,
+    Command,
+    Fleeting,
+    Message,
+    count_of,
+)
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Whereabouts
 
@@ -236,7 +244,14 @@ class Grant(Message, frozen=True):
     """
 
     session: Session
-    cause: ClassVar[Cause] = "handoff"
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.session.owed else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return count_of(self.session.owed) or 1
 
 
 class GrantReceived(Message, frozen=True):
