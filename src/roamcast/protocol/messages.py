@@ -295,8 +295,9 @@ class Drain(Command, frozen=True):
 class Hello(ClientMessage, frozen=True):
     """First message of a client on a new connection.
 
-    `received` says per stream the highest sequence that arrived. `last_broker`
-    may be "" (the client need not know), `fresh` is set by a client that never
+    `received` says per stream the highest sequence that arrived. `last_broker` is
+    where the client was last, or what that broker told it to name instead; it
+    may be "" (the client need not know). `fresh` is set by a client that never
     attached anywhere before, so that nobody needs to be asked. `clean` ends the
     session that is found, before a new one begins. `window` is how many
     notifications the client takes without acknowledging; 0 leaves it to the broker.
@@ -395,10 +396,14 @@ class Leave(ClientMessage, frozen=True):
 
 
 class Welcome(ClientMessage, frozen=True):
-    """The session is here. Requests up to `accepted` need not be sent again."""
+    """The session is here. Requests up to `accepted` need not be sent again.
+
+    `named_next` is the broker that the client names as its last when it attaches next.
+    """
 
     number: int
     accepted: int
+    named_next: str = ""
 
 
 class Deliver(ClientMessage, frozen=True, gc=False):
