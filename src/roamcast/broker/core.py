@@ -49,7 +49,6 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.messages import (
     About,
     Acknowledge,
-    AttachRequest,
     ClientMessage,
     ClientPublish,
     Command,
@@ -124,8 +123,8 @@ class BrokerCore:
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction", "divert",
-            "withdraw", "listen", "unlisten",
+            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction",
+            "divert", "withdraw", "listen", "unlisten",
         ),
     )  # fmt: skip
 
@@ -213,7 +212,7 @@ class BrokerCore:
         locator, subscribing = self.locator, self.subscribing
         self.hand_over, self.release = locator.hand_over, locator.release
         self.adopt, self.take_back = locator.adopt, locator.take_back
-        self.handoff_finished = self.handoffs.handoff_finished
+        self.handoff_finished, self.send_home = self.handoffs.handoff_finished, self.handoffs.send_home
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
         self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
@@ -555,11 +554,7 @@ class BrokerCore:
         """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
         here = self.clients.here[client]
         self.handoffs.detach(here, "proclaimed")
-        session = here.session
-        if message.destination in self._next_hops and session is not None:
-            received, owner = message.received, session.owner
-            request = AttachRequest(client, message.destination, 0, -1, received, owner=owner)
-            self.handoffs.session_requested(request)
+        self.handoffs.send_ahead(here, message.destination, message.received)
         self.clients.forget_unused(here)
 
     # --- for those who share this broker's messages and routes ---

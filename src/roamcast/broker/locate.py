@@ -227,6 +227,7 @@ class Locator:
         asking everyone. Others who wait for each other might wait for ever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
+        trail = broker.protocol.trail_of(request.client)
         if not broker.is_reachable(request.broker):
             return  # It was forgotten: a session that went there would be lost.
         if request.broker == broker.id:
@@ -238,6 +239,8 @@ class Locator:
             broker.send(here.asked, msgspec.structs.replace(request, detours=request.detours + 1))
         elif here is not None and here.request is not None and not here.asked and request.deferred:
             here.wait(request)
+        elif trail and trail != request.broker and request.detours < DETOURS_MAX:
+            broker.send(trail, msgspec.structs.replace(request, detours=request.detours + 1))
         else:
             broker.send(request.broker, HolderUnknown(request.client, request.connection))
 

@@ -192,6 +192,10 @@ class Host(Protocol):
     def adopt(self, session: Session) -> None:
         """… and says when it has arrived; this calls `on_attach`."""
 
+    def send_home(self, client: str, number: int) -> None:
+        """The session goes to where its client will ask for it (`named_next`), if nobody has attached or
+        asked for it since it had this attach number."""
+
     def take_back(self, session: Session) -> None:
         """As `adopt`, of a session that cannot reach the broker that asked for it."""
 
@@ -340,6 +344,14 @@ class MobilityProtocol:
     def keeps_for(self, session: Session) -> bool:
         """Whether what is for the client is kept here already; not, where its session came ahead of it."""
         return True
+
+    def named_next(self, session: Session) -> str:
+        """The broker that the client is to name when it attaches next."""
+        return self.host.id
+
+    def trail_of(self, client: str) -> str:
+        """Where a session that is not here may be; "" if that is not known."""
+        return ""
 
     def subscriber_of(self, owner: Owner) -> str:
         """Under which name other brokers know the entries of a local owner."""

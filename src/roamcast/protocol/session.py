@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from roamcast.protocol.notification import Burst
 from roamcast.protocol.whereabouts import Pace, Place
 
 SERVED_KEPT_MAX = 16
@@ -52,6 +53,9 @@ class Session(msgspec.Struct):
     """Who may have it; nobody else gets it by giving the same name."""
     luggage: bytes = b""
     capsule: bytes = b""
+    owed: tuple[Burst, ...] = ()
+    """During a handoff: what is stored for the client and travels with its session. The protocol takes it
+    out where the session arrives."""
 
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""
