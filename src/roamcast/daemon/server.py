@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,7 +28,6 @@ from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
 from roamcast.daemon.engine import Engine
-from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
@@ -48,6 +48,9 @@ from roamcast.net.tls import ServerContext, listener_context
 from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
+
+if TYPE_CHECKING:
+    from roamcast.daemon.event_log import EventLog
 
 log = logging.getLogger("roamcast")
 
