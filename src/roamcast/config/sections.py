@@ -24,6 +24,22 @@ Name = Annotated[
 ]
 Host = Annotated[str, Meta(pattern=r"^[^\s/]+$", description="an IP address or a host name")]
 Endpoint = Annotated[str, Meta(pattern=r"^(\[[^\]\s]+\]|[^:\s/]+):\d{1,5}$", description="HOST:PORT")]
+PeerEndpoint = Annotated[
+    str, Meta(pattern=r"^((\[[^\]\s]+\]|[^:\s/]+):\d{1,5})?$", description="HOST:PORT")
+]
+Fingerprint = Annotated[
+    str, Meta(pattern="^([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}$", description="64 hexadecimal digits")
+]
+ClientPattern = Annotated[
+    str, Meta(pattern=r"^[^*]+\*?$|^\*$", description='a client id, or its beginning and "*"')
+]
+TopicRule = Annotated[
+    str, Meta(pattern="^!?[^!]", description='a topic filter, or "!" and one that is excluded')
+]
+TopicPrefix = Annotated[
+    str, Meta(pattern="^([^+#$/]([^+#]*[^+#/])?)?$", description="topic levels without wildcards")
+]
+PeerRight = Literal["forget"]
 Interface = Annotated[
     str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
 ]
@@ -86,9 +102,44 @@ class Peer(Section, frozen=True):
     mobility protocol is for brokers that move: then name everyone who may come into reach."""
 
     id: Name
-    """The id of that broker."""
-    address: Endpoint
-    """Where its link listener is."""
+    """The id of that broker. Only brokers that are listed may be linked, see link.unlisted."""
+    address: PeerEndpoint = ""
+    """Where its link listener is; empty waits for the peer to connect here."""
+    secret_files: tuple[PathText, ...] = ()
+    """Files with the secrets of this link alone, the newest first; each of them is valid. To replace a
+    secret, add the new one at both ends, then remove the old one. Empty takes link.secret."""
+    certificate_sha256: tuple[Fingerprint, ...] = ()
+    """With link.tls: only these certificates of the peer are accepted, by the SHA-256 of their DER form
+    (openssl x509 -outform DER | sha256sum); empty accepts any that link.ca signed for the peer's id."""
+    clients: tuple[ClientPattern, ...] = ("*",)
+    """The client ids that the peer may speak for: whose sessions may move over the link, who may publish and
+    be subscribed behind it. "guest-*" stands for all that begin so. With anything but "*" the brokers behind
+    the peer are guests: share groups end at the link, and nobody here waits for the peer's word."""
+    imports: tuple[TopicRule, ...] = field(name="import", default=("#",))
+    """Topic filters: what may come from the peer. "!FILTER" excludes what an earlier entry allows; "#" has
+    no topics that begin with "$"."""
+    exports: tuple[TopicRule, ...] = field(name="export", default=("#",))
+    """The same for what the peer may get."""
+    prefix: TopicPrefix = ""
+    """For another organisation: its topics appear below PREFIX/ here, and what is published here below
+    PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
+    may: tuple[PeerRight, ...] = ()
+    """What the peer may do beyond the usual: "forget" lets its operators remove brokers here for good."""
+    messages_per_s: Annotated[float, Meta(gt=0)] | None = None
+    """Messages per second that are taken from the peer; a faster one is read from more slowly."""
+    bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
+    """The same in bytes."""
+    subscriptions_max: Count = 1_000_000
+    """Subscriptions that the peer may have here, for itself and all behind it."""
+    retained_max: Count = 1_000_000
+    """Retained messages kept here that came from the peer; what more comes is not kept."""
+    sessions_max: Count = 1_000_000
+    """Sessions held here that came from the peer; what more comes stays where it is."""
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether the peer may speak for some clients only."""
+        return self.clients != ("*",)
 
 
 class Link(Section, frozen=True):
@@ -113,6 +164,12 @@ class Link(Section, frozen=True):
     ca: PathText = ""
     """Who signs the certificates of peers, PEM. A peer's certificate must carry its broker id as a DNS name
     or as its common name."""
+    crl: PathText = ""
+    """Certificates of peers that are revoked: the lists of all who sign them, PEM; empty for none."""
+    unlisted: Literal["auto", "accept", "refuse"] = "auto"
+    """Brokers that no [[peer]] lists: "accept" lets in whoever knows link.secret, or has a certificate of
+    link.ca; "auto" accepts only where nobody proves anything (on loopback, without secret and TLS) and where
+    brokers find each other (discovery)."""
     reconnect_min_s: Seconds = 0.2
     """The first pause before connecting again; it doubles up to the longest."""
     reconnect_max_s: Seconds = 15.0
@@ -124,6 +181,10 @@ class Link(Section, frozen=True):
     unacknowledged_bytes_max: Bytes = 268_435_456
     """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
     and at the brokers behind this one."""
+
+    @property
+    def accepts_unlisted(self) -> bool:
+        return self.unlisted == "accept" or (self.unlisted == "auto" and not (self.secret or self.tls))
 
 
 class Discovery(Section, frozen=True):
