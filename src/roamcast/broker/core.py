@@ -160,7 +160,6 @@ class BrokerCore:
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
-        self.configure(self.settings)
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -173,6 +172,7 @@ class BrokerCore:
         self.returns = Returns(self)
         self.places = Places(self)
         self.subscribing = Subscribing(self)
+        self.configure(self.settings)
         self._restore()
 
     def _restore(self) -> None:
@@ -223,6 +223,7 @@ class BrokerCore:
         self.settings = settings
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
+        self.places.configure(settings.location.zones)
         if self.buffer.limits != settings.queue:
             self.buffer.limits = settings.queue
             for _, queue in self.protocol.stored():

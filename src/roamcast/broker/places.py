@@ -19,9 +19,12 @@ import msgspec
 
 from roamcast.broker.session import ClientHere, Handoff, Waiting
 from roamcast.errors import InputError
+from roamcast.filters.expression import Own
 from roamcast.filters.filter import Filter, Value
+from roamcast.filters.geography import read_geojson
 from roamcast.filters.own import bind, owner_of
 from roamcast.filters.selector import parse
+from roamcast.filters.zones import with_zones
 from roamcast.protocol.messages import About, Message, Probe, RequestRefused, SubscriptionSettled, client_of
 from roamcast.protocol.notification import encode_attributes
 from roamcast.protocol.session import Session
@@ -57,18 +60,36 @@ class RoundTrip:
 
 
 class Places:
-    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"))
+    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"), derived=("_zones",))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._settings = broker.settings.location
         self._settings.check()
         self._round_trips: dict[str, RoundTrip] = {}
+        self._restore()
+
+    def _restore(self) -> None:
+        self._zones = {name: read_geojson(shape) for name, shape in self._settings.zones.items()}
+
+    def configure(self, zones: Mapping[str, str]) -> None:
+        """Other zones from now on. What is subscribed to keeps those that it was made with."""
+        if zones != self._settings.zones:
+            self._settings = msgspec.structs.replace(self._settings, zones=zones)
+            self._restore()
 
     # --- what cannot be ---
 
+    def with_zones(self, filter: Filter) -> Filter:
+        """The filter with the zones themselves instead of their names; InputError if one is not known."""
+        return with_zones(filter, self._zones)
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         """Why a client may not subscribe to a filter on its own state; "" if it may."""
+        try:
+            with_zones(filter, {})  # Those that are known have been put in.
+        except InputError as error:
+            return str(error)
         if not filter.own:
             return ""
         if owner_of(filter):
@@ -79,6 +100,8 @@ class Places:
         for condition in filter.own:
             if condition.variable not in self._settings.variables:
                 return self._unknown(condition.variable)
+            if condition.is_metric is not self._settings.variables[condition.variable].is_metric:
+                return self._wrong_distance(condition)
         try:
             bind(filter, client)
         except InputError as error:
@@ -96,6 +119,12 @@ class Places:
             except InputError as error:
                 return str(error)
         return ""
+
+    @staticmethod
+    def _wrong_distance(condition: Own) -> str:
+        if condition.is_metric:
+            return f"{condition.text()}: locations have names here; valid is a number of steps, without unit"
+        return f"{condition.text()}: locations are positions here; valid is a distance, as WITHIN 500 M OF"
 
     def _unknown(self, variable: str) -> str:
         known = ", ".join(sorted(self._settings.variables)) or "none"

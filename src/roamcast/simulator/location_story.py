@@ -2,11 +2,13 @@
 
     graph a-b b-c c>d e
     number budget 10 0 0 100
+    earth 250
     stay 0.5
     at 1.0 car move b
     at 2.0 car move {"budget": 80}
 
-`c>d` is one way only, and `e` has no edge. A number variable has the most that it
+`c>d` is one way only, and `e` has no edge. With `earth` locations are positions, and a step is
+no longer than so many metres (`at 1.0 car move 43.263,-2.935`). A number variable has the most that it
 falls and rises in one step, and its lowest and highest value. Without `stay`, how
 long clients stay at a location is learnt from their moves, `first_stay` until then.
 """
@@ -22,12 +24,13 @@ import msgspec
 from roamcast.errors import InputError
 from roamcast.protocol.effects import MoveTo
 from roamcast.protocol.notification import encode_attributes
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.ploc import Rule
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps, Variable
 
-LINES = ("graph", "number", "stay", "first_stay", "steps")
+LINES = ("graph", "earth", "number", "stay", "first_stay", "steps")
 _EDGE = re.compile(r"([^\s>-]+)([->])([^\s>-]+)")
 _RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("one_way", "down")}
 
@@ -35,6 +38,8 @@ _RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("o
 def parse_location_line(settings: LocationSettings, key: str, text: str) -> LocationSettings:
     if key == "graph":
         return _with_variable(settings, "location", _parse_graph(text))
+    if key == "earth":
+        return _with_variable(settings, "location", Earth(float(text)))
     if key == "number":
         words = text.split()
         if len(words) != 5:
@@ -52,6 +57,8 @@ def format_location_lines(settings: LocationSettings) -> Iterator[str]:
     for name, variable in settings.variables.items():
         if isinstance(variable, MovementGraph):
             yield f"graph {_format_graph(variable)}"
+        elif isinstance(variable, Earth):
+            yield f"earth {variable.step_m!r}"
         elif isinstance(variable, NumberSteps):
             numbers = (variable.fall, variable.rise, variable.lowest, variable.highest)
             yield f"number {name} {' '.join(f'{number:g}' for number in numbers)}"

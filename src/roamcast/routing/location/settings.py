@@ -25,6 +25,8 @@ class LocationSettings(msgspec.Struct, frozen=True):
     rule: Rule = Rule()
     measure_every_s: float = 30.0
     """How old the measured round trip of a link may be when a client behind it moves."""
+    zones: Mapping[str, str] = {}
+    """Names that filters may use for regions of the earth, and the GeoJSON of each."""
 
     def check(self) -> None:
         """Refuse what cannot be."""

@@ -16,6 +16,10 @@ from roamcast.state import State
 
 
 class Variable(Protocol):
+    @property
+    def is_metric(self) -> bool:
+        """Whether it is a position on the earth, so that distances from it are in metres."""
+
     def check(self, value: Value) -> None:
         """Refuse what is not a value of this variable."""
 
@@ -28,6 +32,8 @@ class Variable(Protocol):
 
 class NumberSteps:
     """A number that falls and rises by no more than so much in one step, between two bounds."""
+
+    is_metric = False
 
     __state__ = State("number-steps", saved=("fall", "rise", "lowest", "highest"))
 
