@@ -1,9 +1,9 @@
 """How long a broker takes for one move of a client, with many location-dependent subscriptions.
 
-Clients walk on a grid of streets, whose corners are names, or positions on the earth. At their own broker a move changes the client's exact filter, and is
-told to the neighbours; at an inner broker, which hears of it from a neighbour, it changes a filter for
-all locations that may be reached meanwhile, and is told further. Between the moves notifications are
-routed, so that remembered routes are there to be forgotten.
+Clients walk on a grid of streets, whose corners are names, or positions on the earth. At their own broker a
+move changes the client's exact filter, and is told to the neighbours; at an inner broker, which hears of it
+from a neighbour, it changes a filter for all locations that may be reached meanwhile, and is told further.
+Between the moves notifications are routed, so that remembered routes are there to be forgotten.
 
 The other measurement is how long it takes to find those of many regions (discs and polygons) in which a
 position lies, against asking each of them.
