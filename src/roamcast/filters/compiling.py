@@ -28,7 +28,7 @@ from roamcast.filters.expression import (
     Own,
     Value,
 )
-from roamcast.filters.geography import Outside, Region
+from roamcast.filters.geography import NamedZone, Outside, Region
 from roamcast.filters.patterns import LikePattern, Pattern, Wild
 
 Predicate = Callable[[Attributes], bool]
@@ -136,6 +136,8 @@ def compile_predicate(expression: Expression) -> Predicate:
         case Matches(name, topic, negative):
             return _search(name, topic, negative)
         case Inside(name, region, negative):
+            if isinstance(region, NamedZone):
+                return lambda a: False  # Nobody has said yet what it is.
             # What is no position is neither inside nor outside.
             return _search(name, Outside(region) if negative else region, False)
         case IsNull(name, negative):

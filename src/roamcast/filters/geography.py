@@ -293,6 +293,9 @@ class Polygon(Region):
             raise InputError("a polygon wider than the earth: valid is one around less than 360 degrees")
         self._edges = [edge for polygon in unrolled for ring in polygon for edge in _edges(ring)]
         _refuse_crossings(self._edges)
+        for polygon in unrolled:
+            for ring in polygon:
+                _refuse_empty(ring)
         self._make_bands(south, north)
         shape = _as_geojson(self.rings)
         super().__init__(f"INSIDE '{shape}'", Bounds(south, north, self._west, width))
@@ -363,10 +366,13 @@ def _unrolled(ring: Sequence[Point]) -> list[Point]:
     first, last = points[0][0], points[-1][0]
     if abs(last - first) > 180:
         raise InputError("a polygon around a pole: cut it at a meridian, or take WITHIN … KM OF (90, 0)")
-    doubled = sum(x1 * y2 - x2 * y1 for x1, y1, x2, y2 in _edges(points))
+    return points
+
+
+def _refuse_empty(ring: Sequence[Point]) -> None:
+    doubled = sum(x1 * y2 - x2 * y1 for x1, y1, x2, y2 in _edges(ring))
     if abs(doubled) < 10.0 ** (2 - 2 * DIGITS):
         raise InputError("a polygon without an area: valid are three or more points that are not in a line")
-    return points
 
 
 def _edges(ring: Sequence[Point]) -> list[tuple[float, float, float, float]]:
