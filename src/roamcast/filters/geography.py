@@ -274,7 +274,7 @@ Point = tuple[float, float]
 class Polygon(Region):
     """One or more polygons, each with or without holes."""
 
-    __slots__ = ("_bands", "_edges", "_step", "_west", "rings")
+    __slots__ = ("_bands", "_edges", "_step", "_west", "rings", "shape")
 
     def __init__(self, rings: Sequence[Sequence[Sequence[Point]]]) -> None:
         """`rings`: for each polygon its outline, and then its holes. They are checked."""
@@ -297,8 +297,8 @@ class Polygon(Region):
             for ring in polygon:
                 _refuse_empty(ring)
         self._make_bands(south, north)
-        shape = _as_geojson(self.rings)
-        super().__init__(f"INSIDE '{shape}'", Bounds(south, north, self._west, width))
+        self.shape = _as_geojson(self.rings)
+        super().__init__(f"INSIDE '{self.shape}'", Bounds(south, north, self._west, width))
 
     def _make_bands(self, south: float, north: float) -> None:
         """The edges between two parallels, so that a question meets only few of them."""
@@ -429,7 +429,7 @@ def _as_geojson(rings: Sequence[Sequence[Sequence[Point]]]) -> str:
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def read_geojson(text: str | bytes) -> Region:
+def read_geojson(text: str | bytes) -> Polygon:
     """A Polygon or MultiPolygon, or a Feature that is one."""
     try:
         shape = _decode(text)
