@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.endings import Endings
+from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.handoffs import Handoffs
@@ -223,7 +224,7 @@ class BrokerCore:
         self.settings = settings
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
-        self.places.configure(settings.location.zones)
+        self.places.configure(settings.location)
         if self.buffer.limits != settings.queue:
             self.buffer.limits = settings.queue
             for _, queue in self.protocol.stored():
@@ -391,7 +392,10 @@ class BrokerCore:
     def _on_deadline(self) -> None:
         while self.timers and self.timers[0][0] <= self.now:
             _, _, token = heapq.heappop(self.timers)
-            self.protocol.on_deadline(token)
+            if isinstance(token, Dwelling):
+                self.places.dwelt(token)
+            else:
+                self.protocol.on_deadline(token)
 
     def _on_pressed(self, bytes_max: int) -> None:
         """Take from the longest queues what is too much; what was sent already stays."""

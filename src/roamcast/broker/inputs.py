@@ -267,10 +267,6 @@ def _encode_hook(value: Any) -> Any:
         return value.text
     if isinstance(value, MovementGraph):
         return [[start, value.neighbours(start)] for start in value.locations]
-    if isinstance(value, Earth):
-        return {"earth": value.step_m}
-    if isinstance(value, NumberSteps):
-        return {"steps": (value.fall, value.rise, value.lowest, value.highest)}
     raise TypeError(f"a {type(value).__name__} cannot be journalled")
 
 
@@ -278,7 +274,7 @@ def _decode_hook(wanted: type, value: Any) -> Any:
     if wanted is Filter:
         return parse(value)
     if wanted is Variable and isinstance(value, dict):
-        return Earth(value["earth"]) if "earth" in value else NumberSteps(*value["steps"])
+        return Earth(**value) if "step_m" in value else NumberSteps(**value)
     if wanted is Variable:
         edges = [(start, end) for start, ends in value for end in ends]
         return MovementGraph(edges, [start for start, _ in value], one_way=True)

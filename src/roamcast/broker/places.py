@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from roamcast.broker.fences import Dwelling, Fences
 from roamcast.broker.session import ClientHere, Handoff, Waiting
 from roamcast.errors import InputError
 from roamcast.filters.expression import Own
@@ -30,6 +31,7 @@ from roamcast.protocol.notification import encode_attributes
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location import pace
+from roamcast.routing.location.settings import LocationSettings
 from roamcast.state import State
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class RoundTrip:
 
 
 class Places:
-    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"), derived=("_zones",))
+    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"), derived=("_zones", "_fences"))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
@@ -70,13 +72,24 @@ class Places:
         self._restore()
 
     def _restore(self) -> None:
-        self._zones = {name: read_geojson(shape) for name, shape in self._settings.zones.items()}
+        settings = self._settings
+        self._zones = {name: read_geojson(shape) for name, shape in settings.zones.items()}
+        self._fences = Fences(self._broker, self._zones, settings.dwell_s, settings.hysteresis_m)
 
-    def configure(self, zones: Mapping[str, str]) -> None:
+    def configure(self, location: LocationSettings) -> None:
         """Other zones from now on. What is subscribed to keeps those that it was made with."""
-        if zones != self._settings.zones:
-            self._settings = msgspec.structs.replace(self._settings, zones=zones)
+        settings = self._settings
+        changed = msgspec.structs.replace(
+            settings, zones=location.zones, dwell_s=location.dwell_s, hysteresis_m=location.hysteresis_m
+        )
+        if changed != settings:
+            self._settings = changed
             self._restore()
+
+    def dwelt(self, token: Dwelling) -> None:
+        here = self._broker.clients.here.get(token.client)
+        if here is not None and here.session is not None:
+            self._fences.dwelt(here.session, token, _value(here.session, "location"))
 
     # --- what cannot be ---
 
@@ -172,6 +185,8 @@ class Places:
         )  # fmt: skip
         session.places_number += 1
         broker.router.locate(_whereabouts(session), "subscribe")
+        if "location" in values:
+            self._fences.moved(session, values["location"])
 
     def _announce(self, here: ClientHere, session: Session, waiting: Waiting) -> None:
         """Say that the client will be elsewhere; it is when everyone knows."""
@@ -234,6 +249,8 @@ class Places:
 
     def session_is_here(self, here: ClientHere) -> None:
         """After that: find out when they do."""
+        if here.session is not None and here.session.zones:
+            self._fences.arrived(here.session)
         if here.announced is not None and not here.announced.values:
             self._broker.router.settle("handoff", Announced(here.client, here.announced.number))
 

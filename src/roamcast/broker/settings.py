@@ -49,6 +49,9 @@ class MachineSettings(msgspec.Struct, frozen=True):
     are not."""
     zones: tuple[tuple[str, str], ...] = ()
     """Regions that filters may call by name: the name, and GeoJSON."""
+    dwell_s: float = 0.0
+    hysteresis_m: float = 0.0
+    """Of geofences (see `routing.location.settings`)."""
     states: tuple[StateSettings, ...] = ()
     stay_s: float | None = None
     """How long clients keep a location, or another state, at least; None: learnt from the changes of each."""
@@ -66,4 +69,7 @@ class MachineSettings(msgspec.Struct, frozen=True):
             states["location"] = parse_movement_graph(self.movement_graph)
         elif self.position_step_m:
             states["location"] = Earth(self.position_step_m)
-        return LocationSettings(states, self.stay_s, self.stay_first_s, zones=dict(self.zones))
+        return LocationSettings(
+            states, self.stay_s, self.stay_first_s, zones=dict(self.zones), dwell_s=self.dwell_s,
+            hysteresis_m=self.hysteresis_m,
+        )  # fmt: skip

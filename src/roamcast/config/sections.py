@@ -427,6 +427,10 @@ class Location(Section, frozen=True):
     "none": they are names."""
     zones: PathText = ""
     """A GeoJSON file of polygons, each with a property "name": filters may say INSIDE 'that name'."""
+    zone_dwell_s: Stay = 0.0
+    """How long a client must have been in a zone before $roamcast/zones/NAME/enter is published."""
+    zone_hysteresis_m: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    """How far outside a zone a client must be before $roamcast/zones/NAME/leave is published."""
     stay_s: Stay | None = None
     """How long clients stay at a location at least; "none" learns it from the moves of each."""
     stay_first_s: Stay = 1.0

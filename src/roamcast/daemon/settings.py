@@ -57,6 +57,8 @@ def site_settings(config: Config) -> MachineSettings:
         movement_graph=_read_graph(config.location.movement_graph),
         position_step_m=config.location.position_step_m or 0.0,
         zones=read_zones(config.location.zones),
+        dwell_s=config.location.zone_dwell_s,
+        hysteresis_m=config.location.zone_hysteresis_m,
         states=tuple(_read_state(state) for state in config.location.states),
         stay_s=config.location.stay_s,
         stay_first_s=config.location.stay_first_s,
@@ -94,6 +96,8 @@ def read_zones(path: str) -> tuple[tuple[str, str], ...]:
         where = f"location.zones: {path}: features.{number}"
         if not isinstance(name, str) or not name:
             raise InputError(f'{where}: has no "name" among its properties')
+        if any(character in name for character in "/+#\0"):
+            raise InputError(f"{where}: name {name!r}: a level of a topic; valid is one without / + #")
         if name in zones:
             raise InputError(f"{where}: there is another zone with the name {name!r}")
         try:

@@ -25,6 +25,8 @@ import msgspec
 from roamcast.errors import InputError
 
 EARTH_RADIUS_M = 6_371_008.8
+DEGREE_M = math.radians(EARTH_RADIUS_M)
+"""Between two parallels one degree apart."""
 RADIUS_MAX_M = 20_040_000
 """No two places are farther apart."""
 LATITUDES = ("lat", "latitude")
@@ -331,6 +333,16 @@ class Polygon(Region):
                 inside ^= longitude < x1 + (latitude - y1) / (y2 - y1) * (x2 - x1)
         return inside
 
+    def distance_m(self, place: Position) -> float:
+        """How far outside a position is, nearly (as on a map of its surroundings); 0 inside."""
+        if self.holds(place):
+            return 0.0
+        west, width = self.bounds.west, self.bounds.width
+        # The same place, on the side where the polygon is near.
+        x = min((place.longitude + turn for turn in (-360, 0, 360)), key=lambda x: abs(x - west - width / 2))
+        narrow = math.cos(math.radians(place.latitude))
+        return DEGREE_M * min(_distance(edge, x, place.latitude, narrow) for edge in self._edges)
+
     def _holds_bounds(self, bounds: Bounds) -> bool:
         west = self.bounds.west + (bounds.west - self.bounds.west) % 360
         east = west + bounds.width
@@ -398,6 +410,14 @@ def _cross(one: tuple[float, float, float, float], other: tuple[float, float, fl
     a, b, c, d = one[:2], one[2:], other[:2], other[2:]
     sides = _side(a, b, c), _side(a, b, d), _side(c, d, a), _side(c, d, b)
     return sides[0] * sides[1] < 0 and sides[2] * sides[3] < 0
+
+
+def _distance(edge: tuple[float, float, float, float], x: float, y: float, narrow: float) -> float:
+    """From a point to an edge, in degrees of latitude; those of longitude are narrower."""
+    x1, y1, x2, y2 = (edge[0] - x) * narrow, edge[1] - y, (edge[2] - x) * narrow, edge[3] - y
+    dx, dy = x2 - x1, y2 - y1
+    along = max(0.0, min(1.0, -(x1 * dx + y1 * dy) / (dx * dx + dy * dy))) if dx or dy else 0.0
+    return math.hypot(x1 + along * dx, y1 + along * dy)
 
 
 def _side(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from roamcast.protocol.notification import Burst
-from roamcast.protocol.whereabouts import Pace, Place
+from roamcast.protocol.whereabouts import InZone, Pace, Place
 
 SERVED_KEPT_MAX = 16
 """More copies of a request cannot be under way, since copies arise only where a session is moving."""
@@ -49,6 +49,8 @@ class Session(msgspec.Struct):
     places_number: int = 0
     """One higher whenever brokers are to be told anew."""
     paces: dict[str, Pace] = {}
+    zones: dict[str, InZone] = {}
+    """The zones on the earth in which the client is."""
     owner: str = ""
     """Who may have it; nobody else gets it by giving the same name."""
     luggage: bytes = b""
@@ -71,4 +73,5 @@ class Session(msgspec.Struct):
             deferred=list(self.deferred),
             places=dict(self.places),
             paces=dict(self.paces),
+            zones=dict(self.zones),
         )

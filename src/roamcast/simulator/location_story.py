@@ -3,6 +3,7 @@
     graph a-b b-c c>d e
     number budget 10 0 0 100
     earth 250
+    zone harbour {"type": "Polygon", "coordinates": [[[0, 0], [1, 0], [1, 1]]]}
     stay 0.5
     at 1.0 car move b
     at 2.0 car move {"budget": 80}
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 import msgspec
 
 from roamcast.errors import InputError
+from roamcast.filters.geography import read_geojson
 from roamcast.protocol.effects import MoveTo
 from roamcast.protocol.notification import encode_attributes
 from roamcast.routing.location.earth import Earth
@@ -30,7 +32,7 @@ from roamcast.routing.location.ploc import Rule
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps, Variable
 
-LINES = ("graph", "earth", "number", "stay", "first_stay", "steps")
+LINES = ("graph", "earth", "zone", "dwell", "hysteresis", "number", "stay", "first_stay", "steps")
 _EDGE = re.compile(r"([^\s>-]+)([->])([^\s>-]+)")
 _RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("one_way", "down")}
 
@@ -40,6 +42,10 @@ def parse_location_line(settings: LocationSettings, key: str, text: str) -> Loca
         return _with_variable(settings, "location", _parse_graph(text))
     if key == "earth":
         return _with_variable(settings, "location", Earth(float(text)))
+    if key == "zone":
+        name, _, shape = text.partition(" ")
+        zones = {**settings.zones, name: read_geojson(shape).shape}
+        return msgspec.structs.replace(settings, zones=zones)
     if key == "number":
         words = text.split()
         if len(words) != 5:
@@ -49,7 +55,10 @@ def parse_location_line(settings: LocationSettings, key: str, text: str) -> Loca
         if text not in _RULES:
             raise InputError(f"steps {text!r}: valid are {', '.join(_RULES)}")
         return msgspec.structs.replace(settings, rule=_RULES[text])
-    field = {"stay": "stay_s", "first_stay": "stay_first_s"}[key]
+    fields = {
+        "stay": "stay_s", "first_stay": "stay_first_s", "dwell": "dwell_s", "hysteresis": "hysteresis_m",
+    }  # fmt: skip
+    field = fields[key]
     return msgspec.structs.replace(settings, **{field: float(text)})
 
 
@@ -62,6 +71,12 @@ def format_location_lines(settings: LocationSettings) -> Iterator[str]:
         elif isinstance(variable, NumberSteps):
             numbers = (variable.fall, variable.rise, variable.lowest, variable.highest)
             yield f"number {name} {' '.join(f'{number:g}' for number in numbers)}"
+    for name, shape in settings.zones.items():
+        yield f"zone {name} {shape}"
+    if settings.dwell_s:
+        yield f"dwell {settings.dwell_s!r}"
+    if settings.hysteresis_m:
+        yield f"hysteresis {settings.hysteresis_m!r}"
     if settings.stay_s is not None:
         yield f"stay {settings.stay_s!r}"
     elif settings.stay_first_s != LocationSettings().stay_first_s:

@@ -9,11 +9,14 @@ moves leave it as it was, and then nobody farther away need hear of them.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
+
+import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.expression import Value
 from roamcast.filters.geography import (
-    EARTH_RADIUS_M,
+    DEGREE_M,
     RADIUS_MAX_M,
     Disc,
     Position,
@@ -24,23 +27,22 @@ from roamcast.filters.geography import (
 from roamcast.filters.own import Around, Possible
 from roamcast.state import State
 
-DEGREE_M = math.radians(EARTH_RADIUS_M)
-"""Between two parallels one degree apart."""
 GRID_PART = 4
 """The points are at most this part of the radius apart."""
 ROUNDING_M = 1.0
 
 
-class Earth:
-    is_metric = True
+class Earth(msgspec.Struct, frozen=True):
+    step_m: float
+    """How far a client may get between two of its reports."""
 
-    __state__ = State("earth", saved=("step_m",))
+    is_metric: ClassVar[bool] = True
 
-    def __init__(self, step_m: float) -> None:
-        """`step_m` is how far a client may get between two of its reports."""
-        if not 0 < step_m <= RADIUS_MAX_M:
-            raise InputError(f"a step of {step_m:g} m: valid is more than 0, up to {RADIUS_MAX_M:,}")
-        self.step_m = step_m
+    __state__ = State("earth")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_m <= RADIUS_MAX_M:
+            raise InputError(f"a step of {self.step_m:g} m: valid is more than 0, up to {RADIUS_MAX_M:,}")
 
     def check(self, value: Value) -> None:
         if not isinstance(value, str) or position_of(value) is None:
