@@ -125,7 +125,7 @@ class BrokerCore:
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
             "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction",
-            "divert", "withdraw", "listen", "unlisten",
+            "way_to", "divert", "withdraw", "listen", "unlisten",
         ),
     )  # fmt: skip
 
@@ -216,7 +216,7 @@ class BrokerCore:
         self.handoff_finished, self.send_home = self.handoffs.handoff_finished, self.handoffs.send_home
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
-        self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
+        self.way_to, self.divert, self.withdraw = subscribing.way_to, subscribing.divert, subscribing.withdraw
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:

@@ -13,7 +13,7 @@ The base class is reverse-path routing with nothing kept for those who are away.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -143,6 +143,9 @@ class Host(Protocol):
         The client is the subscriber, unless its protocol has another name for it (`subscriber_of`).
         """
 
+    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
+        """Where entries of such a subscriber lead; without any, the only peer with advertisements."""
+
     def divert(
         self,
         subscriptions: Mapping[str, float],
@@ -234,6 +237,8 @@ class MobilityProtocol:
     """Whether its brokers watch each other if its settings say so; with faults, the fuzzer draws that."""
     takes_back: ClassVar[bool] = False
     """Whether a session that was on its way to a broker which is gone can go on at another one."""
+    follows_routes: ClassVar[bool] = False
+    """Whether a session is sought along its trail first, and not at the broker that the client names."""
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""
