@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +29,7 @@ from roamcast.broker.inputs import (
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
+from roamcast.daemon.clock import resume_clock, save_reading
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
@@ -64,6 +66,8 @@ WATCH_OFTEN_S = 0.1
 """How often memory is looked at when half of what is allowed is taken."""
 PACKETS_PER_TURN = 4096
 """What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
+SAVE_CLOCK_S = 60.0
+"""How often the broker's time is written down for the next start."""
 FAREWELL_S = 2.0
 """How long clients may take to read their last bytes."""
 
@@ -89,6 +93,7 @@ class Server:
         self.kept_out = fail_stop.kept_out
         self.engine = Engine(
             site, journal, self, records, config.link.unacknowledged_bytes_max,
+            clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
@@ -126,6 +131,7 @@ class Server:
         self.engine.push(Started(site_settings(self.config)))
         self.engine.push(RulesChanged(self.config.access_rules))
         self.engine.turn()
+        self._save_clock()
         await self.operations.start()
         await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
@@ -229,6 +235,7 @@ class Server:
         self.operations.stop()
         await self.linking.stop()
         self.engine.stop()
+        self._save_clock()
         log.info("broker %s has stopped", self.config.id)
 
     def _farewell(self, client: ClientConnection, reason: Reason) -> bytes:
@@ -242,9 +249,13 @@ class Server:
 
     async def _sweep(self) -> None:
         """Close connections that have been silent for too long."""
+        saved_at = time.monotonic()
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            if now - saved_at >= SAVE_CLOCK_S:
+                saved_at = now
+                self._save_clock()
             if self.events is not None:
                 self.events.flush()
             for client in list(self._clients.values()):
@@ -270,6 +281,9 @@ class Server:
         why = f"more than {limit} bytes are queued: the longest queues give up their oldest"
         if self._complaints.is_due("memory", why):
             log.warning("%s", why)
+
+    def _save_clock(self) -> None:
+        save_reading(Path(self.config.data), self.engine.clock.reading())
 
     # --- connections (see clients.Door) ---
 
