@@ -86,6 +86,16 @@ def healthz(broker: Doors, host: str = "localhost", path: str = "/healthz") -> i
         asking.close()
 
 
+def metric(broker: Doors, name: str) -> float:
+    asking = http.client.HTTPConnection(HOST, broker.ports["http"], timeout=DEADLINE_S)
+    try:
+        asking.request("GET", "/metrics")
+        page = asking.getresponse().read().decode()
+    finally:
+        asking.close()
+    return float(page.partition(f"\n{name} ")[2].partition("\n")[0])
+
+
 @pytest.mark.parametrize("door", ["tls", "tcp", "ws"])
 def test_silent_connections_leave_files_for_the_broker_and_a_place_for_others(
     broker: Doors, door: str
@@ -103,6 +113,8 @@ def test_silent_connections_leave_files_for_the_broker_and_a_place_for_others(
             secure.sendall(b"\x10\x0d\0\4MQTT\5\2\0\0\0\0\0")
             assert secure.recv(4)[:1] == b"\x20"
         assert healthz(broker) == 200
+        assert 0 < metric(broker, "roamcast_strangers") <= FILES
+        assert metric(broker, 'roamcast_strangers_gone_total{reason="gave way"}') > 100
     assert any("give way to new ones" in line for line in broker.lines)
 
 

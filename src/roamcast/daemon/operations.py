@@ -22,6 +22,8 @@ from roamcast.daemon.linking import Linking
 from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, tree_of
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
+from roamcast.net.buffered import Buffered
+from roamcast.net.strangers import Strangers
 from roamcast.storage.kept_out import KeptOut
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Running(Protocol):
     events: EventLog | None
     trees: Trees
     kept_out: KeptOut
+    strangers: Strangers
+    buffered: Buffered
 
     @property
     def connections(self) -> int: ...
@@ -60,6 +64,7 @@ class Operations:
             server.engine, server.linking.peers.statuses, server.trees, server.kept_out, server.events
         )
         self._figures.connections = lambda: server.connections
+        self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
         self._figures.is_listening = lambda: server.is_listening
         self._http: HttpServer | None = None
         self._control = ControlServer(

@@ -102,7 +102,7 @@ class Server:
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
-        self._strangers = Strangers(self._room_for_strangers, self._strangers_per_address)
+        self.strangers = Strangers(self._room_for_strangers, self._strangers_per_address)
         self._doorways: list[Doorway] = []
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
@@ -165,7 +165,7 @@ class Server:
     def _room_for_strangers(self) -> int:
         """Strangers are connections, too: they take what the clients that came in have left."""
         outside = sum(doorway.outside for doorway in self._doorways)
-        admitted = len(self._clients) + outside - len(self._strangers)
+        admitted = len(self._clients) + outside - len(self.strangers)
         return min(self.config.quotas.connecting_max, self._connections_max - admitted)
 
     def _strangers_per_address(self, host: str) -> int | None:
@@ -175,7 +175,7 @@ class Server:
         if listener.is_secure:
             self._contexts[number] = ServerContext(_tls_of(number, listener))
         doorway = Doorway(
-            self._strangers, partial(self._enter, number), lambda: self.config.mqtt.connect_timeout_s
+            self.strangers, partial(self._enter, number), lambda: self.config.mqtt.connect_timeout_s
         )
         self._doorways.append(doorway)
         try:
@@ -310,7 +310,7 @@ class Server:
         return id
 
     def came_in(self, id: int) -> Budget | None:
-        self._strangers.settle(self._clients[id].stranger)
+        self.strangers.settle(self._clients[id].stranger)
         quotas, connections = self.config.quotas, self.site.endpoint.connections
         if quotas.publish_per_s is None and quotas.publish_bytes_per_s is None:
             return None
@@ -323,7 +323,7 @@ class Server:
 
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
-        self._strangers.settle(client.stranger)
+        self.strangers.settle(client.stranger)
         self._held.pop(client.id, None)
         if client.is_admitted and not client.is_noted:
             self._gone[client.id] = client.address, client.why
