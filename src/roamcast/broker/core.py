@@ -663,6 +663,10 @@ class BrokerCore:
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions
 
+    def is_read(self, client: str, queue: DeliveryQueue) -> bool:
+        attachment = self.attachments.get(client)
+        return attachment is not None and attachment.queue is queue
+
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
+from roamcast.mobility import MOBILE_PROTOCOLS, Settings, find_protocol
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor
 from roamcast.simulator.faults import Crash, Cut, Heal, Relink, Restart, Snapshot
 from roamcast.simulator.links import Delay
@@ -193,6 +193,18 @@ def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Act
 
 _FAULTS = {"crash": _draw_crashes, "partition": _draw_partitions}
 _MOBILE_FAULTS = {"crash": _draw_mobile_crashes, "partition": _draw_partings}
+
+
+def draw_copies(protocol: str, seed: int) -> Settings:
+    """How many copies, how large, and when they begin: when a client leaves, or while it is there."""
+    if not find_protocol(protocol).draws_copies:
+        return Settings()
+    rng = random.Random(f"copies/{seed}")
+    return Settings(
+        copies_max=rng.choice((1, 3, 8)),
+        copies_after_s=rng.choice((None, None, 0.0, 0.05, 1.0)),
+        copy_bytes_max=rng.choice((100, 1 << 20, 1 << 20)),
+    )
 
 
 def with_heartbeats(story: Story, rng: random.Random) -> Story:

@@ -30,7 +30,7 @@ from roamcast.protocol.notification import encode_attributes
 from roamcast.routing.location.movement_graph import MovementGraph, grid
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps
-from roamcast.simulator.drawing import Span, draw_moves, draw_publishes, in_order
+from roamcast.simulator.drawing import Span, draw_copies, draw_moves, draw_publishes, in_order
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import delivers_once
 from roamcast.simulator.network import Action, NetworkSettings
@@ -167,6 +167,7 @@ def _draw_settings(
         notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.2))),
         names_last_broker=rng.random() < 0.7,
         location=location,
+        mobility=draw_copies(name, seed),
         seed=seed,
     )
 

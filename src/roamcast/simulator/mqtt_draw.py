@@ -20,6 +20,7 @@ from roamcast.simulator.drawing import (
     LOSSES,
     Span,
     attached_at,
+    draw_copies,
     draw_cuts,
     draw_kinds,
     draw_outage,
@@ -130,6 +131,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
         access_delay=rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040), Delay(0.0, 0.005))),
         notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, 5.0))),
         mqtt=mqtt,
+        mobility=draw_copies(protocol, seed),
         seed=seed,
     )
 
