@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.endings import Endings
+from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.handoffs import Handoffs
@@ -160,7 +161,6 @@ class BrokerCore:
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
-        self.configure(self.settings)
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -173,6 +173,7 @@ class BrokerCore:
         self.returns = Returns(self)
         self.places = Places(self)
         self.subscribing = Subscribing(self)
+        self.configure(self.settings)
         self._restore()
 
     def _restore(self) -> None:
@@ -223,6 +224,7 @@ class BrokerCore:
         self.settings = settings
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
+        self.places.configure(settings.location)
         if self.buffer.limits != settings.queue:
             self.buffer.limits = settings.queue
             for _, queue in self.protocol.stored():
@@ -230,10 +232,12 @@ class BrokerCore:
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
-        """Take what happened, in order; say what is to be done."""
+    def step(self, now: float, inputs: Iterable[Input], out: Effects | None = None) -> Effects:
+        """Take what happened, in order; say what is to be done, in `out` if it is given."""
         self.now = now
-        self._out = out = Effects()
+        if out is None:
+            out = Effects()
+        self._out = out
         for item in inputs:
             # The three that come by the million first.
             if type(item) is ReceivedInProcess or type(item) is Received:
@@ -388,7 +392,10 @@ class BrokerCore:
     def _on_deadline(self) -> None:
         while self.timers and self.timers[0][0] <= self.now:
             _, _, token = heapq.heappop(self.timers)
-            self.protocol.on_deadline(token)
+            if isinstance(token, Dwelling):
+                self.places.dwelt(token)
+            else:
+                self.protocol.on_deadline(token)
 
     def _on_pressed(self, bytes_max: int) -> None:
         """Take from the longest queues what is too much; what was sent already stays."""
@@ -719,7 +726,7 @@ class BrokerCore:
             self._out.to_clients.append((client, attachment.connection, message))
 
     def close(self, client: str, connection: int, reason: str) -> None:
-        self._out.closes.append((client, connection, reason))
+        self._out.client_closes.append((client, connection, reason))
 
     # Rows of which there is one for every hop or delivery are made by position where they arise,
     # because keywords would cost as much as the rest of the step.

@@ -115,11 +115,11 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._out = out = MachineEffects()
         kinds, of_clients = front.kinds, []
         for item in inputs:
-            if type(item) in kinds:
-                of_clients.append(item)
-            elif type(item) is ReceivedInProcess:
+            if type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
                 front.inputs.append(item)
+            elif type(item) in kinds:
+                of_clients.append(item)
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -309,16 +309,12 @@ class BrokerMachine(MachineBase[ClientFront]):
         front, out = self.front, self._out
         while front.inputs:
             inputs, front.inputs = front.inputs, []
-            effects = self.broker.step(self._now, inputs)
-            sends, records = effects.sends, effects.records
-            if sends:
-                out.sends = [*out.sends, *sends] if out.sends else sends
-                if self.settings.encodes:
-                    self.links.send(sends)
-            if records:
-                out.records = [*out.records, *records] if out.records else records
-            if effects.to_clients or effects.closes:
-                front.perform(effects, out)
+            sent = len(out.sends)
+            self.broker.step(self._now, inputs, out)
+            if self.settings.encodes and len(out.sends) > sent:
+                self.links.send(out.sends[sent:])
+            if out.to_clients or out.client_closes:
+                front.perform(out)
 
     # --- what is checked in a replay ---
 
@@ -361,6 +357,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         given = GivesBack(subscription.group, subscription.filter, client, burst)
         self.front.inputs.append(CommandGiven(given))
 
+    def with_zones(self, filter: Filter) -> Filter:
+        return self.broker.places.with_zones(filter)
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         return self.broker.places.refusal_of_filter(filter, client)
 
@@ -369,7 +368,7 @@ class BrokerMachine(MachineBase[ClientFront]):
 
 
 def _broker_settings(settings: MachineSettings) -> CoreSettings:
-    """The broker's own, with the movement graph made of its text."""
-    if not (settings.movement_graph or settings.states):
+    """The broker's own, with what is known of locations made of its text."""
+    if not (settings.movement_graph or settings.states or settings.position_step_m or settings.zones):
         return settings.broker
     return msgspec.structs.replace(settings.broker, location=settings.location())

@@ -171,7 +171,7 @@ class HomeBroker(MobilityProtocol):
         if came_from == "":
             session.luggage = host.id.encode()
             self.homes[client] = Home(DeliveryQueue(host.id, buffer=host.buffer))
-        home = self.homes.get(client)
+        home = self.home_here(session)
         if home is not None:
             self.come_home(session, home)
             self.begin_delivery(client, home.queue, received.get(host.id, 0))
@@ -197,6 +197,10 @@ class HomeBroker(MobilityProtocol):
         for burst in session.owed:
             self.keep(queue, session.client, burst)
         session.owed = ()
+
+    def home_here(self, session: Session) -> Home | None:
+        """What this broker has of the session, if it is the home of this very session."""
+        return self.homes[session.client] if home_of(session) == self.host.id else None
 
     def on_register(self, sender: str, message: Register) -> None:
         home = self.homes[message.client]
@@ -239,7 +243,7 @@ class HomeBroker(MobilityProtocol):
             home.location = ""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        home = self.homes.get(session.client)
+        home = self.home_here(session)
         if home is not None:
             home.queue.rewind(received.get(self.host.id, 0))
             session.owed = tuple(home.queue.drain())
@@ -249,7 +253,11 @@ class HomeBroker(MobilityProtocol):
     def on_end(self, session: Session) -> None:
         """The home broker takes the subscriptions back, wherever the session ends."""
         self.visits.pop(session.client, None)
-        self.host.send(home_of(session), LeaveHome(session.client, tuple(map(parse, session.subscriptions))))
+        leave = LeaveHome(session.client, tuple(map(parse, session.subscriptions)))
+        if self.home_here(session) is not None:
+            self.on_leave_home(self.host.id, leave)  # At once: the next session may begin here now.
+        else:
+            self.host.send(home_of(session), leave)
 
     def on_leave_home(self, sender: str, message: LeaveHome) -> None:
         for filter in message.filters:
@@ -269,13 +277,13 @@ class HomeBroker(MobilityProtocol):
     # --- the client's own requests: the home broker maintains the subscriptions ---
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        if session.client in self.homes:
+        if self.home_here(session) is not None:
             self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=True)
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        if session.client in self.homes:
+        if self.home_here(session) is not None:
             self.host.unsubscribe((session.client,), filter, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=False)

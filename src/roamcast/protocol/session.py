@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from roamcast.protocol.notification import Burst
-from roamcast.protocol.whereabouts import Pace, Place
+from roamcast.protocol.whereabouts import InZone, Pace, Place
 
 SERVED_KEPT_MAX = 16
 """More copies of a request cannot be under way, since copies arise only where a session is moving."""
@@ -56,6 +56,8 @@ class Session(msgspec.Struct):
     owed: tuple[Burst, ...] = ()
     """During a handoff: what is stored for the client and travels with its session. The protocol takes it
     out where the session arrives."""
+    zones: dict[str, InZone] = {}
+    """The zones on the earth in which the client is."""
 
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""
@@ -71,4 +73,5 @@ class Session(msgspec.Struct):
             deferred=list(self.deferred),
             places=dict(self.places),
             paces=dict(self.paces),
+            zones=dict(self.zones),
         )
