@@ -555,14 +555,14 @@ class Network(NetworkBase):
             self._tell_down_first(end, peer)
         if {one, other} & self._down.keys() or self._outages[frozenset((one, other))]:
             return
-        links = {id: self.machines[id].links for id in (one, other)}
-        offers = {one: links[other].offer(one), other: links[one].offer(other)}
+        ends = {id: self.machines[id] for id in (one, other)}
+        offers = {one: ends[other].offer(one), other: ends[one].offer(other)}
         for end, peer in ((one, other), (other, one)):
-            refusal = links[end].refusal(peer, offers[end])
+            refusal = ends[end].doubt(peer, offers[end]) or ends[end].refusal(peer, offers[end])
             if refusal:
                 self._broken.append(f"{end} refuses the link to {peer}: {refusal}")
                 return
-        anew = {end: links[end].begins_anew(peer, offers[end]) for end, peer in ((one, other), (other, one))}
+        anew = {end: ends[end].begins_anew(peer, offers[end]) for end, peer in ((one, other), (other, one))}
         for end, peer in ((one, other), (other, one)):
             self._told_down.pop((end, peer), None)
             if peer not in self._down:
