@@ -28,8 +28,8 @@ STARTS_TOLD = 64
 """Starts that a broker remembers and tells. A peer that missed more of them goes by the position alone."""
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker says of its own history. One that is simulated without any says `Told()`."""
+class ToldHistory(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker says of its own history. One that is simulated without any says `ToldHistory()`."""
 
     history: int = 0
     """The id of its first start."""
@@ -49,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     position: int
 
     @classmethod
-    def of(cls, told: Told) -> Seen:
+    def of(cls, told: ToldHistory) -> Seen:
         return cls(told.history, told.epoch, told.starts[-1] if told.starts else 0, told.position)
 
 
@@ -87,8 +87,8 @@ class History:
         """These peers are configured."""
         self.is_settled = self.is_settled or not peers
 
-    def told(self) -> Told:
-        return Told(self.first, self.epoch, tuple(self.starts), self.position)
+    def told(self) -> ToldHistory:
+        return ToldHistory(self.first, self.epoch, tuple(self.starts), self.position)
 
     @property
     def refusal(self) -> str:
@@ -104,7 +104,7 @@ class History:
 
     # --- peers ---
 
-    def doubt(self, peer: str, told: Told, is_linked: bool) -> str:
+    def doubt(self, peer: str, told: ToldHistory, is_linked: bool) -> str:
         """Why a peer must not be linked with this history, and what to do; "" if it may be.
 
         `is_linked`: another process with its id is linked now, and gives signs of life.
@@ -133,7 +133,7 @@ class History:
             )
         return ""
 
-    def link(self, peer: str, told: Told) -> None:
+    def link(self, peer: str, told: ToldHistory) -> None:
         """The peer is linked: neither end has a doubt any more."""
         self.known[peer] = Seen.of(told)
         self.fences.pop(peer, None)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from roamcast.broker.history import Told
+from roamcast.broker.history import ToldHistory
 from roamcast.broker.links.end import (
     FLEETING_BYTES_MAX,
     KEPT_BYTES_MAX,
@@ -36,7 +36,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     resume: Resume = Resume()
     brokers: tuple[str, ...] = ()
     """Whom the receiver reaches, or would reach, through the sender."""
-    history: Told = Told()
+    history: ToldHistory = ToldHistory()
     """How far the sender's history has come."""
 
 
