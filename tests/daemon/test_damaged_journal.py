@@ -1,4 +1,4 @@
-"""A journal that was cut or overwritten behind the broker's back: refused, and never taken for a torn commit."""
+"""A journal that was cut or overwritten while no broker ran: refused, and not taken for a torn commit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast, roamcast_j
 from roamcast.storage.segments import read_watermark
 
 MESSAGES = 300
+Spoil = Callable[[bytearray, int], bytes]
 
 
 def cut(data: bytearray, end: int) -> bytes:
@@ -22,7 +23,7 @@ def zero(data: bytearray, end: int) -> bytes:
 
 
 @pytest.mark.parametrize(("spoil", "sync"), [(cut, "process"), (zero, "group")])
-def test_acknowledged_messages_are_missed(tmp_path: Path, spoil: Callable[[bytearray, int], bytes], sync: str) -> None:
+def test_acknowledged_messages_are_missed(tmp_path: Path, spoil: Spoil, sync: str) -> None:
     broker = BrokerProcess(tmp_path, "a", f"journal.sync={sync}")
     subscriber = MqttClient("subscriber", broker.port)
     subscriber.subscribe("t")

@@ -5,12 +5,13 @@ it is made together with the data folder. The position counts journalled turns, 
 that a broker has promised. A broker tells all this in the handshake, and its position while a link is up.
 
 A peer remembers what it heard last, in its journalled state. A broker goes on with its history if its starts
-include the one that the peer remembers, and its position is not behind. Everything else is refused:
+include the one that the peer remembers, and that start came as far as the peer remembers. (The position alone
+does not tell: a broker that runs with an old backup goes on from there.) Everything else is refused:
 
 - **a clone**: another process of the same broker is linked and alive;
 - **an empty disk**: the history has another name;
-- **an older history**: the start that the peer remembers is missing, or the position is behind. A copy of the
-  folder that ran meanwhile looks the same, and is refused for the same reason.
+- **an older history**: the start that the peer remembers is missing, or ended before the position that the
+  peer remembers. A copy of the folder that ran meanwhile looks the same, and is refused for the same reason.
 
 A broker that is refused so has a fence: it promises nothing until the peer accepts it, or until an operator
 says that it may go on.
@@ -28,6 +29,14 @@ STARTS_TOLD = 64
 """Starts that a broker remembers and tells. A peer that missed more of them goes by the position alone."""
 
 
+class Start(msgspec.Struct, frozen=True, array_like=True):
+    """One start of a broker."""
+
+    id: int
+    at: int
+    """The position at which it began."""
+
+
 class ToldHistory(msgspec.Struct, frozen=True, array_like=True):
     """What a broker says of its own history. One that is simulated without any says `ToldHistory()`."""
 
@@ -35,9 +44,16 @@ class ToldHistory(msgspec.Struct, frozen=True, array_like=True):
     """The id of its first start."""
     epoch: int = 0
     """How often it has been started."""
-    starts: tuple[int, ...] = ()
-    """The ids of its last starts, this one at the end."""
+    starts: tuple[Start, ...] = ()
+    """Its last starts, this one at the end."""
     position: int = 0
+
+    def reached(self, start: int) -> int | None:
+        """The position at which this start ended, or the current one; None if there was no such start."""
+        for place, one in enumerate(self.starts):
+            if one.id == start:
+                return self.starts[place + 1].at if place + 1 < len(self.starts) else self.position
+        return None
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +66,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, told: ToldHistory) -> Seen:
-        return cls(told.history, told.epoch, told.starts[-1] if told.starts else 0, told.position)
+        return cls(told.history, told.epoch, told.starts[-1].id if told.starts else 0, told.position)
 
 
 class History:
@@ -64,7 +80,7 @@ class History:
         self.id = id
         self.first = 0
         self.epoch = 0
-        self.starts: list[int] = []
+        self.starts: list[Start] = []
         self.position = 0
         """Turns that were journalled. What peers are remembered to have done is not counted: two brokers
         would keep each other busy by noting each other's notes."""
@@ -81,7 +97,7 @@ class History:
         self.epoch += 1
         if start:
             self.first = self.first or start
-            self.starts = [*self.starts[1 - STARTS_TOLD :], start]
+            self.starts = [*self.starts[1 - STARTS_TOLD :], Start(start, self.position)]
 
     def expect(self, peers: Collection[str]) -> None:
         """These peers are configured."""
@@ -124,8 +140,10 @@ class History:
         )
         if told.history != seen.history:
             return f"broker {peer} has begun with an empty folder, and what it held is gone: {way_out}"
-        is_known = seen.start in told.starts or seen.epoch <= told.epoch - len(told.starts)
-        if not is_known or told.position < seen.position:
+        reached = told.reached(seen.start)
+        if reached is None and seen.epoch <= told.epoch - len(told.starts):
+            reached = told.starts[0].at if told.starts else 0
+        if reached is None or reached < seen.position:
             return (
                 f"broker {peer} has an older history than it had, or another copy of it: it has come to epoch"
                 f" {told.epoch} and position {told.position}, {self.id} remembers epoch {seen.epoch} and"

@@ -237,6 +237,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         match item:
             case OverlayGiven(links):
                 self._follow(self.links.establish(links))
+                for link in links:
+                    self.history.link(link.peer, link.history)
             case LinkUp():
                 self._on_link_up(item)
             case LinkDown(peer):

@@ -21,6 +21,7 @@ from roamcast.simulator.drawing import (
     Span,
     attached_at,
     draw_cuts,
+    draw_impostors,
     draw_kinds,
     draw_outage,
     draw_publishes,
@@ -365,7 +366,13 @@ def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
     return draw_cuts(links, plot.settings, plot.scale, plot.rng)
 
 
+def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
+    brokers = [broker for broker in plot.topology.brokers if plot.late is None or plot.late[0] != broker]
+    return draw_impostors(brokers, plot.settings, plot.scale, plot.rng)
+
+
 _DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
     "crash": _draw_crashes,
     "partition": _draw_partitions,
+    "history": _draw_histories,
 }

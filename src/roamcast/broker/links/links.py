@@ -48,6 +48,8 @@ class GivenLink(msgspec.Struct, frozen=True, array_like=True):
     peer_incarnation: int
     behind: tuple[str, ...]
     """The brokers that are reached through the peer, itself among them."""
+    history: ToldHistory = ToldHistory()
+    """Of the peer, as it was then."""
 
 
 class LinkTurn(msgspec.Struct):
