@@ -104,6 +104,8 @@ class Linking:
         return self._kept_out.refusal("peer", peer) or self._site.refusal(peer, offer)
 
     def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
+        # A guest must not be able to stop this broker, whatever it says.
+        is_fence = is_fence and not self.peers.is_guest(peer)
         if is_fence and peer not in self._site.history.fences:
             log.error("clients are refused and links are closed: %s refuses this broker: %s", peer, why)
         self._push(LinkRefused(peer, why, is_fence))

@@ -560,6 +560,10 @@ class Peers:
         if self._complaints.is_due(about, why):
             log.log(level, "no link with %s: %s", who, why)
 
+    def is_guest(self, peer: str) -> bool:
+        """Whether the peer speaks for some clients only, as one of another organisation does."""
+        return self._list.entry(peer).is_guest
+
     def admits(self, peer: str) -> bool:
         return self._list.admits(peer)
 
@@ -570,7 +574,7 @@ class Peers:
         return valid
 
     def terms(self, peer: str) -> dict[str, str]:
-        ends = "end" if self._list.entry(peer).is_guest else "do not end"
+        ends = "end" if self.is_guest(peer) else "do not end"
         return {"share groups and the sessions of most clients": f"{ends} at the link"}
 
     async def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
