@@ -351,6 +351,7 @@ class BrokerCore:
             if not self.router.has_peer(peer):
                 self.router.add_peer(peer)
                 self.places.measure(peer)
+        self.locator.met(peers)
         if lost:
             for here in self.clients.here.values():
                 if here.claim is not None and here.claim.broker in lost:

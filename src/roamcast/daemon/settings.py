@@ -64,6 +64,8 @@ def site_settings(config: Config) -> MachineSettings:
         stay_first_s=config.location.stay_first_s,
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,
+        peers=tuple(peer.id for peer in config.peers),
+        meet_timeout_s=mobility.meet_timeout_s,
         election=config.election,
         seen_max=mobility.seen_max,
     )

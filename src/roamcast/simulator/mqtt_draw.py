@@ -22,6 +22,7 @@ from roamcast.simulator.drawing import (
     attached_at,
     draw_copies,
     draw_cuts,
+    draw_impostors,
     draw_kinds,
     draw_outage,
     draw_publishes,
@@ -367,7 +368,13 @@ def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
     return draw_cuts(links, plot.settings, plot.scale, plot.rng)
 
 
+def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
+    brokers = [broker for broker in plot.topology.brokers if plot.late is None or plot.late[0] != broker]
+    return draw_impostors(brokers, plot.settings, plot.scale, plot.rng)
+
+
 _DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
     "crash": _draw_crashes,
     "partition": _draw_partitions,
+    "history": _draw_histories,
 }
