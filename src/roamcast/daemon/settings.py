@@ -50,6 +50,7 @@ def site_settings(config: Config) -> MachineSettings:
             user_properties_max=mqtt.user_properties_max,
             shared=mqtt.shared_subscriptions,
             serves_unreachable=mobility.unreachable == "serve",
+            network=config.network,
         ),
         movement_graph=_read_graph(config.location.movement_graph),
         states=tuple(_read_state(state) for state in config.location.states),
