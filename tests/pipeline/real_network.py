@@ -149,9 +149,10 @@ async def live(network: Network, seed: int) -> None:
         async def publish(client: roamcast.Client, name: str) -> None:
             cost, weight = draw.randrange(100), draw.randrange(10)
             published.append({"cost": cost, "weight": weight})
+            payload = json.dumps({"weight": weight, "serial": len(published)})
             await client.publish(
-                f"goods/{name}", json.dumps({"weight": weight, "serial": len(published)}).encode(), qos=draw.choice((1, 2)),
-                properties=[("cost", str(cost))], content_type="application/json",
+                f"goods/{name}", payload, qos=draw.choice((1, 2)), properties=[("cost", str(cost))],
+                content_type="application/json",
             )  # fmt: skip
 
         async def publish_some() -> None:

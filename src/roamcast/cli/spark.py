@@ -26,6 +26,14 @@ Figures = TypeVar("Figures", bound=dict[str, Any])
 SMALL_ROWS = 2_000_000
 """A log of so many rows is done before Java has compiled what would make it faster."""
 
+TINY_ROWS = 100_000
+"""Up to here Spark takes longer to compile its plans, and to revise them on the way, than to follow them."""
+INTERPRETED = (
+    "spark.sql.codegen.wholeStage=false",
+    "spark.sql.codegen.factoryMode=NO_CODEGEN",
+    "spark.sql.adaptive.enabled=false",
+)
+
 Log = Annotated[Path, typer.Option("--log", help="Folder with event logs, of any number of runs and nodes.")]
 Out = Annotated[
     Path, typer.Option("--out", help="Folder for the results; those of an earlier run are replaced.")
@@ -121,7 +129,7 @@ def run_on_spark(
     started = time.perf_counter()
     small = rows <= SMALL_ROWS
     conf = [] if small else [f"spark.sql.shuffle.partitions={fitting_partitions(rows)}"]
-    conf += where.conf or []
+    conf += [*(INTERPRETED if rows <= TINY_ROWS else ()), *(where.conf or [])]
     with spark_session(where.master, conf=conf, memory_mb=where.memory_mb, small=small) as spark:
         begun = time.perf_counter()
         figures = watched_work(title, spark, work)

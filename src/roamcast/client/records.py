@@ -54,7 +54,9 @@ class ClientLog:
             self.write("subscribed", filter=filter, reason=reason)
 
     def delivered(self, notification: Notification) -> None:
-        publisher, incarnation, number = notification.identity or (None, None, None)
+        if notification.identity is None:
+            return  # Nothing tells what it is: a broker that does not say, or a message it had stored.
+        publisher, incarnation, number = notification.identity
         self.write(
             "delivered", publisher=publisher, incarnation=incarnation, number=number, notifications=1,
             size_bytes=len(notification.payload), reason=self._apart(notification),
