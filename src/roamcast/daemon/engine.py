@@ -90,6 +90,10 @@ def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn
     raise error
 
 
+def _nothing() -> None:
+    """For those who write no event log."""
+
+
 class Engine:
     def __init__(
         self,
@@ -100,7 +104,9 @@ class Engine:
         kept_bytes_max: int = KEPT_BYTES_MAX,
         clock: BrokerClock | None = None,
         on_failure: OnFailure = _raise,
+        before_snapshot: Callable[[], None] | None = None,
     ) -> None:
+        """`before_snapshot` writes down whatever could not be made again from the journal afterwards."""
         self.site = site
         self.journal = journal
         self.turns = 0
@@ -111,6 +117,7 @@ class Engine:
         self._records = records
         self.clock = clock or BrokerClock(max(time.time(), site.endpoint.now))
         self._on_failure = on_failure
+        self._before_snapshot = before_snapshot or _nothing
         self._has_failed = False
         """True once `step` has raised: the site is in no state that anybody may see."""
         self._now = site.endpoint.now
@@ -311,6 +318,7 @@ class Engine:
 
     def _snapshot(self, journal: Journal) -> None:
         """Write the state down, in a copy of this process, so that nobody has to wait."""
+        self._before_snapshot()
         try:
             ticket = journal.begin_snapshot()
             ticket.write_in_child(lambda: freeze(self.site))
@@ -349,6 +357,7 @@ class Engine:
             if timer is not None:
                 timer.cancel()
         if self.journal is not None and self.is_promising:
+            self._before_snapshot()
             try:
                 self.journal.write_snapshot(freeze(self.site))
             except JournalFailed as error:

@@ -90,6 +90,7 @@ class Server:
             site, journal, self, records, config.link.unacknowledged_bytes_max,
             clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
+            before_snapshot=events.sync if events is not None else None,
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)

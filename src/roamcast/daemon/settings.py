@@ -53,6 +53,7 @@ def site_settings(config: Config) -> MachineSettings:
             user_properties_max=mqtt.user_properties_max,
             shared=mqtt.shared_subscriptions,
             serves_unreachable=mobility.unreachable == "serve",
+            network=config.network,
         ),
         movement_graph=_read_graph(config.location.movement_graph),
         position_step_m=config.location.position_step_m or 0.0,

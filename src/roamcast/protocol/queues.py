@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -206,6 +207,15 @@ class DeliveryQueue:
             self.sent += burst.count
             room -= burst.count
         return taken
+
+    def up_to(self, sequence: int) -> Iterator[Burst]:
+        """What `acknowledge` would forget."""
+        left = sequence - self.base
+        for burst in chain(self.in_flight, self.waiting):
+            if left <= 0:
+                return
+            yield burst if burst.count <= left else burst.head(left)
+            left -= burst.count
 
     def acknowledge(self, sequence: int) -> int:
         """Forget what the client has; return how many notifications that were.

@@ -93,6 +93,8 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     serves_unreachable: bool = False
     """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
     retain: bool = True
+    network: str = ""
+    """Its name, for clients that ask."""
 
 
 class Keeper(Protocol):
