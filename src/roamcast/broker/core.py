@@ -124,8 +124,8 @@ class BrokerCore:
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction", "divert",
-            "withdraw", "listen", "unlisten",
+            "take_back", "handoff_finished", "subscribe", "unsubscribe", "relocate", "end_relocation",
+            "direction", "divert", "withdraw", "listen", "unlisten",
         ),
     )  # fmt: skip
 
@@ -216,6 +216,7 @@ class BrokerCore:
         self.handoff_finished = self.handoffs.handoff_finished
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
+        self.end_relocation = subscribing.end_relocation
         self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
