@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, MachineInput
@@ -15,14 +16,21 @@ from roamcast.net.tls import link_contexts
 from roamcast.storage.kept_out import KeptOut
 
 INCARNATION_BITS = 62
+Answer = TypeVar("Answer")
 
 
 class Linking:
     """Implements `peers.LinkHandler`."""
 
     def __init__(
-        self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None], kept_out: KeptOut
+        self,
+        config: Config,
+        site: AnyMachine,
+        push: Callable[[MachineInput], None],
+        kept_out: KeptOut,
+        fail: Callable[[Exception], NoReturn],
     ) -> None:
+        """`fail` ends the process because the site raised."""
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
@@ -39,6 +47,7 @@ class Linking:
         self._site = site
         self._push = push
         self._kept_out = kept_out
+        self._fail = fail
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
@@ -63,23 +72,30 @@ class Linking:
         """Write what there is for the peer, as far as its connection takes it."""
         end = self._site.links.ends.get(peer) if self.may_write() else None
         while end is not None and end.has_more and self.peers.is_writable(peer):
-            self.peers.write(peer, end.take())
+            self.peers.write(peer, self._ask(end.take))
+
+    def _ask(self, question: Callable[..., Answer], *about: Any) -> Answer:
+        """What the site says outside of a turn; an exception stops the process as in a turn."""
+        try:
+            return question(*about)
+        except Exception as error:
+            self._fail(error)
 
     # --- called by the connections ---
 
     def offer(self, peer: str) -> Offer:
-        return self._site.links.offer(peer)
+        return self._ask(self._site.links.offer, peer)
 
     def refusal(self, peer: str, offer: Offer) -> str:
         if not self.may_write():
             return f"broker {self._site.id} cannot write its journal now"
-        return self._kept_out.refusal("peer", peer) or self._site.links.refusal(peer, offer)
+        return self._kept_out.refusal("peer", peer) or self._ask(self._site.links.refusal, peer, offer)
 
     def on_refused(self, peer: str, why: str) -> None:
         self._push(LinkRefused(peer, why))
 
     def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
-        is_new = self._site.links.begins_anew(peer, offer)
+        is_new = self._ask(self._site.links.begins_anew, peer, offer)
         incarnation = secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0
         self._push(LinkUp(peer, offer, incarnation, version))
 
@@ -94,4 +110,4 @@ class Linking:
 
     def heartbeat(self, peer: str) -> bytes:
         end = self._site.links.ends.get(peer)
-        return end.heartbeat() if end is not None else b""
+        return self._ask(end.heartbeat) if end is not None else b""
