@@ -240,26 +240,17 @@ class BrokerMachine(MachineBase[ClientFront]):
             case DrainOrdered(destination, reference):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
-            case SettingsChanged(settings):
-                self._configure(settings)
             case Tick():
                 self.front.on_deadline()
                 self.front.inputs.append(Deadline())
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings):
-                self._on_started(settings)
+            case SettingsChanged() | RulesChanged() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")
 
-    def _on_started(self, settings: MachineSettings) -> None:
-        self._check_start(settings)
-        self.starts += 1
-        self._configure(settings)
-        self.front.restart()
+    def _lose_links(self) -> None:
         for peer in list(self.links.ends):
             self._follow(self.links.disconnected(peer))
-        self.broker.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         self.settings = settings

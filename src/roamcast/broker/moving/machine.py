@@ -236,20 +236,12 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged(settings):
-                self._configure(settings)
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings):
-                self._on_started(settings)
+            case SettingsChanged() | RulesChanged() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
 
-    def _on_started(self, settings: MachineSettings) -> None:
-        self._check_start(settings)
-        self.starts += 1
-        self._configure(settings)
-        self.front.restart()
+    def _lose_links(self) -> None:
         self._run()
         for peer in list(self.links.neighbours):
             self._close(peer, tell=False)
@@ -257,7 +249,6 @@ class MovingMachine(MachineBase[MqttFront]):
         self._lost.clear()
         self.core.incarnation = self.core.stamp()
         self.sessions.started()
-        self.core.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         if settings.movement_graph or settings.states:
