@@ -6,10 +6,12 @@ import secrets
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
+
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, MachineInput
 from roamcast.broker.links.links import Offer
-from roamcast.config.sections import Config
+from roamcast.config.sections import Config, Link
 from roamcast.net.discovery import LocalDiscovery
 from roamcast.net.peers import Peers
 from roamcast.net.tls import link_contexts
@@ -41,7 +43,7 @@ class Linking:
             election = config.election
             terms["election"] = f"{election.missed_max} rounds of {election.period_s:g} s"
         contexts = link_contexts(config.link) if config.link.tls else None
-        self.peers = Peers(config.id, terms, config.link, config.peers, self, contexts)
+        self.peers = Peers(config.id, terms, _link_of(config), config.peers, self, contexts)
         self._config = config
         self.discovery: LocalDiscovery | None = None
         self._site = site
@@ -64,7 +66,7 @@ class Linking:
 
     def reload(self, config: Config) -> None:
         contexts = link_contexts(config.link) if config.link.tls else None
-        self.peers.reload(config.link, config.peers, contexts)
+        self.peers.reload(_link_of(config), config.peers, contexts)
         if self.discovery is not None:
             self.discovery.secret = config.link.secret
 
@@ -105,9 +107,20 @@ class Linking:
     def on_link_down(self, peer: str) -> None:
         self._push(LinkDown(peer))
 
+    def taken(self, peer: str) -> int:
+        end = self._site.links.ends.get(peer)
+        return end.taken if end is not None else 0
+
     def on_writable(self, peer: str) -> None:
         self.write(peer)
 
     def heartbeat(self, peer: str) -> bytes:
         end = self._site.links.ends.get(peer)
         return self._ask(end.heartbeat) if end is not None else b""
+
+
+def _link_of(config: Config) -> Link:
+    """Brokers that find each other by themselves cannot be listed."""
+    if config.discovery.enabled and config.link.unlisted == "auto":
+        return msgspec.structs.replace(config.link, unlisted="accept")
+    return config.link

@@ -3,9 +3,12 @@
 The broker where a client attaches first is its home broker: it maintains the
 client's subscriptions and its queue for ever. Any other broker is a foreign
 broker. When the client attaches there, the foreign broker registers it with the
-home broker (`Register`), which forwards everything stored and everything that
-arrives (`ForwardEvents`): all of it travels by way of the home broker, the
-triangle. The foreign broker delivers and keeps nothing for those who are gone:
+home broker (`Register`), which forwards everything that arrives (`ForwardEvents`):
+all of it travels by way of the home broker, the triangle. A client names its home
+broker when it attaches, as a mobile node knows its home agent. The session is
+there while the client is away, and comes to the foreign broker with what is
+stored: one round trip until the client reads. When the client leaves, its session
+goes home again. The foreign broker delivers and keeps nothing for those who are gone:
 what is on its way from the home broker then, waits at the foreign broker or is
 on the air may be lost. Nothing is repeated and nothing overtakes, because the
 home broker sends each notification once, in order, to one place at a time.
@@ -26,7 +29,8 @@ the forwarding, and whatever is published while it is away is lost, too:
 
 So the foreign broker deregisters the client as soon as it notices that it is
 gone (`Deregister`), and lost is only what was under way until then. For the same
-reason a client that is gone before its session came is not registered at all.
+reason a client that is gone before its session came is not registered at all; what
+came with the session stays beside it.
 """
 
 from __future__ import annotations
@@ -38,7 +42,15 @@ import msgspec
 
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
+from roamcast.mobility.base import (
+    Host,
+    MobilityProtocol,
+    OwnToken,
+    Promise,
+    Settings,
+    queue_of,
+    register,
+)
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
@@ -77,7 +89,18 @@ class ForwardEvents(Message, frozen=True):
     client: str
     number: int
     bursts: tuple[Burst, ...]
-    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+
+class GoHome(Message, frozen=True):
+    """From a foreign broker to itself: unless it is asked for elsewhere by then, the session goes home."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
 
 
 class LeaveHome(Message, frozen=True):
@@ -138,21 +161,24 @@ class HomeBroker(MobilityProtocol):
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))
     own_state = False
 
-    __state__ = State("home-broker", saved=("homes", "visits", "changing"))
+    __state__ = State("home-broker", saved=("homes", "visits", "changing", "ahead"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
-        self.homes: dict[Owner, Home] = {}
+        self.homes: dict[str, dict[float, Home]] = {}
         """By client, and when its session was begun here. If a session is thought to be lost and is not, the
         client has two for a while, and both may be at home here."""
         self.visits: dict[str, Visit] = {}
         self.changing: dict[tuple[str, Filter], Token] = {}
         """Changes of visitors that their home brokers have not settled yet."""
+        self.ahead: dict[str, Session] = {}
+        """Sessions that came to a foreign broker when their clients were gone, with what they are owed."""
 
     # --- the client attaches: at home, or at a foreign broker, which registers it ---
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client, host = session.client, self.host
+        self.ahead.pop(client, None)
         if came_from == "" or not host.is_reachable(home_of(session).broker):
             # If it had another home, that is gone for good, with all that was stored there.
             session.luggage = msgspec.msgpack.encode(HomeAt(host.id, host.now))
@@ -160,26 +186,48 @@ class HomeBroker(MobilityProtocol):
             self.make_home(owner_at_home(session), session.subscriptions)
         home = self.home_here(session)
         if home is not None:
-            home.location = ""
+            self.come_home(session, home)
             self.begin_delivery(client, home.queue, received.get(host.id, 0))
         elif host.is_attached(client):
             queue = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
             self.visits[client] = Visit(session.number, queue)
+            self.take_owed(session, queue)
             host.deliver_from(client, queue)
             home_broker, begun_at = home_of(session)
             host.send(home_broker, Register(client, session.number, begun_at, dict(session.subscriptions)))
+        else:
+            self.ahead[client] = session
 
     def make_home(self, owner: Owner, subscriptions: Mapping[str, float]) -> Home:
         """The home of a session: as it is, or new."""
-        home = self.homes.get(owner)
-        if home is None:
-            home = self.homes[owner] = Home(DeliveryQueue(self.host.id, buffer=self.host.buffer))
+        client, begun_at = owner
+        homes = self.homes.setdefault(client, {})
+        if begun_at not in homes:
+            homes[begun_at] = Home(DeliveryQueue(self.host.id, buffer=self.host.buffer))
             self.subscribe_all(owner, subscriptions)
-        return home
+        return homes[begun_at]
+
+    def find_home(self, client: str, begun_at: float) -> Home | None:
+        return self.homes.get(client, {}).get(begun_at)
+
+    def come_home(self, session: Session, home: Home) -> None:
+        """From now on everything stays here. What nobody has read abroad comes first."""
+        home.location = ""
+        if session.owed:
+            stored = home.queue.drain()
+            self.take_owed(session, home.queue)
+            for burst in stored:
+                self.keep(home.queue, session.client, burst)
+
+    def take_owed(self, session: Session, queue: DeliveryQueue) -> None:
+        for burst in session.owed:
+            self.keep(queue, session.client, burst)
+        session.owed = ()
 
     def home_here(self, session: Session) -> Home | None:
         """What this broker has of the session, if it is its home."""
-        return self.homes[owner_at_home(session)] if home_of(session).broker == self.host.id else None
+        broker, begun_at = home_of(session)
+        return self.homes[session.client][begun_at] if broker == self.host.id else None
 
     def on_register(self, sender: str, message: Register) -> None:
         home = self.make_home((message.client, message.home), message.subscriptions)
@@ -203,18 +251,22 @@ class HomeBroker(MobilityProtocol):
     # --- the client leaves ---
 
     def on_detach(self, session: Session) -> None:
-        """At home everything stays; a foreign broker keeps nothing, and says so."""
+        """At home everything stays; a foreign broker keeps nothing, says so, and sends the session home."""
         visit = self.visits.pop(session.client, None)
         if visit is not None:
             self.give_up(session.client, visit.queue.drain(), IN_TRANSIT)
             self.deregister(session, visit)
+            self.host.send(self.host.id, GoHome(session.client, session.number))
+
+    def on_go_home(self, sender: str, message: GoHome) -> None:
+        self.host.send_home(message.client, message.number)
 
     def deregister(self, session: Session, visit: Visit) -> None:
         home_broker, begun_at = home_of(session)
         self.host.send(home_broker, Deregister(session.client, visit.number, begun_at))
 
     def on_deregister(self, sender: str, message: Deregister) -> None:
-        home = self.homes.get((message.client, message.home))
+        home = self.find_home(message.client, message.home)
         if home is not None and (home.location, home.number) == (sender, message.number):
             home.location = ""
 
@@ -222,6 +274,8 @@ class HomeBroker(MobilityProtocol):
         home = self.home_here(session)
         if home is not None:
             home.queue.rewind(received.get(self.host.id, 0))
+            session.owed = tuple(home.queue.drain())
+        self.ahead.pop(session.client, None)
         self.host.hand_over(session, destination)
 
     def on_end(self, session: Session) -> None:
@@ -235,15 +289,20 @@ class HomeBroker(MobilityProtocol):
             self.host.send(home_broker, leave)
 
     def on_leave_home(self, sender: str, message: LeaveHome) -> None:
-        owner = (message.client, message.home)
-        if self.homes.pop(owner, None) is not None:
-            for filter in message.filters:
-                self.host.unsubscribe(owner, filter, "subscribe")
+        client, begun_at = message.client, message.home
+        if self.find_home(client, begun_at) is None:
+            return
+        for filter in message.filters:
+            self.host.unsubscribe((client, begun_at), filter, "subscribe")
+        del self.homes[client][begun_at]
+        if not self.homes[client]:
+            del self.homes[client]
 
     # --- notifications reach the home broker, and no other ---
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
-        client, home = owner[0], self.homes[owner]
+        client, begun_at = owner
+        home = self.homes[client][begun_at]
         if home.location:
             self.host.send(home.location, ForwardEvents(client, home.number, (burst,)))
         else:
@@ -284,11 +343,21 @@ class HomeBroker(MobilityProtocol):
 
     # --- the rest ---
 
+    def named_next(self, session: Session) -> str:
+        return home_of(session).broker or self.host.id
+
+    def trail_of(self, client: str) -> str:
+        """The foreign broker where the client is registered."""
+        return next((home.location for home in self.homes.get(client, {}).values() if home.location), "")
+
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
-        for owner, home in self.homes.items():
-            yield owner[0], home.queue
+        for client, homes in self.homes.items():
+            for home in homes.values():
+                yield client, home.queue
         for client, visit in self.visits.items():
             yield client, visit.queue
+        for client, session in self.ahead.items():
+            yield client, queue_of(session.owed)
 
 
 class HomeBrokerPublished(HomeBroker):
@@ -298,7 +367,14 @@ class HomeBrokerPublished(HomeBroker):
     __state__ = State("home-broker-published")
 
     def deregister(self, session: Session, visit: Visit) -> None:
-        """The home broker learns of it when the client is registered elsewhere, or comes home."""
+        """The home broker learns of it when the client is registered elsewhere, or comes home…"""
+
+    def come_home(self, session: Session, home: Home) -> None:
+        """… and the session alone is not the client."""
+        location = home.location
+        super().come_home(session, home)
+        if not self.host.is_attached(session.client):
+            home.location = location
 
 
 class HomeAt(NamedTuple):
@@ -309,6 +385,9 @@ class HomeAt(NamedTuple):
 
 
 def home_of(session: Session) -> HomeAt:
+    """Where the session is at home; nowhere, while it begins."""
+    if not session.luggage:
+        return HomeAt("", 0.0)
     return msgspec.msgpack.decode(session.luggage, type=HomeAt)
 
 

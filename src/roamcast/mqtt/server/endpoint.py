@@ -117,6 +117,9 @@ class Keeper(Protocol):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         """A session ends without what its shared subscription owed it: for another member."""
 
+    def with_zones(self, filter: Filter) -> Filter:
+        """The filter with zones instead of their names; InputError if one is not known."""
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         """Why the client cannot subscribe to a filter on its own state; "" if it can."""
 

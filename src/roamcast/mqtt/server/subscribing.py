@@ -110,7 +110,7 @@ class Subscribing:
         shared = split_shared(entry.filter) if connection.version == 5 else None
         group, text = shared if shared is not None else ("", entry.filter)
         try:
-            filter = subscription_filter(text, asked.get(WHERE))
+            filter = endpoint.keeper.with_zones(subscription_filter(text, asked.get(WHERE)))
         except InputError as error:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
         endpoint.check_size(entry.filter, Reason.TOPIC_FILTER_INVALID)
