@@ -1,4 +1,4 @@
-"""Roam: served at once where the client was expected, a multi-hop handoff elsewhere, exactly once everywhere."""
+"""Roam: served at once where the client was expected, a multi-hop handoff elsewhere, once everywhere."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_moves_correct_what_was_learned() -> None:
 
 
 def test_a_model_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="about.second_order"):
+    with pytest.raises(InputError, match=r"about.second_order"):
         Roam.check(Settings(neighbour_graph=model({}, {"a": {"b": {"c": 2.0}}})))
 
 
@@ -151,11 +151,13 @@ class Observed(Roam):
         copy = self.copies.get(client)
         self.seen["came back to a copy of an earlier stay"] += copy is not None and moves > copy.moves + 1
         super().serve_ahead(client, owner, moves, received)
-        self.seen["served before the session came"] += copy is not None and self.host.is_read(client, copy.queue)
+        is_early = copy is not None and self.host.is_read(client, copy.queue)
+        self.seen["served before the session came"] += is_early
 
     def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
         copy = self.copy_of(sender, message.client, message.number)
-        self.seen["fed while it was read"] += copy is not None and self.host.is_read(message.client, copy.queue)
+        is_read = copy is not None and self.host.is_read(message.client, copy.queue)
+        self.seen["fed while it was read"] += is_read
         super().on_feed_copy(sender, message)
 
     def on_drop_copy(self, sender: str, message: DropCopy) -> None:

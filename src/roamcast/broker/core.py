@@ -124,8 +124,8 @@ class BrokerCore:
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction",
-            "way_to", "divert", "withdraw", "listen", "unlisten",
+            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
+            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten",
         ),
     )  # fmt: skip
 
@@ -216,7 +216,8 @@ class BrokerCore:
         self.handoff_finished, self.send_home = self.handoffs.handoff_finished, self.handoffs.send_home
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
-        self.way_to, self.divert, self.withdraw = subscribing.way_to, subscribing.divert, subscribing.withdraw
+        self.end_relocation, self.way_to = subscribing.end_relocation, subscribing.way_to
+        self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:

@@ -260,29 +260,19 @@ class BrokerMachine(MachineBase[ClientFront]):
             case DrainOrdered(destination, reference):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
-            case SettingsChanged(settings):
-                self._configure(settings)
             case Tick():
                 if self._waits_for_peers and self._now >= self._meet_until:
                     self.broker.locator.expect(())
                 self.front.on_deadline()
                 self.front.inputs.append(Deadline())
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings, start):
-                self._on_started(settings, start)
+            case SettingsChanged() | RulesChanged() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")
 
-    def _on_started(self, settings: MachineSettings, start: int) -> None:
-        self._check_start(settings)
-        self._begin(start)
-        self._configure(settings)
-        self.front.restart()
-        self._serve_or_not()
+    def _lose_links(self) -> None:
         for peer in list(self.links.ends):
             self._follow(self.links.disconnected(peer))
-        self.broker.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         self.settings = settings

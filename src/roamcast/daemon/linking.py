@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -30,14 +31,21 @@ from roamcast.storage.kept_out import KeptOut
 log = logging.getLogger("roamcast")
 
 INCARNATION_BITS = 62
+Answer = TypeVar("Answer")
 
 
 class Linking:
     """Implements `peers.LinkHandler`."""
 
     def __init__(
-        self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None], kept_out: KeptOut
+        self,
+        config: Config,
+        site: AnyMachine,
+        push: Callable[[MachineInput], None],
+        kept_out: KeptOut,
+        fail: Callable[[Exception], NoReturn],
     ) -> None:
+        """`fail` ends the process because the site raised."""
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
@@ -58,6 +66,7 @@ class Linking:
         """Peers whose history was refused: what they came with last, and why it was refused."""
         self.has_met = asyncio.Event()
         """Set once a peer was linked since this process began."""
+        self._fail = fail
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
@@ -82,15 +91,22 @@ class Linking:
         """Write what there is for the peer, as far as its connection takes it."""
         end = self._site.links.ends.get(peer) if self.may_write() else None
         while end is not None and end.has_more and self.peers.is_writable(peer):
-            self.peers.write(peer, end.take())
+            self.peers.write(peer, self._ask(end.take))
+
+    def _ask(self, question: Callable[..., Answer], *about: Any) -> Answer:
+        """What the site says outside of a turn; an exception stops the process as in a turn."""
+        try:
+            return question(*about)
+        except Exception as error:
+            self._fail(error)
 
     # --- called by the connections ---
 
     def offer(self, peer: str) -> Offer:
-        return self._site.offer(peer)
+        return self._ask(self._site.offer, peer)
 
     def doubt(self, peer: str, offer: Offer) -> str:
-        why = self._site.doubt(peer, offer)
+        why = self._ask(self._site.doubt, peer, offer)
         if why:
             self.refused[peer] = offer, why
         return why
@@ -101,7 +117,7 @@ class Linking:
     def refusal(self, peer: str, offer: Offer) -> str:
         if not self.may_write():
             return f"broker {self._site.id} cannot write its journal now"
-        return self._kept_out.refusal("peer", peer) or self._site.refusal(peer, offer)
+        return self._kept_out.refusal("peer", peer) or self._ask(self._site.refusal, peer, offer)
 
     def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
         # A guest must not be able to stop this broker, whatever it says.
@@ -111,7 +127,7 @@ class Linking:
         self._push(LinkRefused(peer, why, is_fence))
 
     def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
-        is_new = self._site.begins_anew(peer, offer)
+        is_new = self._ask(self._site.begins_anew, peer, offer)
         incarnation = secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0
         if peer in self._site.history.fences:
             log.warning("%s accepts the history of this broker: clients are served again", peer)
@@ -148,7 +164,7 @@ class Linking:
     def heartbeat(self, peer: str) -> bytes:
         end = self._site.links.ends.get(peer)
         position = self._site.history.position if self.may_write() else 0
-        return end.heartbeat(position) if end is not None else b""
+        return self._ask(end.heartbeat, position) if end is not None else b""
 
 
 def _link_of(config: Config) -> Link:

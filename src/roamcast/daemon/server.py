@@ -106,7 +106,7 @@ class Server:
         self._opened = 0
         self._servers: list[asyncio.Server] = []
         self._admission = Admission(config)
-        self.linking = Linking(config, site, self.engine.push, self.kept_out)
+        self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
         self.linking.may_write = lambda: self.engine.is_promising

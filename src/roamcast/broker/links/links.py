@@ -1,12 +1,12 @@
 """All links of one broker: their ends, who is behind them, and what their handshakes agree on.
 
-This is what a driver talks to. It turns frames into inputs of the broker, and
-what the broker sends into frames; messages about the overlay itself stay here.
+It turns frames into inputs of the broker, and what the broker sends into frames;
+messages about the overlay itself stay here. What is to be written to a connection
+a driver takes from the link's end (`LinkEnd.take`).
 
 What is journalled: the calls of `connected`, `disconnected`, `refused`, `drop` and
 `forget` with their arguments, and of `receive` the frames that it names as
-durable. Nothing else; `send` follows from the broker's own inputs. After a
-replay, `down` says that no connection is left of those that were replayed.
+durable. Nothing else; `send` follows from the broker's own inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from roamcast.broker.history import ToldHistory
 from roamcast.broker.links.end import (
     FLEETING_BYTES_MAX,
     KEPT_BYTES_MAX,
-    TAKE_BYTES,
     LinkEnd,
     Resume,
 )
@@ -145,11 +144,6 @@ class Links:
         end.down()
         return LinkTurn([LinkChanged(peer, False)])
 
-    def down(self) -> None:
-        """No connection is there any more."""
-        for end in self.ends.values():
-            end.down()
-
     def refused(self, peer: str, why: str) -> LinkTurn:
         """One of the ends refused the link; if it was about to join, it is given up."""
         return self._performed(self.reach.abandon(peer, why))
@@ -201,25 +195,6 @@ class Links:
                 end.send_fleeting_encoded(encoded, message.weight)
             else:
                 end.send_encoded(encoded)
-
-    def waiting(self) -> list[str]:
-        """The peers for whom there is something to `take`."""
-        return [peer for peer, end in self.ends.items() if end.has_more]
-
-    def take(self, peer: str, bytes_max: int = TAKE_BYTES) -> bytes:
-        """What to write to the connection now; see `LinkEnd.take`."""
-        end = self.ends.get(peer)
-        return b"" if end is None else end.take(bytes_max)
-
-    def acknowledge(self) -> None:
-        """Everything received so far has been journalled."""
-        for end in self.ends.values():
-            end.acknowledge()
-
-    def heartbeat(self, peer: str) -> bytes:
-        """A frame as sign of life, which also says what has been journalled here."""
-        end = self.ends.get(peer)
-        return b"" if end is None else end.heartbeat()
 
     # --- what follows from changes of the overlay ---
 

@@ -249,22 +249,16 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged(settings):
-                self._configure(settings)
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings, start):
-                self._on_started(settings, start)
+            case SettingsChanged() | RulesChanged() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
 
-    def _on_started(self, settings: MachineSettings, start: int) -> None:
-        self._check_start(settings)
-        self._begin(start)
+    def _begin(self, start: int) -> None:
+        super()._begin(start)
         self.history.expect(())  # A broker that moves serves alone, too, until it meets others.
-        self._configure(settings)
-        self.front.restart()
-        self._serve_or_not()
+
+    def _lose_links(self) -> None:
         self._run()
         for peer in list(self.links.neighbours):
             self._close(peer, tell=False)
@@ -272,7 +266,6 @@ class MovingMachine(MachineBase[MqttFront]):
         self._lost.clear()
         self.core.incarnation = self.core.stamp()
         self.sessions.started()
-        self.core.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         if settings.movement_graph or settings.states or settings.position_step_m or settings.zones:
