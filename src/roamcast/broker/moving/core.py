@@ -33,7 +33,7 @@ from roamcast.protocol.messages import (
     Message,
     cause_of,
 )
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.records import Level, Row
 from roamcast.state import State
@@ -90,14 +90,14 @@ class Visit:
     def _restore(self) -> None:
         self.in_flight_bytes = sum(burst.size for _, burst in self.in_flight)
 
-    def acknowledge(self, sequence: int) -> int:
-        """How many are done with."""
-        count = 0
+    def acknowledge(self, sequence: int) -> list[Burst]:
+        """What is done with."""
+        done = []
         while self.in_flight and self.in_flight[0][0] <= sequence:
             burst = self.in_flight.popleft()[1]
-            count += burst.count
             self.in_flight_bytes -= burst.size
-        return count
+            done.append(burst)
+        return done
 
     def unacknowledged(self) -> list[Burst]:
         return [*(burst for _, burst in self.in_flight), *self.waiting]
@@ -248,9 +248,14 @@ class MobileCore:
             "published", client=client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
             size_bytes=burst.size, published_at=burst.published_at,
-            attributes=burst.attributes if self._tells_attributes else None,
+            attributes=self._described(burst) if self._tells_attributes else None,
         )  # fmt: skip
         self.say(client, burst)
+
+    def _described(self, burst: Burst) -> bytes:
+        """The attributes that filters compare: those in the body too."""
+        front = self.front
+        return burst.attributes if front is None else encode_attributes(front.contents(burst)[0])
 
     def route_fleeting(self, way: str, burst: Fleeting) -> None:
         """What promises nothing goes to whoever can be reached now, and is kept nowhere."""
@@ -281,11 +286,13 @@ class MobileCore:
     # --- deliveries ---
 
     def acknowledge(self, client: str, visit: Visit, message: Acknowledge) -> None:
-        count = visit.acknowledge(message.sequence)
-        if count and self._level == "full":
-            self.record(
-                "acknowledged", client=client, broker=self.id, number=message.sequence, notifications=count
-            )
+        done = visit.acknowledge(message.sequence)
+        if self._level == "full" or (self._level == "counters" and self.front is not None):
+            for burst in done:
+                self.record(
+                    "acknowledged", client=client, broker=self.id, publisher=burst.publisher,
+                    incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+                )  # fmt: skip
         while visit.waiting and self._may_send(visit):
             self._send(client, visit, visit.waiting.pop())
 
