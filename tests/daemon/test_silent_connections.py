@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -63,8 +63,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     doors.stop()
 
 
-def silent_crowd(stack: ExitStack, port: int, count: int) -> list[socket.socket]:
-    return [stack.enter_context(socket.create_connection((HOST, port), DEADLINE_S)) for _ in range(count)]
+def silent_crowd(stack: ExitStack, port: int, count: int, first: bytes = b"") -> list[socket.socket]:
+    """Connections that send these bytes and then nothing."""
+    crowd = []
+    for _ in range(count):
+        crowd.append(stack.enter_context(socket.create_connection((HOST, port), DEADLINE_S)))
+        with suppress(ConnectionError):
+            crowd[-1].sendall(first)
+    return crowd
 
 
 def has_closed(one: socket.socket) -> bool:
@@ -96,12 +102,16 @@ def metric(broker: Doors, name: str) -> float:
     return float(page.partition(f"\n{name} ")[2].partition("\n")[0])
 
 
-@pytest.mark.parametrize("door", ["tls", "tcp", "ws"])
-def test_silent_connections_leave_files_for_the_broker_and_a_place_for_others(
-    broker: Doors, door: str
+@pytest.mark.parametrize(
+    ("door", "first"),
+    [("tls", b""), ("tls", b"\x16\x03\x01\x02"), ("tcp", b""), ("tcp", b"\x10"), ("ws", b"GET /mq")],
+)
+def test_connections_that_say_next_to_nothing_leave_files_for_the_broker_and_a_place_for_others(
+    broker: Doors, door: str, first: bytes
 ) -> None:
+    before = broker.open_files()
     with ExitStack() as stack:
-        crowd = silent_crowd(stack, broker.ports[door], 700)
+        crowd = silent_crowd(stack, broker.ports[door], 700, first)
         wait_until(lambda: has_closed(crowd[0]), lambda: "who was silent for longest stays")
         assert broker.open_files() < FILES - 100
         # The journal is written, and there is a way in over every door.
@@ -116,13 +126,17 @@ def test_silent_connections_leave_files_for_the_broker_and_a_place_for_others(
         assert 0 < metric(broker, "roamcast_strangers") <= FILES
         assert metric(broker, 'roamcast_strangers_gone_total{reason="gave way"}') > 100
     assert any("give way to new ones" in line for line in broker.lines)
+    wait_until(lambda: broker.open_files() <= before, lambda: "files stay open")
 
 
-def test_silent_connections_do_not_silence_healthz(broker: Doors) -> None:
+@pytest.mark.parametrize("first", [b"", b"GET /healthz HTT"])
+def test_connections_that_do_not_ask_do_not_silence_healthz(broker: Doors, first: bytes) -> None:
+    before = broker.open_files()
     with ExitStack() as stack:
-        crowd = silent_crowd(stack, broker.ports["http"], 200)
+        crowd = silent_crowd(stack, broker.ports["http"], 200, first)
         assert healthz(broker) == 200
-        assert has_closed(crowd[0])
+        wait_until(lambda: sum(map(has_closed, crowd)) >= 100, lambda: "nobody gives way")
+    wait_until(lambda: broker.open_files() <= before, lambda: "files stay open")
 
 
 def test_silent_connections_from_a_peers_host_do_not_keep_it_out(broker: Doors, tmp_path: Path) -> None:

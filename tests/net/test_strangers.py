@@ -27,18 +27,29 @@ class Hall:
         return lambda why: self.left.append(name)
 
 
-def test_the_silent_give_way_before_those_who_talk_and_the_oldest_first() -> None:
-    hall = Hall(room=3)
-    hall.strangers.spoke(hall.come("talks"))
-    hall.come("silent")
-    hall.come("silent, too")
-    hall.come("new")
-    hall.come("newer")
-    assert hall.left == ["silent", "silent, too"]
-    for one in ("d", "e", "f"):
-        hall.strangers.spoke(hall.come(one))
-    assert hall.left[2:] == ["new", "newer", "talks"]
-    assert (len(hall.strangers), hall.strangers.given_way) == (3, 5)
+def test_a_flood_of_silent_ones_takes_no_place_from_those_who_talk() -> None:
+    hall = Hall(room=4)
+    for name in ("talks", "talks, too"):
+        hall.strangers.spoke(hall.come(name))
+    for number in range(10):
+        hall.come(f"silent {number}")
+    assert hall.left == [f"silent {number}" for number in range(8)], "the oldest first"
+    assert (len(hall.strangers), hall.strangers.given_way) == (4, 8)
+
+
+def test_a_flood_of_talkers_takes_no_place_from_a_newcomer_that_is_about_to_speak() -> None:
+    hall = Hall(room=4)
+    for number in range(3):
+        hall.strangers.spoke(hall.come(f"flood {number}"))
+    newcomer = hall.come("newcomer")
+    for number in range(3, 6):
+        hall.strangers.spoke(hall.come(f"flood {number}"))
+    assert hall.left == ["flood 0", "flood 1", "flood 2"]
+    hall.strangers.spoke(newcomer)
+    newcomer.is_asking = True
+    for number in range(6, 20):
+        hall.strangers.spoke(hall.come(f"flood {number}"))
+    assert "newcomer" not in hall.left
 
 
 def test_whoever_has_asked_stays_and_a_newcomer_is_refused_when_all_have() -> None:

@@ -52,13 +52,15 @@ class HttpServer:
         self._doorway.close()
 
     async def _enter(self, one: socket.socket, stranger: Stranger) -> None:
+        streams = await self._doorway.open_streams(one, stranger, bytes_max=HEAD_BYTES_MAX)
+        if streams is None:
+            return
         try:
-            streams = await self._doorway.open_streams(one, stranger, bytes_max=HEAD_BYTES_MAX)
-            if streams is not None:
-                await self._answer(*streams)
+            await self._answer(*streams)
         except OSError:
             pass  # Whoever asked has gone.
         finally:
+            streams[1].transport.abort()  # Nothing waits there any more, unless it took too long.
             self._strangers.settle(stranger)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,9 +1,9 @@
 """Connections that have not said yet who they are: few, not for long, and the silent ones give way.
 
 Whoever opens connections without a word must not keep out those who have something to say. So a newcomer is
-let in as long as there is somebody else to send away: of the address with the most strangers, first the one
-that has been silent for longest, then the one that has talked for longest without saying who it is. Who has
-asked to come in, and waits for the answer, stays.
+let in as long as there is somebody else to send away: of the address with the most strangers, the oldest of
+those that are silent or of those that talk without saying who they are, whichever are more. So a flood of one
+kind takes no place from the other kind. Who has asked to come in, and waits for the answer, stays.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class _Network:
         return len(self.silent) + len(self.talking)
 
     def first_to_go(self) -> Stranger | None:
-        for one in self.silent:
-            return one
-        return next((one for one in self.talking if not one.is_asking), None)
+        silent = next(iter(self.silent), None)
+        if silent is not None and len(self.silent) >= len(self.talking):
+            return silent
+        return next((one for one in self.talking if not one.is_asking), silent)
 
 
 class Strangers:
