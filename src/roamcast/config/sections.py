@@ -313,7 +313,7 @@ class Quotas(Section, frozen=True):
     """Connections at once from one address; loopback addresses are not counted."""
     connecting_max: Count = 1000
     """Connections at once that have not said yet who they are, from accept to CONNECT; past it one of the
-    address with the most of them gives way: the oldest of the silent or of the talkers, whichever are more."""
+    address with the most of them gives way: the oldest of the silent, or of the talkers if these are more."""
     connecting_per_address_max: Count | None = 250
     """Of these from one address; past it the oldest of that address gives way. Loopback addresses are not
     counted."""
