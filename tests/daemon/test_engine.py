@@ -30,7 +30,7 @@ from roamcast.daemon import engine as engine_module
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.slow_time import SlowTime, seconds_until
 from roamcast.errors import InputError
-from roamcast.mqtt.codec.packets import Connect, Publish
+from roamcast.mqtt.codec.packets import Auth, Connect, Publish
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
@@ -58,6 +58,7 @@ class Nowhere:
     def close_link(self, peer: str, why: str) -> None: ...
     def note(self, note: Note) -> None: ...
     def answer(self, answer: IsHere) -> None: ...
+    def prove_again(self, connection: int, packet: Auth) -> None: ...
     def tree(self, tree: Tree) -> None: ...
 
 

@@ -173,9 +173,9 @@ def in_flight_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 def wills_are_published_twice(patch: pytest.MonkeyPatch) -> None:
     publish = Endpoint._publish_will
 
-    def twice(self: Endpoint, will: Will) -> None:
-        publish(self, will)
-        publish(self, will)
+    def twice(self: Endpoint, session: MqttSession, will: Will) -> None:
+        publish(self, session, will)
+        publish(self, session, will)
 
     patch.setattr(Endpoint, "_publish_will", twice)
 

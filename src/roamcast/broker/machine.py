@@ -19,6 +19,7 @@ from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     BrokerForgotten,
     ClientSlowed,
     DrainOrdered,
@@ -247,6 +248,8 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.inputs.append(Deadline())
             case RulesChanged(rules):
                 self.front.set_access(rules)
+            case AccessRevoked(owners, connections, why):
+                self.front.revoke(owners, connections, why)
             case Started(settings):
                 self._on_started(settings)
             case _:

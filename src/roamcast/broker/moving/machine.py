@@ -16,6 +16,7 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import MqttFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     ClientConnected,
     ClientFrames,
     ClientSlowed,
@@ -240,6 +241,8 @@ class MovingMachine(MachineBase[MqttFront]):
                 self._configure(settings)
             case RulesChanged(rules):
                 self.front.set_access(rules)
+            case AccessRevoked(owners, connections, why):
+                self.front.revoke(owners, connections, why)
             case Started(settings):
                 self._on_started(settings)
             case _:
