@@ -168,6 +168,9 @@ class Handoffs:
         self._broker.figures.handoff("refused")
         if attachment is not None:
             self.close(here, reason)
+        elif reason == NOT_THE_OWNER:
+            # The front may serve whoever asked from another session until the answer is there.
+            self._broker.close(here.client, request.connection, reason)
 
     def handoff_finished(self, client: str) -> None:
         here, broker = self._clients.here.get(client), self._broker

@@ -44,8 +44,7 @@ def add(
     ] = False,
 ) -> None:
     """Add a user. The file is made if it is not there; a running broker reads it again on SIGHUP."""
-    from roamcast.net.scram import ScramVerifier
-    from roamcast.net.users import changing_users, check_name, hash_password
+    from roamcast.net.users import changing_users, check_name, hash_password, with_scram
 
     def refuse_known(users: dict[str, str]) -> None:
         if name in users and not replace:
@@ -58,7 +57,7 @@ def add(
     password = read_password(password_stdin, name, twice=True)
     hashed = hash_password(password)
     if scram:
-        hashed += f":{ScramVerifier.of(password).text}"
+        hashed = with_scram(hashed, password)
     with changing_users(file) as users:
         refuse_known(users)
         users[name] = hashed

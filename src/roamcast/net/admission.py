@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from roamcast.config.sections import Config, Listener
 from roamcast.errors import InputError
+from roamcast.mqtt import scram
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.server.access import Grants, Identity
-from roamcast.net import scram
 from roamcast.net.clients import ConnectionRefused
 from roamcast.net.complaints import Complaints
 from roamcast.net.hook import Hook, HookBusy, HookFailed, Question
@@ -233,7 +233,7 @@ class Admission:
 
     async def _scram(self, first: bytes, expected: str | None, address: str, ask: Ask) -> _Login:
         try:
-            exchange = scram.ServerExchange(first)
+            exchange = scram.ServerExchange(first, secrets.token_bytes(scram.NONCE_BYTES))
             user = exchange.user
             obstacle = self._must_wait(user, address)
             if obstacle is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from argon2.exceptions import InvalidHash
 
 from roamcast.config.private_files import check_private
 from roamcast.errors import InputError
+from roamcast.mqtt.scram import SALT_BYTES, ScramVerifier
 from roamcast.mqtt.server.access import ANONYMOUS
-from roamcast.net.scram import ScramVerifier
 
 USERS_BYTES_MAX = 67_108_864
 PASSWORD_BYTES_MAX = 65_535
@@ -63,6 +64,11 @@ def verifier_of(stored: str) -> ScramVerifier | None:
     """The SCRAM verifier of a user, if there is one."""
     text = stored.partition(":")[2]
     return ScramVerifier.read(text) if text else None
+
+
+def with_scram(stored: str, password: bytes) -> str:
+    """What is stored of a user who may log in by SCRAM, too."""
+    return f"{stored}:{ScramVerifier.of(password, secrets.token_bytes(SALT_BYTES)).text}"
 
 
 def read_users(path: str, key: str = "access.users") -> dict[str, str]:

@@ -471,11 +471,7 @@ class Endpoint:
         name = PROVISIONAL + client
         stand_in = self.sessions[name]
         if stand_in.owner != session.owner:
-            for connection in (self._attaching.get(name), self._connection_of(name)):
-                if connection is not None:
-                    self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS, with_will=False)
-            self._wills.pop(name, None)
-            self.inputs.append(SessionOver(name))
+            self._end_stand_in(client)
             return
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
@@ -488,6 +484,17 @@ class Endpoint:
             self._wills[client], session.will_at = self._wills.pop(name), stand_in.will_at
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self.inputs.append(SessionsMerged(name, client))
+
+    def _end_stand_in(self, client: str) -> None:
+        """The session turned out to be another user's: whoever stood in for it gets nothing of it."""
+        name = PROVISIONAL + client
+        if name not in self.sessions:
+            return
+        for connection in (self._attaching.get(name), self._connection_of(name)):
+            if connection is not None:
+                self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS, with_will=False)
+        self._wills.pop(name, None)
+        self.inputs.append(SessionOver(name))
 
     # --- reading ---
 
@@ -791,7 +798,9 @@ class Endpoint:
                     welcomed.append(connection)
             elif type(message) is SubscriptionSettled:
                 self._subscribing.on_settled(id, message.request)
-        for _, id, why in closes:
+        for client, id, why in closes:
+            if why == NOT_THE_OWNER:
+                self._end_stand_in(client)
             connection = self.connections.get(id)
             if connection is not None:
                 # Whatever it sent in this turn came too late: no answer may say otherwise.

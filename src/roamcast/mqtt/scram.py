@@ -1,14 +1,13 @@
 """SCRAM-SHA-256 (RFC 5802, RFC 7677): both sides prove that they know a password, and neither sends it.
 
 What a server keeps is a verifier, in the form that PostgreSQL uses too:
-`SCRAM-SHA-256$ITERATIONS:SALT$STORED_KEY:SERVER_KEY`, each part in base64.
+`SCRAM-SHA-256$ITERATIONS:SALT$STORED_KEY:SERVER_KEY`, each part in base64. Salts and nonces are passed in.
 """
 
 from __future__ import annotations
 
 import binascii
 import hmac
-import secrets
 from base64 import b64decode, b64encode
 from hashlib import pbkdf2_hmac, sha256
 from typing import NamedTuple
@@ -20,6 +19,7 @@ ITERATIONS = 100_000
 """RFC 7677 asks for 4,096 at least. A client computes them once for each connection."""
 ITERATIONS_MAX = 10_000_000
 SALT_BYTES = 16
+NONCE_BYTES = 18
 MESSAGE_BYTES_MAX = 4096
 HEADERS = ("n,,", "y,,")
 """Without channel binding: the client does not support it, or thinks that the server does not."""
@@ -38,8 +38,7 @@ class ScramVerifier(NamedTuple):
     server_key: bytes
 
     @classmethod
-    def of(cls, password: bytes, salt: bytes = b"", iterations: int = ITERATIONS) -> ScramVerifier:
-        salt = salt or secrets.token_bytes(SALT_BYTES)
+    def of(cls, password: bytes, salt: bytes, iterations: int = ITERATIONS) -> ScramVerifier:
         salted = pbkdf2_hmac("sha256", password, salt, iterations)
         stored_key = sha256(_hmac(salted, b"Client Key")).digest()
         return cls(iterations, salt, stored_key, _hmac(salted, b"Server Key"))
@@ -65,9 +64,9 @@ class ScramVerifier(NamedTuple):
 
 
 class ServerExchange:
-    """One exchange as the server sees it: `first` takes the client's first message, `last` its second."""
+    """One exchange as the server sees it, from the client's first message on."""
 
-    def __init__(self, client_first: bytes) -> None:
+    def __init__(self, client_first: bytes, nonce: bytes) -> None:
         text = _text(client_first)
         header = next((one for one in HEADERS if text.startswith(one)), None)
         if header is None:
@@ -77,7 +76,7 @@ class ServerExchange:
         if list(fields)[:2] != ["n", "r"]:
             raise ScramError("the first message names no user, or has no nonce")
         self.user = _name(fields["n"])
-        self._nonce = fields["r"] + _encoded(secrets.token_bytes(18))
+        self._nonce = fields["r"] + _encoded(nonce)
         self._server_first = ""
         self._verifier: ScramVerifier | None = None
 
@@ -111,10 +110,10 @@ class ServerExchange:
 class ClientExchange:
     """The same as the client sees it."""
 
-    def __init__(self, user: str, password: bytes) -> None:
+    def __init__(self, user: str, password: bytes, nonce: bytes) -> None:
         self._password = password
         escaped = user.replace("=", "=3D").replace(",", "=2C")
-        self._nonce = _encoded(secrets.token_bytes(18))
+        self._nonce = _encoded(nonce)
         self._first_bare = f"n={escaped},r={self._nonce}"
         self._expected = b""
 
