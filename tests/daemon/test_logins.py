@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -23,6 +24,7 @@ from tests.daemon.broker_process import BrokerProcess, wait_until
 from tests.daemon.raw_client import Raw, payloads
 from tests.net.certificates import Authority
 
+from roamcast.client import ConnectError, connect
 from roamcast.mqtt import scram
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.reasons import Reason
@@ -300,6 +302,21 @@ def test_both_sides_prove_by_scram_that_they_know_the_password(scram_broker: Bro
         assert alice.end() is Reason.NOT_AUTHORIZED
     with Raw(scram_broker, "desk", username="alice", password=b"open sesame") as plain:
         assert plain.connack.reason is Reason.SUCCESS, "her password goes on to work"
+
+
+def test_the_client_of_roamcast_logs_in_by_scram(scram_broker: BrokerProcess) -> None:
+    async def story(password: str) -> list[bytes]:
+        address = f"127.0.0.1:{scram_broker.port}"
+        async with connect(address, username="alice", password=password, scram=True) as alice:
+            await alice.subscribe("a", qos=1)
+            await alice.publish("a", b"x", qos=1)
+            async for message in alice:
+                return [message.payload]
+        return []
+
+    assert asyncio.run(story("open sesame")) == [b"x"]
+    with pytest.raises(ConnectError, match="bad user name or password"):
+        asyncio.run(story("wrong"))
 
 
 def test_who_proves_nothing_by_scram_is_refused(scram_broker: BrokerProcess) -> None:

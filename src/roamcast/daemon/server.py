@@ -212,10 +212,10 @@ class Server:
                 raise InputError("another way of discovery needs a restart")
             for number, context in self._contexts.items():
                 context.reload(_tls_of(number, listeners[number]))
-            self._revocations.read(listeners)
             gone = self._admission.reconfigure(config)
             self.linking.reload(config)
             set_level(config.log)
+            self._revocations.read(listeners)
         except InputError as error:
             log.error("the configuration stays as it was: %s", error)
             return
@@ -442,9 +442,12 @@ class Server:
         )  # fmt: skip
 
     def _note_denied(self, note: Note, client: ClientConnection | None) -> None:
-        if self._denials.is_due(note.client, note.reason):
+        admitted = client.admitted if client is not None else None
+        # By user and host, since a client makes up topics and client ids at will.
+        owner = f"{admitted.identity.owner} {client.host}" if admitted and client else note.client
+        if self._denials.is_due(owner, note.reason.partition(" ")[0]):
             address = client.address if client is not None else "away"
-            user = client.admitted.identity.name if client is not None and client.admitted is not None else ""
+            user = admitted.identity.name if admitted is not None else ""
             log.warning(
                 "client %s (%s, user %s) was denied: %s",
                 note.client, address, user or "anonymous", note.reason,

@@ -40,6 +40,8 @@ REASONS = {
 }
 FAILED_LOGIN_AGAIN_S = 10.0
 FAILED_LOGIN_PAUSE_MAX_S = 3600.0
+NAMES_LOGGED_MAX = 20
+"""Failed logins from one address that are logged each with its user."""
 
 Ask = Callable[[bytes], Awaitable[bytes]]
 """Sends a challenge to the client, and gives its answer."""
@@ -159,7 +161,9 @@ class Admission:
         self.failed_logins += 1
         why = why or told
         name = user[:NAME_CHARACTERS_MAX]
-        if self._complaints.is_due(f"{address} {name}", why):
+        # Whoever makes up many names does not fill the log with them.
+        is_named = self._complaints.count(address) < NAMES_LOGGED_MAX
+        if self._complaints.is_due(address, f"{name} {why}" if is_named else "and others"):
             log.warning(
                 "login of user %r from %s failed: %s", name, address, why,
                 extra=fields(event="login_failed", user=name, address=address, reason=why),

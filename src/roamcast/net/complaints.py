@@ -32,6 +32,10 @@ class Complaints:
             self._said.popitem(last=False)
         return is_due
 
+    def count(self, about: str) -> int:
+        """How many different things were said about it, and are remembered."""
+        return sum(key[0] == about for key in self._said)
+
     def forget(self, about: str) -> None:
         """Whatever was said about it can be said again."""
         for key in [key for key in self._said if key[0] == about]:
