@@ -62,6 +62,7 @@ PACKETS_PER_TURN = 4096
 """What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """What the rules deny a client is logged once, and again after pauses that grow."""
+OWNERS_LOGGED_MAX = 20
 FAREWELL_S = 2.0
 """How long clients may take to read their last bytes."""
 
@@ -245,8 +246,12 @@ class Server:
 
     def _revoke(self, owners: tuple[str, ...], objections: dict[int, str]) -> None:
         """End the sessions of owners, and connections for the reasons that are named."""
+        if owners or objections:
+            # Who was let in a moment ago is there before it is looked for.
+            self.engine.turn()
         if owners:
-            log.warning("sessions of users that were removed end: %s", ", ".join(owners))
+            names = ", ".join(owners[:OWNERS_LOGGED_MAX])
+            log.warning("connections and sessions of %d removed users end: %s", len(owners), names)
             self.engine.push(AccessRevoked(owners, (), "its user was removed"))
         reasons: dict[str, list[int]] = {}
         for connection, why in objections.items():

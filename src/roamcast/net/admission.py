@@ -274,9 +274,9 @@ class Admission:
     def unknown(self, owners: list[str]) -> tuple[str, ...]:
         """Those owners of sessions that are users of this broker, and are not in its file of users.
 
-        Whoever else can say who a user is may know them: then nobody is unknown."""
+        Nobody is unknown where others, too, can say who is a user: a service, or brokers of the realm."""
         access = self._config.access
-        if not access.users or access.jwt.keys or access.http.url:
+        if not access.users or access.jwt.keys or access.http.url or access.realm:
             return ()
         prefix = f"{self._config.site}/user:"
         return tuple(
