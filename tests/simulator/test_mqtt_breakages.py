@@ -18,7 +18,7 @@ from roamcast.broker.shared import SharedSubscriptions
 from roamcast.broker.shared_messages import GroupDeliver
 from roamcast.mqtt.codec.packets import Will
 from roamcast.mqtt.server import delivering
-from roamcast.mqtt.server.access import Access, AccessRules
+from roamcast.mqtt.server.access import ALLOWED, Access, AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.in_flight import InFlight
 from roamcast.mqtt.server.sessions import MqttSession
@@ -150,6 +150,10 @@ def rules_do_not_reach_connections(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Endpoint, "set_access", set_access)
 
 
+def denied_messages_are_delivered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(delivering, "_decision", lambda *_: ALLOWED)
+
+
 def packet_ids_of_qos_2_do_not_travel(patch: pytest.MonkeyPatch) -> None:
     pack = MqttSession.pack
 
@@ -223,6 +227,7 @@ BREAKAGES: dict[str, Plant] = {
     "retained stamps are compared the wrong way": retained_stamps_are_compared_the_wrong_way,
     "retained messages stay at one broker": retained_is_not_told_to_peers,
     "rules do not reach connections that exist": rules_do_not_reach_connections,
+    "what is denied is delivered": denied_messages_are_delivered,
     "packet ids of QoS 2 do not travel": packet_ids_of_qos_2_do_not_travel,
     "what is in flight is forgotten": in_flight_is_forgotten,
     "wills are published twice": wills_are_published_twice,
