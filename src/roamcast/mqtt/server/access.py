@@ -13,7 +13,8 @@ What does not depend on content is decided once per topic: the verdict is one lo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -132,26 +133,45 @@ DENIED = Decision(False)
 
 
 class ClientAccess:
-    """What the rules say for one client."""
+    """What the rules say for one client.
+
+    Which rules fit is found out when it is asked for: rules may change while thousands are connected.
+    """
 
     def __init__(
         self,
-        entries: list[_Entry],
+        rules: Sequence[_Compiled],
+        identity: Identity,
         default: bool,
         may_connect: bool = True,
         within: ClientAccess | None = None,
     ) -> None:
-        self._publish = [entry for entry in entries if entry.compiled.rule.action in ("publish", "both")]
-        self._subscribe = [entry for entry in entries if entry.compiled.rule.action in ("subscribe", "both")]
+        self._rules = rules
+        self._identity = identity
         self._default = default
         self._within = within
         """What is allowed at most."""
         self.may_connect = may_connect
-        self.receives_all = default and within is None and all(entry.allows for entry in self._subscribe)
-        """True if no notification is kept from the client, so that none must be looked at."""
         self._decisions: dict[str, Decision] = {}
         self._receiving: dict[str, Decision] = {}
         self._subscriptions: dict[Filter, bool] = {}
+
+    @cached_property
+    def _publish(self) -> list[_Entry]:
+        return self._entries("publish")
+
+    @cached_property
+    def _subscribe(self) -> list[_Entry]:
+        return self._entries("subscribe")
+
+    def _entries(self, action: str) -> list[_Entry]:
+        rules = (one for one in self._rules if one.rule.action in (action, "both"))
+        return [_Entry(one, self._identity) for one in rules if one.fits(self._identity)]
+
+    @cached_property
+    def receives_all(self) -> bool:
+        """True if no notification is kept from the client, so that none must be looked at."""
+        return self._default and self._within is None and all(entry.allows for entry in self._subscribe)
 
     def publish(self, topic: str) -> Decision:
         """The decision on publishing to a topic."""
@@ -356,23 +376,22 @@ class Access:
         return known if known is not None else _remember(self._known, key, self._make(identity))
 
     def _make(self, identity: Identity) -> ClientAccess:
-        fitting = [one for one in self._compiled if one.fits(identity)]
-        entries = [_Entry(one, identity) for one in fitting]
-        connecting = (one.rule.verdict == "allow" for one in fitting if one.rule.action == "connect")
-        may_connect = next(connecting, not self._connecting)
+        rules = self._compiled
+        verdicts = (one.rule.verdict == "allow" for one in self._connecting if one.fits(identity))
+        may_connect = next(verdicts, not self._connecting)
         if identity.grants is None:
-            return ClientAccess(entries, self.rules.default == "allow", may_connect)
+            return ClientAccess(rules, identity, self.rules.default == "allow", may_connect)
         # What is granted need not be allowed by a rule, but a rule can deny it.
-        return ClientAccess(entries, True, may_connect, _granted(identity.grants, identity))
+        return ClientAccess(rules, identity, True, may_connect, _granted(identity.grants, identity))
 
 
 def _granted(grants: Grants, identity: Identity) -> ClientAccess:
-    entries = []
+    rules = []
     for action, topics in (("publish", grants.publish), ("subscribe", grants.subscribe)):
         if topics:
             rule = msgspec.convert({"verdict": "allow", "topic": topics, "action": action}, Rule)
-            entries.append(_Entry(_compile(0, rule), identity))
-    return ClientAccess(entries, False)
+            rules.append(_compile(0, rule))
+    return ClientAccess(rules, identity, False)
 
 
 def check_grants(grants: Grants) -> None:

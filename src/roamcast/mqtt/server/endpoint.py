@@ -350,6 +350,7 @@ class Endpoint:
 
     def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
         """End the sessions of these owners, and these connections: they are not entitled to them any more."""
+        owners, connections = dict.fromkeys(owners), dict.fromkeys(connections)
         for connection in list(self.connections.values()):
             if connection.identity.owner in owners:
                 self._end(connection, Reason.NOT_AUTHORIZED, why, with_will=False)
