@@ -31,9 +31,9 @@ TLS = 'kind = "tls"\ncertificate = "site.pem"\nkey = "site.key"\n'
             '[[listener]]\nproxy_protocol = true\ntrusted_proxies = ["x"]\nanonymous = true\n',
             "'x' is no address or network",
         ),
-        ('[[listener]]\ncrl = "crl.pem"\n', "crl is only for tls and wss"),
-        (f'[[listener]]\n{TLS}crl = "crl.pem"\nanonymous = true\n', "crl needs client_ca"),
-        (f'[[listener]]\n{TLS}client_ca = "ca.pem"\ncrl = "ca.pem"\n', "holds no revocation list"),
+        ('[[listener]]\ncrl = "revoked.pem"\n', "crl is only for tls and wss"),
+        (f'[[listener]]\n{TLS}crl = "revoked.pem"\nanonymous = true\n', "crl needs client_ca"),
+        (f'[[listener]]\n{TLS}client_ca = "ca.pem"\ncrl = "ca.pem"\n', "must hold revocation lists"),
         (
             '[[access.rule]]\nverdict = "allow"\naction = "connect"\ntopic = "a"\n',
             "access.rule.0: a rule for connect has neither topic nor where",

@@ -350,7 +350,7 @@ def test_other_methods_and_broken_exchanges_are_refused(scram_broker: BrokerProc
 
 CERTIFICATES = (
     '[[listener]]\nport = 0\nkind = "tls"\ncertificate = "localhost.pem"\nkey = "localhost.key"\n'
-    'client_ca = "ca.pem"\ncrl = "crl.pem"\nrequire_certificate = true\n'
+    'client_ca = "ca.pem"\ncrl = "revoked.pem"\nrequire_certificate = true\n'
 )
 
 

@@ -36,20 +36,16 @@ class Authority:
         return self._write(f"{stem}.pem", certificate), self._write(f"{stem}.key", pem)
 
     def revoke(self, *certificates: str) -> str:
-        """The file of a revocation list with these certificates, given by their files."""
+        """The file of a list that has these certificates."""
         now = datetime.now(UTC)
-        builder = (
-            x509.CertificateRevocationListBuilder()
-            .issuer_name(self._name)
-            .last_update(now - timedelta(days=1))
-            .next_update(now + timedelta(days=1))
-        )
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
+        builder = builder.last_update(now - timedelta(hours=1)).next_update(now + timedelta(days=1))
         for path in certificates:
             serial = x509.load_pem_x509_certificate(Path(path).read_bytes()).serial_number
-            revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
-            builder = builder.add_revoked_certificate(revoked)
+            one = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(one)
         signed = builder.sign(self._key, hashes.SHA256())
-        return self._write("crl.pem", signed.public_bytes(serialization.Encoding.PEM))
+        return self._write("revoked.pem", signed.public_bytes(serialization.Encoding.PEM))
 
     def sign_encrypted(self, name: str) -> str:
         """The file of a key that needs a password."""

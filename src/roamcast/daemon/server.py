@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +29,7 @@ from roamcast.broker.inputs import (
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
+from roamcast.daemon.clock import resume_clock, save_reading
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
@@ -63,6 +65,8 @@ PACKETS_PER_TURN = 4096
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """What the rules deny a client is logged once, and again after pauses that grow."""
 OWNERS_LOGGED_MAX = 20
+SAVE_CLOCK_S = 60.0
+"""How often the broker's time is written down for the next start."""
 FAREWELL_S = 2.0
 """How long clients may take to read their last bytes."""
 
@@ -88,6 +92,7 @@ class Server:
         self.kept_out = fail_stop.kept_out
         self.engine = Engine(
             site, journal, self, records, config.link.unacknowledged_bytes_max,
+            clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
@@ -132,6 +137,7 @@ class Server:
         owners = dict.fromkeys(session.owner for session in self.site.endpoint.sessions.values())
         self._revoke(self._admission.unknown(list(owners)), {})
         self.engine.turn()
+        self._save_clock()
         await self.operations.start()
         await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
@@ -274,6 +280,7 @@ class Server:
         self.operations.stop()
         await self.linking.stop()
         self.engine.stop()
+        self._save_clock()
         log.info("broker %s has stopped", self.config.id)
 
     def _farewell(self, client: ClientConnection, reason: Reason) -> bytes:
@@ -287,9 +294,13 @@ class Server:
 
     async def _sweep(self) -> None:
         """Close connections that have been silent for too long."""
+        saved_at = time.monotonic()
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            if now - saved_at >= SAVE_CLOCK_S:
+                saved_at = now
+                self._save_clock()
             limit = self.config.quotas.buffered_bytes_max
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
@@ -315,6 +326,9 @@ class Server:
             for client in self._clients.values()
             if client.admitted is not None and (client.admitted.expires_at or now) < now
         }
+
+    def _save_clock(self) -> None:
+        save_reading(Path(self.config.data), self.engine.clock.reading())
 
     # --- connections (see clients.Door) ---
 
