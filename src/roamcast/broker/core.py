@@ -98,6 +98,10 @@ class CoreSettings(msgspec.Struct, frozen=True):
     clock_error_s: float | None = 0.0
     """How far the brokers' clocks may differ. What was published before a subscription
     was issued is not owed to it, and is left out by comparing clocks; None: never."""
+    realm: str = ""
+    """The name under which several brokers share their users; "" if this broker's users are its own."""
+    realm_brokers: tuple[str, ...] = ()
+    """The brokers that are believed when they say who a user of the realm is; * stands for anything."""
     held_requests_max: int = 10_000
     """Requests of a client whose session is still on its way; more are refused."""
     protocol: Settings = Settings()

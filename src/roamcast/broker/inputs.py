@@ -14,7 +14,7 @@ from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mqtt.codec.packets import Connect
+from roamcast.mqtt.codec.packets import Auth, Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
@@ -43,6 +43,16 @@ class RulesChanged(MachineInput, frozen=True):
     """Who may do what, from now on."""
 
     rules: AccessRules
+
+
+class AccessRevoked(MachineInput, frozen=True):
+    """Users were removed, or what some connections proved does not hold any more."""
+
+    owners: tuple[str, ...]
+    """Their connections and sessions end."""
+    connections: tuple[int, ...]
+    """These end, and their sessions stay."""
+    why: str
 
 
 class ClientConnected(MachineInput, frozen=True):
@@ -211,6 +221,7 @@ class Confirmed(MachineInput, frozen=True):
 AnyInput = (
     Started
     | RulesChanged
+    | AccessRevoked
     | ClientConnected
     | ClientFrames
     | ClientSlowed
@@ -276,6 +287,8 @@ class MachineEffects(Effects):
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
+    auths: Sequence[tuple[int, Auth]] = ()
+    """What clients say that prove anew who they are: (connection, packet)."""
     tree: Tree | None = None
     """If it is another than before."""
     unread: Sequence[int] = ()

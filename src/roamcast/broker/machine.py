@@ -19,6 +19,7 @@ from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     BrokerForgotten,
     ClientSlowed,
     DrainOrdered,
@@ -265,7 +266,7 @@ class BrokerMachine(MachineBase[ClientFront]):
                     self.broker.locator.expect(())
                 self.front.on_deadline()
                 self.front.inputs.append(Deadline())
-            case SettingsChanged() | RulesChanged() | Started():
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")

@@ -15,6 +15,7 @@ from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront
 from roamcast.broker.history import History
 from roamcast.broker.inputs import (
+    AccessRevoked,
     MachineEffects,
     PeerProgress,
     RulesChanged,
@@ -179,12 +180,14 @@ class MachineBase(ABC, Generic[AFront]):
     def _lose_links(self) -> None:
         """No connection of before exists any more."""
 
-    def _on_setting(self, item: SettingsChanged | RulesChanged | Started) -> None:
+    def _on_setting(self, item: SettingsChanged | RulesChanged | AccessRevoked | Started) -> None:
         match item:
             case SettingsChanged(settings):
                 self._configure(settings)
             case RulesChanged(rules):
                 self.front.set_access(rules)
+            case AccessRevoked(owners, connections, why):
+                self.front.revoke(owners, connections, why)
             case Started(settings, start):
                 self._check_start(settings)
                 self._begin(start)

@@ -36,6 +36,7 @@ from roamcast.broker.seeking import IsHere
 from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
 from roamcast.errors import InputError
+from roamcast.mqtt.codec.packets import Auth
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freeze
@@ -78,6 +79,9 @@ class Output(Protocol):
 
     def answer(self, answer: IsHere) -> None:
         """Where a session is that was asked for."""
+
+    def prove_again(self, connection: int, packet: Auth) -> None:
+        """A client proves anew who it is."""
 
     def tree(self, tree: Tree) -> None:
         """The election has another result."""
@@ -246,6 +250,8 @@ class Engine:
             output.note(note)
         for answer in effects.answers:
             output.answer(answer)
+        for connection, packet in effects.auths:
+            output.prove_again(connection, packet)
         for connection in effects.unread:
             if output.hold_back(connection):
                 self.push(ClientFrames(connection, b""))

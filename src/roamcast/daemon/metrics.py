@@ -90,6 +90,13 @@ class Metrics(Collector):
         refused = "Messages that were not retained, because there was no room."
         yield counter("roamcast_retained_refused", refused, site.retained_refused)
         yield counter("roamcast_connects", "Clients that were welcomed.", site.endpoint.traffic.welcomed)
+        denied = CounterMetricFamily(
+            "roamcast_denied", "What access rules denied to clients.", labels=["action"]
+        )
+        for action, count in site.endpoint.traffic.denied.items():
+            denied.add_metric([action], count)
+        yield denied
+        yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
         yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
         if figures.events is not None:

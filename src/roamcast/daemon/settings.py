@@ -32,6 +32,8 @@ def site_settings(config: Config) -> MachineSettings:
             records=config.events.level,
             records_attributes=config.events.attributes,
             clock_error_s=None,
+            realm=config.access.realm,
+            realm_brokers=config.access.realm_brokers,
             protocol=Settings(**msgspec.structs.asdict(mobility.settings)),
         ),
         endpoint=EndpointSettings(
@@ -47,6 +49,8 @@ def site_settings(config: Config) -> MachineSettings:
             subscriptions_max=quotas.subscriptions_per_client_max,
             retain=mqtt.retained,
             sessions_max=quotas.sessions_max,
+            sessions_per_user_max=quotas.sessions_per_user_max,
+            site=config.site,
             qos_max=mqtt.qos_max,
             topic_bytes_max=mqtt.topic_bytes_max,
             topic_levels_max=mqtt.topic_levels_max,

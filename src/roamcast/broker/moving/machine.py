@@ -16,6 +16,7 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import MqttFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     ClientConnected,
     ClientFrames,
     ClientSlowed,
@@ -249,7 +250,7 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged() | RulesChanged() | Started():
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")

@@ -69,6 +69,8 @@ def acceptance(connection: MqttConnection, present: bool, settings: EndpointSett
         assigned_client_id=None if connect.client_id else connection.client,
         topic_alias_maximum=settings.topic_alias_maximum,
         server_keep_alive=keep_alive_s if keep_alive_s != connect.keep_alive else None,
+        authentication_method=connect.authentication_method,
+        authentication_data=connect.authentication_data,
     )
     if connection.takes(answer):
         return answer
