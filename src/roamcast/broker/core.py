@@ -610,12 +610,21 @@ class BrokerCore:
 
         False if nothing can be kept for the client here: its session is not here, or has come ahead of it.
         """
-        session = self.sessions.get(client)
-        owner = self.protocol.owner_of(session) if session is not None else None
-        if session is None or owner is None or not self.protocol.keeps_for(session):
+        owner = self._owner_of(client)
+        if owner is None:
             return False
         self.protocol.on_notification(owner, "", burst)
         return True
+
+    def can_enqueue(self, client: str) -> bool:
+        return self._owner_of(client) is not None
+
+    def _owner_of(self, client: str) -> Owner | None:
+        """Who gets what is kept here for a client; None if nothing can be."""
+        session = self.sessions.get(client)
+        if session is None or not self.protocol.keeps_for(session):
+            return None
+        return self.protocol.owner_of(session)
 
     # --- settling ---
 

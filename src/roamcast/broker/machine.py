@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ from roamcast.broker.inputs import (
     LinkDown,
     LinkFrames,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
@@ -42,7 +43,15 @@ from roamcast.broker.inputs import (
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
-from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
+from roamcast.broker.retained import (
+    BeginRecall,
+    EndRecall,
+    GoOn,
+    KeepThis,
+    PeerListens,
+    RetainedMessages,
+    TellRetained,
+)
 from roamcast.broker.seeking import Seek, Seeking
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
@@ -51,18 +60,22 @@ from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
-from roamcast.mqtt.server.sessions import Subscription
+from roamcast.mqtt.server.sessions import Recall, Subscription, recall_of
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import (
     CommandGiven,
     Deadline,
     Input,
+    LinkChanged,
     OverlayChanged,
     ReceivedInProcess,
     TrimQueues,
 )
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
+
+UNDER_WAY_BYTES_MAX = 1 << 20
+"""A peer that has as much to take is not told yet what is retained here."""
 
 
 class BrokerMachine(MachineBase[ClientFront]):
@@ -74,6 +87,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         "broker-machine",
         saved=(
             "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
+            "_slowed",
         ),
         unhashed=("_now",),
     )  # fmt: skip
@@ -98,6 +112,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.draining = Draining(self.broker)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
+        self._slowed: dict[str, None] = {}
+        """Peers for whom too much is kept."""
         self._now = 0.0
         self._restore()
 
@@ -142,6 +158,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         timers = self.broker.timers
         of_broker = timers[0][0] if timers else None
         of_clients = self.front.timers.next() if self.front.timers is not None else None
+        if self._next_slice() is not None:
+            return 0.0
         if of_clients is None:
             return of_broker
         return of_clients if of_broker is None else min(of_broker, of_clients)
@@ -243,14 +261,40 @@ class BrokerMachine(MachineBase[ClientFront]):
             case SettingsChanged(settings):
                 self._configure(settings)
             case Tick():
-                self.front.on_deadline()
-                self.front.inputs.append(Deadline())
+                self._on_tick(item)
+            case LinkSlowed(peer, is_slow):
+                self._slowed.pop(peer, None)
+                if is_slow:
+                    self._slowed[peer] = None
+                self._listen(peer)
             case RulesChanged(rules):
                 self.front.set_access(rules)
             case Started(settings):
                 self._on_started(settings)
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")
+
+    def _on_tick(self, item: Tick) -> None:
+        self.front.on_deadline()
+        self.front.inputs.append(Deadline())
+        if not self.retained.has_more:
+            return
+        clients, peers = item.clients, item.peers
+        if clients is None:
+            # Who is slow is in no journal, so what follows from it is.
+            go_on = self._next_slice() or GoOn((), ())
+            clients, peers = go_on.clients, go_on.peers
+            self._out.durable[-1] = Tick(clients, peers)
+        self.front.inputs.append(CommandGiven(GoOn(clients, peers)))
+
+    def _next_slice(self) -> GoOn | None:
+        """The recalls and the peers with which the next turn goes on; None if it need not."""
+        if not self.retained.has_more:
+            return None
+        ends = self.links.ends
+        return self.retained.due(
+            self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
+        )
 
     def _on_started(self, settings: MachineSettings) -> None:
         self._check_start(settings)
@@ -294,11 +338,19 @@ class BrokerMachine(MachineBase[ClientFront]):
             if type(item) is OverlayChanged:
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
-                inputs += [CommandGiven(TellRetained(peer)) for peer in new]
+                inputs.append(CommandGiven(TellRetained(tuple(new), tuple(item.peers))))
                 inputs.append(CommandGiven(MembersChanged()))
+            elif type(item) is LinkChanged:
+                self._listen(item.peer)
         inputs += turn.fleeting
         for peer, why in turn.closes:
             self._close_link(peer, why)
+
+    def _listen(self, peer: str) -> None:
+        """Say whether the peer takes what is retained: its link is up, and not too much is kept for it."""
+        end = self.links.ends.get(peer)
+        listens = end is not None and end.is_up and peer not in self._slowed
+        self.front.inputs.append(CommandGiven(PeerListens(peer, listens)))
 
     def _close_link(self, peer: str, why: str) -> None:
         self._out.link_closes = [*self._out.link_closes, (peer, why)]
@@ -343,10 +395,19 @@ class BrokerMachine(MachineBase[ClientFront]):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         self.front.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
-        self.front.inputs.append(CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local)))
-        self.front.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        recalls = tuple(map(recall_of, subscriptions))
+        self.front.inputs.append(CommandGiven(BeginRecall(client, recalls)))
+        self.front.inputs.append(CommandGiven(RecallAnnounced(client, recalls)))
+
+    def end_recall(self, client: str, subscription: Subscription) -> None:
+        self.front.inputs.append(CommandGiven(EndRecall(client, subscription.name)))
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        return self.retained.take_recalls(client)
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
+        self.retained.resume_recalls(client, recalls)
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         is_there = self.front.is_connected(client)

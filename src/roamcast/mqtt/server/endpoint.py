@@ -29,7 +29,7 @@ from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
-from roamcast.mqtt.server.sessions import NEVER, MqttSession, Subscription
+from roamcast.mqtt.server.sessions import NEVER, MqttSession, Recall, Subscription
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
@@ -104,8 +104,17 @@ class Keeper(Protocol):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Keep what a client ("" for a will) published as retained under the topic; if empty, keep none."""
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        """Send the retained messages that a new subscription wants."""
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        """Send the retained messages that new subscriptions want."""
+
+    def end_recall(self, client: str, subscription: Subscription) -> None:
+        """A subscription was withdrawn: send no more of what is retained for it."""
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        """What of recalls is left for a client, whose session goes or ends."""
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
+        """The session has come: go on with its recalls."""
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """A client takes part in a shared subscription; or comes here with it, or connects, or goes away.
@@ -195,12 +204,16 @@ class Endpoint:
         if will is not None and at <= self.now:
             self._publish_will(will)
             will = None
-        return session.pack(will, at)
+        return session.pack(will, at, self.keeper.take_recalls(client))
 
     def arrived(self, client: str, capsule: bytes) -> None:
         self._present[client] = bool(capsule)
-        session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
+        recalls: list[Recall] = []
+        session = MqttSession(client)
+        if capsule:
+            session, recalls = MqttSession.unpack(client, capsule)
         self.sessions[client] = session
+        self.keeper.resume_recalls(client, recalls)
         if session.will is not None:
             # Whoever comes for the session makes it void, and whoever ends it publishes it.
             self._wills[client], session.will = session.will, None
@@ -255,6 +268,7 @@ class Endpoint:
             return
         will, _ = self._take_will(session)
         del self.sessions[client]
+        self.keeper.take_recalls(client)
         if will is not None:
             self._publish_will(will)
         for subscription in session.subscriptions.values():
@@ -274,6 +288,10 @@ class Endpoint:
         connection = self.connections.get(id)
         if connection is not None:
             connection.is_slow = is_slow
+
+    def is_slow(self, id: int) -> bool:
+        connection = self.connections.get(id)
+        return connection is not None and connection.is_slow
 
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
         """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
@@ -369,6 +387,7 @@ class Endpoint:
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
+        self.keeper.resume_recalls(client, self.keeper.take_recalls(name))
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")

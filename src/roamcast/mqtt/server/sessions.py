@@ -63,6 +63,32 @@ class Options(NamedTuple):
     """Say whose it is, and which: each notification then has properties of its own."""
 
 
+class Recall(msgspec.Struct, frozen=True, array_like=True):
+    """What is left of sending the retained messages that a new subscription asked for."""
+
+    name: str
+    """Of the subscription, and …"""
+    filter: str
+    qos: int
+    identifier: int | None
+    no_local: bool
+    clock: tuple[float, int] = (0.0, 0)
+    """Messages that were stamped later come without a recall, …"""
+    since: int = 0
+    """… and so do those that came to this broker after this change."""
+    onward: str = ""
+    """Where in the order of topics it goes on."""
+
+    def is_like(self, other: Recall) -> bool:
+        """Whether both ask for the same."""
+        return msgspec.structs.replace(self, clock=other.clock, since=other.since) == other
+
+
+def recall_of(subscription: Subscription) -> Recall:
+    one = subscription
+    return Recall(one.name, one.filter, one.qos, one.identifier, one.no_local)
+
+
 class Capsule(msgspec.Struct, frozen=True, array_like=True):
     expiry_s: int
     subscriptions: list[Subscription]
@@ -75,6 +101,7 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     will_at: float = 0.0
     hides_own: bool = False
     leaving: dict[str, str] = {}
+    recalls: list[Recall] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -132,20 +159,23 @@ class MqttSession:
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
 
-    def pack(self, will: Will | None = None, will_at: float = 0.0) -> bytes:
-        """As it travels, with what is to be published unless its client comes."""
+    def pack(
+        self, will: Will | None = None, will_at: float = 0.0, recalls: list[Recall] | None = None
+    ) -> bytes:
+        """As it travels, with what is to be published unless its client comes, and what it has to get."""
         subscriptions, received = list(self.subscriptions.values()), list(self.received)
         since = 0.0 if self.connection else self.since
         capsule = Capsule(
             self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at,
-            self.hides_own, self.leaving,
+            self.hides_own, self.leaving, recalls or [],
         )  # fmt: skip
         return _encode(capsule)
 
     @classmethod
-    def unpack(cls, client: str, capsule: bytes) -> MqttSession:
+    def unpack(cls, client: str, capsule: bytes) -> tuple[MqttSession, list[Recall]]:
         try:
-            return cls(client, _decode(capsule))
+            unpacked = _decode(capsule)
+            return cls(client, unpacked), unpacked.recalls
         except msgspec.MsgspecError as error:
             raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
 

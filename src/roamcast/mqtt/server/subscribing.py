@@ -66,7 +66,7 @@ class Subscribing:
         requests: list[Asked] = []
         reasons: list[Reason] = []
         refusals: list[str] = []
-        recall: list[Subscription] = []
+        recall: dict[str, Subscription] = {}
         for place, entry in enumerate(packet.entries):
             try:
                 self._check_room(session, entry.filter, place)
@@ -80,11 +80,12 @@ class Subscribing:
             if subscription.group:
                 requests.append((subscription.group, subscription.filter, packet.packet_id))
             reasons.append(GRANTED[subscription.qos])
-            if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
-                recall.append(subscription)
+            wants = entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new)
+            if wants and not subscription.group:
+                recall[subscription.name] = subscription
         answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
         requests = list(dict.fromkeys(requests))
-        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
+        self._wait(connection, requests, Pending(connection.id, answer, len(requests), list(recall.values())))
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
         """Before a closer look at it, which takes longer."""
@@ -167,7 +168,9 @@ class Subscribing:
     ) -> list[Asked]:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
-        elif not session.holds(former.filter):
+            return []
+        self._endpoint.keeper.end_recall(connection.client, former)
+        if not session.holds(former.filter):
             return [self._ask(connection, ClientUnsubscribe, former.filter)]
         return []
 
@@ -221,9 +224,11 @@ class Subscribing:
         if connection.session is not None:
             for name in pending.leaving:
                 connection.session.leaving.pop(name, None)
-        for subscription in pending.recall:
-            if not subscription.group:
-                endpoint.keeper.recall(connection.client, subscription)
+        session = connection.session
+        if pending.recall and session is not None:
+            # Those that have been replaced or withdrawn meanwhile get nothing.
+            held = [one for one in pending.recall if session.subscriptions.get(one.name) is one]
+            endpoint.keeper.recall(connection.client, held)
 
     def forget(self, connection: int) -> None:
         """The connection is gone: nobody waits for its answers."""
