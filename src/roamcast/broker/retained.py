@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from roamcast.broker.topic_order import Found, TopicOrder, key_of
 from roamcast.filters.expression import And, Compare, Expression, Matches, names_of
@@ -199,7 +199,7 @@ class RetainedMessages:
         kept = message
         if message.body is not None and not self._make_room(_size(message)):
             self.refused += 1
-            kept = msgspec.structs.replace(message, body=None)  # What was there before is not true any more.
+            kept = replace(message, body=None)  # What was there before is not true any more.
         self._kept[topic] = kept
         self._enter(kept)
         self._bury()
@@ -288,10 +288,10 @@ class RetainedMessages:
     def on_begin_recall(self, command: BeginRecall) -> None:
         waiting = self._recalls.get(command.client, [])
         is_first = not waiting
-        for one in command.recalls:
-            # Of those that have not begun, one for each subscription is enough.
-            if not any(one.is_like(other) for other in waiting[1:]):
-                waiting.append(msgspec.structs.replace(one, since=self._changes, clock=self._clock))
+        # Of those that have not begun, one for each subscription is enough.
+        named = {one.name for one in command.recalls}
+        waiting = [one for place, one in enumerate(waiting) if not place or one.name not in named]
+        waiting += [replace(one, since=self._changes, clock=self._clock) for one in command.recalls]
         self._recalls[command.client] = waiting
         if is_first:
             self._recall_more(command.client)
@@ -313,7 +313,7 @@ class RetainedMessages:
         """Go on with what another broker, or another session of the client, had begun."""
         if recalls:
             since = self._changes
-            begun = [msgspec.structs.replace(one, since=since) for one in recalls]
+            begun = [replace(one, since=since) for one in recalls]
             self._recalls[client] = [*self._recalls.get(client, ()), *begun]
 
     @property
@@ -369,7 +369,7 @@ class RetainedMessages:
                 if room < 0 and place + 1 < len(topics):
                     onward = key_of(topics[place + 1])
                     break
-        return msgspec.structs.replace(recall, onward=onward or ""), onward is None, visits, room
+        return replace(recall, onward=onward or ""), onward is None, visits, room
 
     def _candidates(self, expression: Expression, onward: str, visits: int) -> Found:
         """Topics that may match, some of them."""

@@ -79,10 +79,6 @@ class Recall(msgspec.Struct, frozen=True, array_like=True):
     onward: str = ""
     """Where in the order of topics it goes on."""
 
-    def is_like(self, other: Recall) -> bool:
-        """Whether both ask for the same."""
-        return msgspec.structs.replace(self, clock=other.clock, since=other.since) == other
-
 
 def recall_of(subscription: Subscription) -> Recall:
     one = subscription
