@@ -121,8 +121,36 @@ def test_more_topic_filters_in_one_packet_than_one_may_have_are_not_looked_at() 
     site = crowd(0)
     most = site.endpoint.settings.subscriptions_max
     entries = tuple(SubscriptionEntry("same") for _ in range(most + 1))
-    (turn,) = run(site, ClientFrames(1, write(Subscribe(1, entries), 5)))
-    assert answers([turn], 1).endswith(bytes((0, 0, Reason.QUOTA_EXCEEDED)))
+    turns = run(site, ClientFrames(1, write(Subscribe(1, entries), 5)))
+    assert answers(turns, 1).endswith(bytes((0, 0, Reason.QUOTA_EXCEEDED)))
+
+
+def test_a_large_subscribe_is_carried_out_over_several_turns() -> None:
+    """Others come in between; what the client sends behind it waits for it, and the answer comes once."""
+    site, replayed = crowd(SHARE), crowd(0)
+    names = [f"many/{n}" for n in range(120)]
+    entries = tuple(SubscriptionEntry(name) for name in (*names, names[0]))
+    unsubscribe = write(packets.Unsubscribe(2, (*names, "other")), 5)
+    sent = write(Subscribe(1, entries), 5) + write(Pingreq(), 5)
+    first = site.step(2.0, [ClientFrames(1, sent), ClientFrames(2, write(Pingreq(), 5))])
+    assert answers([first], 2) == b"\xd0\0"
+    assert answers([first], 1) == b""
+    turns = [first, *run(site, ClientFrames(1, unsubscribe))]
+    answer = answers(turns, 1)
+    assert len(turns) >= 2 * 120 / 50
+    assert answer.index(b"\0" * 121) < answer.index(b"\xd0\0") < answer.index(b"\0" * 120 + b"\x11")
+    for turn in turns:
+        if turn.durable:
+            replayed.step(2.0, turn.durable)
+    assert freeze(replayed) == freeze(site)
+
+
+def test_who_subscribes_to_much_before_its_session_is_there_is_served_in_turns_too() -> None:
+    site = crowd(SHARE)
+    large = write(Subscribe(1, tuple(SubscriptionEntry(f"many/{n}") for n in range(120))), 5)
+    turns = run(site, connected(3, "late"), ClientFrames(3, large + write(Pingreq(), 5)))
+    assert len(turns) > 2
+    assert answers(turns, 3).endswith(b"\0" * 120 + b"\xd0\0")
 
 
 # --- what is retained ---

@@ -86,7 +86,7 @@ class MqttFront(Endpoint):
         for item in items:
             if type(item) is ClientFrames:
                 data = self.read(item.connection, item.data)
-                if data:
+                if data is not None:
                     durable.append(item if data is item.data else ClientFrames(item.connection, data))
             elif type(item) is ClientConnected:
                 durable.append(item)

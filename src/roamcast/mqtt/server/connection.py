@@ -6,7 +6,7 @@ request with many bodies, and runs of acknowledgements one acknowledgement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -66,6 +66,8 @@ class PacketTaker(Protocol):
     """Bursts and single packets that are taken of one connection in this turn; others are waiting too."""
     unread: dict[int, None]
     """Connections with whole packets that were left for the next turn."""
+    unfinished: Mapping[int, object]
+    """Connections of which a packet is carried out over several turns: nothing behind it is taken yet."""
     received_max: int
     waiting_max: int
     alias_max: int
@@ -180,9 +182,17 @@ class MqttConnection:
         self._chunks, self._have, self._need = [rest], len(rest), needed(rest)
         return data[:position]
 
+    def put_off(self, endpoint: PacketTaker, data: bytes) -> None:
+        """Keep what has come for the next turn."""
+        endpoint.unread[self.id] = None
+        if data:
+            self._chunks.append(data)
+            self._have += len(data)
+            self._need = self._need or 1
+
     def promises_nothing(self, data: bytes) -> bool:
         """Whether these are whole packets, all of them pings or plain QoS 0 publishes."""
-        if self.session is None or self._have:
+        if self.session is None or self._have or not data:
             return False
         position = 0
         while position < len(data):
@@ -208,8 +218,10 @@ class MqttConnection:
         waiting, self.waiting = b"".join(self.waiting), []
         # All of it is in the journal already, and has to be taken now.
         packets_max, endpoint.packets_max = endpoint.packets_max, UNLIMITED
-        self._take(endpoint, waiting)
+        position = self._take(endpoint, waiting)
         endpoint.packets_max = packets_max
+        if position < len(waiting):
+            self.waiting = [waiting[position:]]  # Behind a packet that is not finished.
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
 
@@ -267,6 +279,9 @@ class MqttConnection:
             else:
                 self.is_durable = self.is_durable or kind != PINGREQ
                 endpoint.on_packet(self, packet)
+                if self.id in endpoint.unfinished:
+                    endpoint.unread[self.id] = None
+                    break
         return position
 
     # --- PUBLISH ---

@@ -144,7 +144,7 @@ class Endpoint:
             "sessions", "_elsewhere", "_attaching", "_present", "_wills", "_subscribing", "_properties",
         ),
         unhashed=("now",),
-        derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unread"),
+        derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unfinished", "unread"),
     )  # fmt: skip
 
     def __init__(self, keeper: Keeper) -> None:
@@ -179,6 +179,7 @@ class Endpoint:
         self.packets_max = UNLIMITED
         self.unread: dict[int, None] = {}
         self.traffic = Traffic()
+        self.unfinished = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         for connection in (*self.connections.values(), *self._attaching.values()):
             connection.access = self.access.of(connection.identity)
@@ -399,19 +400,28 @@ class Endpoint:
 
     # --- reading ---
 
-    def read(self, id: int, data: bytes) -> bytes:
-        """Bytes of a connection; gives what of them must be in the journal, whole packets."""
+    def read(self, id: int, data: bytes) -> bytes | None:
+        """Bytes of a connection; gives what of them must be in the journal, whole packets.
+
+        None if nothing must be. No bytes stand for going on with a packet that was begun.
+        """
         connection = self.connections.get(id)
         if connection is None:
-            return b""
+            return None
         connection.is_durable = False
         self.touched[id] = connection
+        if self.unfinished and id in self.unfinished:
+            connection.put_off(self, data)
+            self._subscribing.go_on(connection)
+            if connection.waiting and id not in self.unfinished:
+                self._read_waiting(connection)
+            return b""
         try:
             whole = connection.read(self, data)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
             return connection.taken
-        return whole if connection.is_durable else b""
+        return whole if connection.is_durable else None
 
     def attributes_of(self, connection: MqttConnection, topic: bytes) -> bytes | None:
         known = self._attributes.get(topic)
@@ -490,9 +500,9 @@ class Endpoint:
                 session.received.pop(packet.packet_id, None)
                 self._answer(connection, packets.Pubcomp(packet.packet_id), PUBCOMP, known)
             case packets.Subscribe():
-                self._subscribing.on_subscribe(connection, session, packet)
+                self._subscribing.on_subscribe(connection, packet)
             case packets.Unsubscribe():
-                self._subscribing.on_unsubscribe(connection, session, packet)
+                self._subscribing.on_unsubscribe(connection, packet)
             case packets.Disconnect():
                 self._on_disconnect(connection, session, packet)
             case _:

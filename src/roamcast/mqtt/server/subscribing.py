@@ -19,7 +19,7 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.topics import split_shared, subscription_filter
 from roamcast.mqtt.codec.user_properties import IDENTITY, WHERE
 from roamcast.mqtt.codec.writing import write
-from roamcast.mqtt.server.connection import MqttConnection
+from roamcast.mqtt.server.connection import EXPLANATION_LENGTH_MAX, MqttConnection
 from roamcast.mqtt.server.sessions import MqttSession, Subscription
 from roamcast.protocol.effects import Submitted
 from roamcast.protocol.messages import ClientSubscribe, ClientUnsubscribe, Request
@@ -27,6 +27,9 @@ from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.mqtt.server.endpoint import Endpoint
+
+ENTRIES_PER_TURN = 50
+"""Of one packet; a turn of another client may come in between. About 5 ms of work."""
 
 GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
 
@@ -47,45 +50,115 @@ class Pending(msgspec.Struct):
     """Topic filters that are withdrawn by it."""
 
 
+class Asking(msgspec.Struct):
+    """A SUBSCRIBE or UNSUBSCRIBE that is being carried out."""
+
+    packet: packets.Subscribe | packets.Unsubscribe
+    requests: dict[Asked, None] = {}
+    """Those that have not settled."""
+    granted: dict[packets.SubscriptionEntry, Reason] = {}
+    """An entry that is repeated in the packet is the same subscription."""
+    reasons: list[Reason] = []
+    """Of the entries that have been dealt with."""
+    refusals: list[str] = []
+    recall: dict[str, Subscription] = {}
+
+
 class Subscribing:
-    __state__ = State("mqtt-subscribing", saved=("_endpoint", "_pending"))
+    __state__ = State("mqtt-subscribing", saved=("_endpoint", "_pending", "unfinished"))
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._pending: dict[tuple[int, Asked], Pending] = {}
         """By connection and request."""
+        self.unfinished: dict[int, Asking] = {}
+        """By connection, from which nothing else is taken before: packets with so many entries that other
+        clients would have to wait. Each turn deals with some."""
 
     # --- requests ---
 
-    def on_subscribe(
-        self, connection: MqttConnection, session: MqttSession, packet: packets.Subscribe
-    ) -> None:
+    def on_subscribe(self, connection: MqttConnection, packet: packets.Subscribe) -> None:
         granted = (Reason.GRANTED_QOS_0,) * len(packet.entries)
         connection.check_takes(packets.Suback(packet.packet_id, granted))
-        asked = dict(packet.user_properties)
-        requests: list[Asked] = []
-        reasons: list[Reason] = []
-        refusals: list[str] = []
-        recall: dict[str, Subscription] = {}
-        for place, entry in enumerate(packet.entries):
-            try:
-                self._check_room(session, entry.filter, place)
-                subscription = self._read(connection, session, entry, packet.subscription_identifier, asked)
-            except PacketError as error:
-                reasons.append(error.reason)
-                refusals.append(error.text)
-                continue
-            is_new = entry.filter not in session.subscriptions
-            requests += self._enter(connection, session, subscription)
-            if subscription.group:
-                requests.append((subscription.group, subscription.filter, packet.packet_id))
-            reasons.append(GRANTED[subscription.qos])
-            wants = entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new)
-            if wants and not subscription.group:
-                recall[subscription.name] = subscription
-        answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
-        requests = list(dict.fromkeys(requests))
-        self._wait(connection, requests, Pending(connection.id, answer, len(requests), list(recall.values())))
+        self.unfinished[connection.id] = Asking(packet)
+        self.go_on(connection)
+
+    def on_unsubscribe(self, connection: MqttConnection, packet: packets.Unsubscribe) -> None:
+        done = (Reason.SUCCESS,) * len(packet.filters)
+        connection.check_takes(packets.Unsuback(packet.packet_id, done))
+        self.unfinished[connection.id] = Asking(packet)
+        self.go_on(connection)
+
+    def go_on(self, connection: MqttConnection) -> None:
+        """Deal with the next entries; after the last one, wait for the core and answer."""
+        session, asking = connection.session, self.unfinished[connection.id]
+        assert session is not None
+        packet, start = asking.packet, len(asking.reasons)
+        if isinstance(packet, packets.Subscribe):
+            size = len(packet.entries)
+            for place, entry in enumerate(packet.entries[start : start + ENTRIES_PER_TURN], start):
+                self._subscribe(connection, session, asking, entry, place)
+        else:
+            size = len(packet.filters)
+            for name in packet.filters[start : start + ENTRIES_PER_TURN]:
+                self._unsubscribe(connection, session, asking, name)
+        if len(asking.reasons) == size:
+            del self.unfinished[connection.id]
+            self._finish(connection, asking)
+
+    def _finish(self, connection: MqttConnection, asking: Asking) -> None:
+        requests, reasons, packet = list(asking.requests), tuple(asking.reasons), asking.packet
+        pending: Pending
+        if isinstance(packet, packets.Subscribe):
+            answer = packets.Suback(packet.packet_id, reasons)
+            told = connection.explained(answer, "; ".join(asking.refusals)[:EXPLANATION_LENGTH_MAX])
+            pending = Pending(connection.id, told, len(requests), list(asking.recall.values()))
+        else:
+            done = packets.Unsuback(packet.packet_id, reasons)
+            pending = Pending(connection.id, done, len(requests), leaving=packet.filters)
+        self._wait(connection, requests, pending)
+
+    def _subscribe(
+        self,
+        connection: MqttConnection,
+        session: MqttSession,
+        asking: Asking,
+        entry: packets.SubscriptionEntry,
+        place: int,
+    ) -> None:
+        packet = asking.packet
+        assert isinstance(packet, packets.Subscribe)
+        identifier, asked = packet.subscription_identifier, dict(packet.user_properties)
+        try:
+            self._check_room(session, entry.filter, place)
+            if entry in asking.granted:
+                asking.reasons.append(asking.granted[entry])
+                return
+            subscription = self._read(connection, session, entry, identifier, asked)
+        except PacketError as error:
+            asking.reasons.append(error.reason)
+            asking.refusals.append(error.text)
+            return
+        is_new = entry.filter not in session.subscriptions
+        asking.requests |= dict.fromkeys(self._enter(connection, session, subscription))
+        asking.reasons.append(GRANTED[subscription.qos])
+        asking.granted[entry] = GRANTED[subscription.qos]
+        if subscription.group:
+            asking.requests[subscription.group, subscription.filter, packet.packet_id] = None
+        elif entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
+            asking.recall[subscription.name] = subscription
+
+    def _unsubscribe(
+        self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str
+    ) -> None:
+        former = session.unsubscribe(name)
+        asking.reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
+        if former is not None:
+            session.leaving[name] = former.filter
+            asking.requests |= dict.fromkeys(self._withdraw(connection, session, former))
+        elif name in session.leaving:
+            # It was asked before, without an answer: the core knows whether that has settled.
+            asking.requests[self._ask(connection, ClientUnsubscribe, session.leaving[name])] = None
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
         """Before a closer look at it, which takes longer."""
@@ -143,26 +216,6 @@ class Subscribing:
             requests += self._withdraw(connection, session, former)
         return requests
 
-    def on_unsubscribe(
-        self, connection: MqttConnection, session: MqttSession, packet: packets.Unsubscribe
-    ) -> None:
-        done = (Reason.SUCCESS,) * len(packet.filters)
-        connection.check_takes(packets.Unsuback(packet.packet_id, done))
-        requests: list[Asked] = []
-        reasons: list[Reason] = []
-        for name in packet.filters:
-            former = session.unsubscribe(name)
-            reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
-            if former is not None:
-                session.leaving[name] = former.filter
-                requests += self._withdraw(connection, session, former)
-            elif name in session.leaving:
-                # It was asked before, without an answer: the core knows whether that has settled.
-                requests.append(self._ask(connection, ClientUnsubscribe, session.leaving[name]))
-        answer = packets.Unsuback(packet.packet_id, tuple(reasons))
-        pending = Pending(connection.id, answer, len(requests), leaving=packet.filters)
-        self._wait(connection, requests, pending)
-
     def _withdraw(
         self, connection: MqttConnection, session: MqttSession, former: Subscription
     ) -> list[Asked]:
@@ -196,6 +249,8 @@ class Subscribing:
 
     def on_settled(self, connection: int, request: Asked) -> None:
         pending = self._pending.pop((connection, request), None)
+        if connection in self.unfinished:
+            self.unfinished[connection].requests.pop(request, None)
         if pending is not None:
             pending.open -= 1
             if not pending.open:
@@ -205,6 +260,10 @@ class Subscribing:
         for id, asked in list(self._pending):
             if id == connection and isinstance(asked, tuple) and asked[:2] == group:
                 self.on_settled(id, asked)
+        if connection in self.unfinished:
+            open = self.unfinished[connection].requests
+            for asked in [one for one in open if isinstance(one, tuple) and one[:2] == group]:
+                del open[asked]
 
     def give_up(self, connection: int, request: Asked) -> None:
         """It took too long: answer all the same."""
@@ -232,5 +291,6 @@ class Subscribing:
 
     def forget(self, connection: int) -> None:
         """The connection is gone: nobody waits for its answers."""
+        self.unfinished.pop(connection, None)
         for key in [key for key in self._pending if key[0] == connection]:
             del self._pending[key]
