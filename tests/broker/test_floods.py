@@ -153,6 +153,15 @@ def test_who_subscribes_to_much_before_its_session_is_there_is_served_in_turns_t
     assert answers(turns, 3).endswith(b"\0" * 120 + b"\xd0\0")
 
 
+def test_a_topic_that_many_others_have_driven_out_of_memory_is_read_again() -> None:
+    site = crowd(0)
+    for body in (b"old", b"new"):
+        retain(site, ("a", body))
+        for first in range(0, 5000, 500):
+            run(site, ClientFrames(2, b"".join(write(Publish(f"t/{n}"), 5) for n in range(first, first + 500))))
+    assert site.retained._kept["a"].body == b"new"
+
+
 # --- what is retained ---
 
 

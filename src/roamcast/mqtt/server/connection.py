@@ -37,6 +37,8 @@ QOS_0, QOS_1 = 0x30, 0x32
 LARGEST_PACKET = 1 << 28
 UNLIMITED = 1 << 30
 TOPICS_KEPT_MAX = 2048
+TOPICS_BYTES_KEPT_MAX = 256 * 1024
+"""What is remembered of the topics of one connection."""
 EXPLANATION_LENGTH_MAX = 1000
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
 """Kinds of packets that take as long as so many others."""
@@ -97,7 +99,7 @@ class PacketTaker(Protocol):
 
 class MqttConnection:
     __slots__ = (
-        "_chunks", "_have", "_held", "_need", "access", "aliases", "client", "connect", "guarded", "id",
+        "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "client", "connect", "guarded", "id",
         "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
         "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
@@ -105,7 +107,7 @@ class MqttConnection:
     __state__ = State(
         "mqtt-connection",
         derived=(
-            "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
+            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "guarded", "is_durable", "is_slow", "out",
             "published", "sent_aliases", "taken", "topics",
         ),
     )  # fmt: skip
@@ -140,6 +142,7 @@ class MqttConnection:
         """Whether what was read in this turn must be in the journal before anything is answered."""
         self.topics: dict[bytes, bytes | None] = {}
         """Topic as it came to the attributes of what is published under it; None is forbidden."""
+        self._topics_bytes = 0
         self.guarded: dict[bytes, None] = {}
         """Topics under which access depends on the content."""
         self.is_slow = False
@@ -458,11 +461,12 @@ class MqttConnection:
         try:
             return self.topics[topic]
         except KeyError:
-            attributes = endpoint.attributes_of(self, topic)
-            if len(self.topics) >= TOPICS_KEPT_MAX:
+            self._topics_bytes += len(topic)
+            if len(self.topics) >= TOPICS_KEPT_MAX or self._topics_bytes > TOPICS_BYTES_KEPT_MAX:
                 self.topics.clear()
                 self.guarded.clear()
-            self.topics[topic] = attributes
+                self._topics_bytes = len(topic)
+            attributes = self.topics[topic] = endpoint.attributes_of(self, topic)
             return attributes
 
     def _submit(

@@ -33,7 +33,7 @@ from roamcast.mqtt.server.sessions import NEVER, MqttSession, Recall, Subscripti
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
-from roamcast.mqtt.server.welcoming import acceptance, check_will, session_expiry_of
+from roamcast.mqtt.server.welcoming import acceptance, check_topic_size, check_will, session_expiry_of
 from roamcast.protocol.effects import (
     Attached,
     Detached,
@@ -57,6 +57,8 @@ from roamcast.state import State
 
 PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096
+TOPIC_BYTES_KEPT_MAX = 512
+"""Longer topics are not remembered."""
 
 
 PROVISIONAL = "\0provisional/"
@@ -424,14 +426,7 @@ class Endpoint:
         return whole if connection.is_durable else None
 
     def attributes_of(self, connection: MqttConnection, topic: bytes) -> bytes | None:
-        known = self._attributes.get(topic)
-        if known is None:
-            name = decode_topic(topic)
-            self.check_size(name)
-            if len(self._attributes) >= TOPICS_KEPT_MAX:
-                self._attributes.clear()
-            known = self._attributes[topic] = (name, encode_attributes({TOPIC: name}))
-        name, attributes = known
+        name, attributes = self._named(topic)
         if topic.startswith(CONTROL):
             return None
         decision = connection.access.publish(name)
@@ -439,6 +434,19 @@ class Endpoint:
             connection.guarded[topic] = None
             return attributes
         return attributes if decision.allowed else None
+
+    def _named(self, topic: bytes) -> tuple[str, bytes]:
+        """The name of a topic, checked, and the attributes of what is published under it."""
+        known = self._attributes.get(topic)
+        if known is None:
+            name = decode_topic(topic)
+            self.check_size(name)
+            known = (name, encode_attributes({TOPIC: name}))
+            if len(topic) <= TOPIC_BYTES_KEPT_MAX:
+                if len(self._attributes) >= TOPICS_KEPT_MAX:
+                    self._attributes.clear()
+                self._attributes[topic] = known
+        return known
 
     def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
         if topic != MOVE_TOPIC:
@@ -459,17 +467,12 @@ class Endpoint:
         return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
 
     def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
-        """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
-        longest, deepest = self.settings.topic_bytes_max, self.settings.topic_levels_max
-        if len(topic.encode()) > longest:
-            raise PacketError(reason, f"a topic of more than {longest} bytes")
-        if topic.count("/") >= deepest:
-            raise PacketError(reason, f"a topic of more than {deepest} levels")
+        check_topic_size(topic, self.settings, reason)
 
     def permitted(
         self, connection: MqttConnection, topic: bytes, bodies: list[bytes], marks: bytes
     ) -> list[bytes]:
-        name = self._attributes[topic][0]
+        name = self._named(topic)[0]
         contents = contents_of(name, marks[1:], bodies)
         return [
             body
@@ -481,7 +484,7 @@ class Endpoint:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
-        self.keeper.retain(self._attributes[topic][0], marks, body, connection.client)
+        self.keeper.retain(self._named(topic)[0], marks, body, connection.client)
 
     def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         session = connection.session

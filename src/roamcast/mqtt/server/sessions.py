@@ -26,6 +26,8 @@ NEVER = 0xFFFF_FFFF
 """The session expiry that means: keep it for ever."""
 
 OPTIONS_KEPT_MAX = 1024
+OPTION_BYTES_KEPT_MAX = 512
+"""Options for longer topics are not remembered."""
 
 
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
@@ -224,9 +226,10 @@ class MqttSession:
             options = self._common_options(own, shared)
             if options is None and not self._needs_contents():
                 options = self.options_of(decode_attributes(attributes), own, shared)
-            if len(self._options) >= OPTIONS_KEPT_MAX:
-                self._options.clear()
-            self._options[key] = options
+            if len(attributes) <= OPTION_BYTES_KEPT_MAX:
+                if len(self._options) >= OPTIONS_KEPT_MAX:
+                    self._options.clear()
+                self._options[key] = options
             return options
 
     def options_of(self, attributes: Attributes, own: bool, shared: bool = False) -> Options:

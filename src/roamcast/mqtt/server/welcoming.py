@@ -16,11 +16,23 @@ if TYPE_CHECKING:
     from roamcast.mqtt.server.endpoint import EndpointSettings
 
 
+def check_topic_size(
+    topic: str, settings: EndpointSettings, reason: Reason = Reason.TOPIC_NAME_INVALID
+) -> None:
+    """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
+    longest, deepest = settings.topic_bytes_max, settings.topic_levels_max
+    if len(topic.encode()) > longest:
+        raise PacketError(reason, f"a topic of more than {longest} bytes")
+    if topic.count("/") >= deepest:
+        raise PacketError(reason, f"a topic of more than {deepest} levels")
+
+
 def check_will(connect: Connect, settings: EndpointSettings) -> None:
     """PacketError if the will asks for what there is not: the client is refused, not only its will."""
     will = connect.will
     if will is None:
         return
+    check_topic_size(will.topic, settings)
     if will.qos > settings.qos_max:
         raise PacketError(Reason.QOS_NOT_SUPPORTED, f"a will of QoS {will.qos}: at most {settings.qos_max}")
     if will.retain and not settings.retain:
