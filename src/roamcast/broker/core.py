@@ -398,7 +398,7 @@ class BrokerCore:
         for _, client, queue in sorted(queues, key=lambda one: -one[0]):
             while excess > 0 and queue.waiting:
                 burst = queue.drop_waiting()
-                excess -= burst.size
+                excess -= burst.held
                 self.dropped(client, burst, "overflow")
 
     # --- notifications ---

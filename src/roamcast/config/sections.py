@@ -198,6 +198,9 @@ class Mqtt(Section, frozen=True):
 
     packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 1_048_576
     """The largest packet that a client may send."""
+    small_packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 16_384
+    """The largest packet that is no PUBLISH, SUBSCRIBE or UNSUBSCRIBE: an acknowledgement, for instance. A
+    CONNECT may have up to 256 KiB."""
     receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 1024
     """How many QoS 1 and 2 messages a client may send before the first is acknowledged."""
     inflight_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024

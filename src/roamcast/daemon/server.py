@@ -35,6 +35,7 @@ from roamcast.daemon.settings import site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Connack, Connect, Disconnect
+from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
@@ -83,6 +84,7 @@ class Server:
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
+        self.limits = Limits(config.mqtt.user_properties_max)
         self.output_bytes_max = config.quotas.output_bytes_max
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []

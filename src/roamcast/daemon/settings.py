@@ -33,6 +33,7 @@ def site_settings(config: Config) -> MachineSettings:
         ),
         endpoint=EndpointSettings(
             packet_max=mqtt.packet_bytes_max,
+            small_packet_max=mqtt.small_packet_bytes_max,
             receive_maximum=mqtt.receive_maximum,
             topic_alias_maximum=mqtt.topic_alias_maximum,
             window=mqtt.inflight_max,

@@ -15,7 +15,10 @@ ARRIVALS_KEPT_MIN = 256
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest."""
+    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest.
+
+    Bytes are memory, as `Burst.held` estimates it.
+    """
 
     notifications_max: int
     bytes_max: int
@@ -111,7 +114,7 @@ class DeliveryQueue:
     def limit(self, limits: QueueLimits | None) -> None:
         """Other limits from now on; what is too much gives way when the next burst comes."""
         self._limits = limits
-        self.size_bytes = sum(burst.size for burst in self.bursts()) if limits is not None else 0
+        self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
 
     def append(self, burst: Burst) -> Sequence[tuple[DeliveryQueue, Burst]]:
         """Add at the end; return what had to be given up for it, here or in another queue."""
@@ -119,7 +122,7 @@ class DeliveryQueue:
         self.appended += burst.count
         limits = self._limits
         if limits is not None:
-            self.size_bytes += burst.size
+            self.size_bytes += burst.held
             is_full = (
                 self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
             )
@@ -138,7 +141,7 @@ class DeliveryQueue:
             return 0
         appended = self.appended + count
         if limits is not None:
-            size_bytes = self.size_bytes + burst.size
+            size_bytes = self.size_bytes + burst.held
             if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
                 return 0
             self.size_bytes = size_bytes
@@ -157,7 +160,7 @@ class DeliveryQueue:
             if limits.drops_newest:
                 burst = self.waiting.pop()
                 self.appended -= burst.count
-                self.size_bytes -= burst.size
+                self.size_bytes -= burst.held
                 return [(self, burst)]
             evicted.append((self, self.drop_waiting()))
         return evicted
@@ -256,7 +259,7 @@ class DeliveryQueue:
         burst = bursts.popleft()
         self.popped += burst.count
         if self._limits is not None:
-            self.size_bytes -= burst.size
+            self.size_bytes -= burst.held
         if self._limited and self._buffer is not None:
             self._buffer.removed(burst)
         return burst

@@ -322,7 +322,7 @@ class MobileCore:
     @property
     def queued_bytes(self) -> int:
         waiting = sum(queue.size_bytes for _, queue in self.queues())
-        return waiting + sum(burst.size for visit in self.visits.values() for _, burst in visit.in_flight)
+        return waiting + sum(burst.held for visit in self.visits.values() for _, burst in visit.in_flight)
 
     def press(self, bytes_max: int) -> None:
         """All queues together may hold no more than this: the longest give up their oldest first."""
@@ -332,7 +332,7 @@ class MobileCore:
             if not queue:
                 return
             burst = queue.pop()
-            over -= burst.size
+            over -= burst.held
             self._drop(client, burst)
 
     # --- effects ---

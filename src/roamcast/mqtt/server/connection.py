@@ -17,7 +17,7 @@ from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive, following
 from roamcast.mqtt.codec.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.codec.properties import split_publish
-from roamcast.mqtt.codec.reading import PINGREQ, SUBSCRIBE, UNSUBSCRIBE, cut, needed, parse
+from roamcast.mqtt.codec.reading import PINGREQ, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, Limits, cut, needed, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import ClientAccess, Identity
@@ -40,6 +40,8 @@ TOPICS_KEPT_MAX = 2048
 TOPICS_BYTES_KEPT_MAX = 256 * 1024
 """What is remembered of the topics of one connection."""
 EXPLANATION_LENGTH_MAX = 1000
+LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
+"""Kinds of packets that have a use for the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
 """Kinds of packets that take as long as so many others."""
 
@@ -64,6 +66,9 @@ class PacketTaker(Protocol):
 
     inputs: list[Input]
     packet_max: int
+    small_max: int
+    """The size of packets that are acknowledgements, pings and the like."""
+    limits: Limits
     packets_max: int
     """Bursts and single packets that are taken of one connection in this turn; others are waiting too."""
     unread: dict[int, None]
@@ -99,16 +104,16 @@ class PacketTaker(Protocol):
 
 class MqttConnection:
     __slots__ = (
-        "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "client", "connect", "guarded", "id",
-        "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
+        "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "client", "connect",
+        "guarded", "id", "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
         "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
     __state__ = State(
         "mqtt-connection",
         derived=(
-            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "guarded", "is_durable", "is_slow", "out",
-            "published", "sent_aliases", "taken", "topics",
+            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "guarded", "is_durable",
+            "is_slow", "out", "published", "sent_aliases", "taken", "topics",
         ),
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
@@ -232,7 +237,8 @@ class MqttConnection:
         """Keep whole packets until the session is there; not too many, since they are all taken at once."""
         position = 0
         while self._held < endpoint.packets_max:
-            whole = cut(data, position, endpoint.packet_max)
+            is_large = position < len(data) and data[position] >> 4 in LARGE
+            whole = cut(data, position, endpoint.packet_max if is_large else endpoint.small_max)
             if whole is None:
                 break
             position = whole[2]
@@ -268,13 +274,13 @@ class MqttConnection:
                 if end > position:
                     position = end
                     continue
-            whole = cut(data, position, packet_max)
+            whole = cut(data, position, packet_max if kind in LARGE else endpoint.small_max)
             if whole is None:
                 break
             first, start, position = whole
             left -= LABOUR.get(kind, 1)
             body = data[start:position]
-            packet = parse(first, body, version)
+            packet = parse(first, body, version, limits=endpoint.limits)
             if kind == 3:
                 # Too large, or with too many properties, to be cut by the burst.
                 topic, packet_id, start, stop, at = split_publish(body, first >> 1 & 3, version)

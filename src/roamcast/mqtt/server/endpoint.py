@@ -17,6 +17,7 @@ from roamcast.filters.filter import Attributes, Filter, Value
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import IN_CONNACK, IN_SERVER_DISCONNECT, Reason
 from roamcast.mqtt.codec.topics import decode_topic
 from roamcast.mqtt.codec.user_properties import DESTINATION
@@ -56,6 +57,8 @@ from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.state import State
 
 PUBCOMP = b"\x70\x02"
+ENTRIES_PER_SUBSCRIPTION = 2
+"""A packet names at most twice as many topic filters as a client may have subscriptions."""
 TOPICS_KEPT_MAX = 4096
 TOPIC_BYTES_KEPT_MAX = 512
 """Longer topics are not remembered."""
@@ -67,6 +70,8 @@ PROVISIONAL = "\0provisional/"
 
 class EndpointSettings(msgspec.Struct, frozen=True):
     packet_max: int = 1 << 20
+    small_packet_max: int = 16 << 10
+    """Of packets other than PUBLISH, SUBSCRIBE and UNSUBSCRIBE."""
     receive_maximum: int = 1024
     """QoS 2 publishes that a client may have begun and not released."""
     topic_alias_maximum: int = 64
@@ -90,7 +95,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     topic_bytes_max: int = 4096
     topic_levels_max: int = 256
     user_properties_max: int = 64
-    """Of one PUBLISH."""
+    """Of one packet."""
     shared: bool = True
     serves_unreachable: bool = False
     """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
@@ -141,9 +146,9 @@ class Endpoint:
     __state__ = State(
         "mqtt-endpoint",
         saved=(
-            "access", "keeper", "settings", "packet_max", "received_max", "waiting_max", "alias_max",
-            "qos_max", "retains", "inputs", "touched", "closes", "timers", "encoder", "connections",
-            "sessions", "_elsewhere", "_attaching", "_present", "_wills", "_subscribing", "_properties",
+            "access", "keeper", "settings", "packet_max", "small_max", "limits", "received_max",
+            "waiting_max", "alias_max", "qos_max", "retains", "inputs", "touched", "closes",
+            "timers", "encoder", "connections", "sessions", "_elsewhere", "_attaching", "_present", "_wills", "_subscribing", "_properties",
         ),
         unhashed=("now",),
         derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unfinished", "unread"),
@@ -189,6 +194,9 @@ class Endpoint:
     def configure(self, settings: EndpointSettings) -> None:
         self.settings = settings
         self.packet_max = settings.packet_max
+        self.small_max = min(settings.small_packet_max, settings.packet_max)
+        entries_max = ENTRIES_PER_SUBSCRIPTION * settings.subscriptions_max
+        self.limits = Limits(settings.user_properties_max, entries_max)
         self.received_max = settings.receive_maximum
         self.waiting_max = settings.waiting_bytes_max
         self.alias_max = settings.topic_alias_maximum

@@ -16,7 +16,7 @@ from roamcast.state import State
 
 BLOCKS_KEPT_MAX = 1024
 BLOCK_BYTES_KEPT_MAX = 1024
-"""A longer property block is read again each time: remembering it would cost a client nothing, and us much."""
+"""A longer property block is read again each time."""
 
 
 class Described(NamedTuple):
