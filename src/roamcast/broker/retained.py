@@ -41,7 +41,7 @@ SLICE_VISITS = 256
 CLIENTS_PER_SLICE = 4
 SLICE_BYTES = 256 * 1024
 """A slice ends when it has sent as much."""
-MESSAGE_BYTES = 700
+MESSAGE_BYTES = 600
 """Memory of a retained message beside its topic (held twice), body, properties and publisher."""
 EVERYTHING = ("#",)
 ABOUT_TOPIC = frozenset({TOPIC})

@@ -105,8 +105,8 @@ class PacketTaker(Protocol):
 class MqttConnection:
     __slots__ = (
         "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "client", "connect",
-        "guarded", "id", "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
-        "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
+        "guarded", "id", "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out",
+        "published", "qos_max", "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
     __state__ = State(

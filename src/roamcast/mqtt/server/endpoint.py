@@ -148,7 +148,8 @@ class Endpoint:
         saved=(
             "access", "keeper", "settings", "packet_max", "small_max", "limits", "received_max",
             "waiting_max", "alias_max", "qos_max", "retains", "inputs", "touched", "closes",
-            "timers", "encoder", "connections", "sessions", "_elsewhere", "_attaching", "_present", "_wills", "_subscribing", "_properties",
+            "timers", "encoder", "connections", "sessions", "_elsewhere", "_attaching", "_present",
+            "_wills", "_subscribing", "_properties",
         ),
         unhashed=("now",),
         derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unfinished", "unread"),
