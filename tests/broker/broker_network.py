@@ -62,7 +62,7 @@ class BrokerNetwork:
             roamer = self.roamers[client]
             if connection == roamer.connection and isinstance(told, Welcome):
                 roamer.welcome = told
-        for client, connection, _ in effects.closes:
+        for client, connection, _ in effects.client_closes:
             roamer = self.roamers[client]
             roamer.closed = roamer.closed or (connection == roamer.connection and bool(roamer.broker))
 

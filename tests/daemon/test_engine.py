@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,7 +46,7 @@ DEADLINE_S = 60.0
 class Nowhere:
     """Nobody is connected."""
 
-    def write(self, writes: dict[int, list[bytes]]) -> None: ...
+    def write(self, writes: Mapping[int, list[bytes]]) -> None: ...
     def close(self, connection: int) -> None: ...
     def hold(self, connection: int) -> None: ...
     def hold_back(self, connection: int) -> bool:
@@ -189,7 +189,7 @@ class Everywhere(Nowhere):
     def __init__(self) -> None:
         self.seen: list[object] = []
 
-    def write(self, writes: dict[int, list[bytes]]) -> None:
+    def write(self, writes: Mapping[int, list[bytes]]) -> None:
         self.seen += writes.items()
 
     def close(self, connection: int) -> None:

@@ -231,10 +231,12 @@ class BrokerCore:
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
-        """Take what happened, in order; say what is to be done."""
+    def step(self, now: float, inputs: Iterable[Input], out: Effects | None = None) -> Effects:
+        """Take what happened, in order; say what is to be done, in `out` if it is given."""
         self.now = now
-        self._out = out = Effects()
+        if out is None:
+            out = Effects()
+        self._out = out
         for item in inputs:
             # The three that come by the million first.
             if type(item) is ReceivedInProcess or type(item) is Received:
@@ -729,7 +731,7 @@ class BrokerCore:
             self._out.to_clients.append((client, attachment.connection, message))
 
     def close(self, client: str, connection: int, reason: str) -> None:
-        self._out.closes.append((client, connection, reason))
+        self._out.client_closes.append((client, connection, reason))
 
     # Rows of which there is one for every hop or delivery are made by position where they arise,
     # because keywords would cost as much as the rest of the step.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,9 +16,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
-from roamcast.protocol.effects import Attached, Detached, Input, Said, SessionOver, Submitted
-from roamcast.protocol.notification import Message
-from roamcast.protocol.records import Row
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.variables import NumberSteps, Variable
 
@@ -249,19 +248,20 @@ class Tree(msgspec.Struct, frozen=True):
     """To the leader."""
 
 
-class MachineEffects(msgspec.Struct):
-    writes: dict[int, list[bytes]] = ()  # type: ignore[assignment]  # As `records`.
+NO_WRITES: Mapping[int, list[bytes]] = MappingProxyType({})
+
+
+class MachineEffects(Effects):
+    """What a step of a machine wants done. What the core sends to peers has been given to the links too.
+
+    What the core says to clients is here only with the plain front; the MQTT front makes `writes` of it.
+    """
+
+    writes: Mapping[int, list[bytes]] = NO_WRITES
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
-    to_clients: Sequence[tuple[str, int, Said]] = ()
-    """What the plain front says to its clients: (client, connection, message); and …"""
-    client_closes: Sequence[tuple[str, int, str]] = ()
-    """… the connections that it closes: (client, connection, reason)."""
-    sends: Sequence[tuple[str, Message]] = ()
-    """What the links were given, for those who count: (peer, message)."""
     link_closes: Sequence[tuple[str, str]] = ()
     """Links to be closed, and why."""
-    records: list[Row] = ()  # type: ignore[assignment]  # Most turns have none, and a list takes time.
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
@@ -269,9 +269,9 @@ class MachineEffects(msgspec.Struct):
     """If it is another than before."""
     unread: Sequence[int] = ()
     """Connections that sent more than one turn may take: the next goes on with an empty `ClientFrames`."""
-    deferred: list[MachineInput] = ()  # type: ignore[assignment]
+    deferred: Sequence[MachineInput] = ()
     """What is to come behind that, once more."""
-    durable: list[MachineInput | Input] = []
+    durable: list[MachineInput | Input] = msgspec.field(default_factory=list)
     """What must be in the journal before any of the rest goes out."""
 
 

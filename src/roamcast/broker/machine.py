@@ -131,11 +131,11 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._out = out = MachineEffects()
         kinds, of_clients = front.kinds, []
         for item in inputs:
-            if type(item) in kinds:
-                of_clients.append(item)
-            elif type(item) is ReceivedInProcess:
+            if type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
                 front.inputs.append(item)
+            elif type(item) in kinds:
+                of_clients.append(item)
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -361,16 +361,12 @@ class BrokerMachine(MachineBase[ClientFront]):
         front, out = self.front, self._out
         while front.inputs:
             inputs, front.inputs = front.inputs, []
-            effects = self.broker.step(self._now, inputs)
-            sends, records = effects.sends, effects.records
-            if sends:
-                out.sends = [*out.sends, *sends] if out.sends else sends
-                if self.settings.encodes:
-                    self.links.send(sends)
-            if records:
-                out.records = [*out.records, *records] if out.records else records
-            if effects.to_clients or effects.closes:
-                front.perform(effects, out)
+            sent = len(out.sends)
+            self.broker.step(self._now, inputs, out)
+            if self.settings.encodes and len(out.sends) > sent:
+                self.links.send(out.sends[sent:])
+            if out.to_clients or out.client_closes:
+                front.perform(out)
 
     # --- what is checked in a replay ---
 

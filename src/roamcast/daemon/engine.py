@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from time import monotonic
 from typing import NoReturn, Protocol
@@ -51,7 +51,7 @@ PAUSE_S = 0.0002
 class Output(Protocol):
     """Where the effects of a turn go."""
 
-    def write(self, writes: dict[int, list[bytes]]) -> None:
+    def write(self, writes: Mapping[int, list[bytes]]) -> None:
         """To each connection, its parts together."""
 
     def close(self, connection: int) -> None: ...

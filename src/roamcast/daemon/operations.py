@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -16,7 +16,6 @@ from roamcast.broker.seeking import IsHere
 from roamcast.config.sections import Config
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
-from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import HttpServer
 from roamcast.daemon.linking import Linking
@@ -24,6 +23,9 @@ from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, healt
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
 from roamcast.storage.kept_out import KeptOut
+
+if TYPE_CHECKING:
+    from roamcast.daemon.event_log import EventLog
 
 log = logging.getLogger("roamcast")
 

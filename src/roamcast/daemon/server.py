@@ -9,8 +9,9 @@ import signal
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,7 +28,6 @@ from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
 from roamcast.daemon.engine import Engine
-from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
@@ -49,6 +49,9 @@ from roamcast.net.tls import ServerContext, listener_context
 from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
+
+if TYPE_CHECKING:
+    from roamcast.daemon.event_log import EventLog
 
 log = logging.getLogger("roamcast")
 
@@ -326,7 +329,7 @@ class Server:
 
     # --- effects (see engine.Output) ---
 
-    def write(self, writes: dict[int, list[bytes]]) -> None:
+    def write(self, writes: Mapping[int, list[bytes]]) -> None:
         clients = self._clients
         for connection, parts in writes.items():
             client = clients.get(connection)

@@ -414,8 +414,8 @@ class MovingMachine(MachineBase[MqttFront]):
             effects = core.take_effects()
             if not inputs and not effects:
                 return
-            self._out.records = [*self._out.records, *effects.records]
-            if effects.to_clients or effects.closes:
+            self._out.records += effects.records
+            if effects.to_clients or effects.client_closes:
                 endpoint.perform(effects)
 
     # --- what is checked in a replay ---

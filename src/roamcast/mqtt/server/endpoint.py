@@ -677,10 +677,12 @@ class Endpoint:
 
     # --- what the core wants done ---
 
-    def perform(self, effects: Effects, out: object = None) -> None:
+    def perform(self, effects: Effects) -> None:
         """Into the connections; what is written is collected from them when the turn is over."""
+        to_clients, effects.to_clients = effects.to_clients, []
+        closes, effects.client_closes = effects.client_closes, []
         welcomed = []
-        for _, id, message in effects.to_clients:
+        for _, id, message in to_clients:
             connection = self.connections.get(id)
             if connection is None:
                 continue
@@ -697,7 +699,7 @@ class Endpoint:
                     welcomed.append(connection)
             elif type(message) is SubscriptionSettled:
                 self._subscribing.on_settled(id, message.request)
-        for _, id, why in effects.closes:
+        for _, id, why in closes:
             connection = self.connections.get(id)
             if connection is not None:
                 # Whatever it sent in this turn came too late: no answer may say otherwise.
