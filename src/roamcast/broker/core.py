@@ -607,6 +607,10 @@ class BrokerCore:
             self._own.incarnation = self.new_incarnation()
         self.publish(self._own, attributes, (body,), marks)
 
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        self._take_fleeting("", Fleeting(self._own.client, 0, 0, attributes, self.now, (body,), 1, marks))
+
     def enqueue(self, client: str, burst: Burst) -> bool:
         """One more notification for a client whose session is here, in order with all others.
 

@@ -247,13 +247,18 @@ class Quotas(Section, frozen=True):
     """Connections at once that have not said yet who they are; past it the one that was silent for longest
     gives way."""
     sessions_max: Count = 100_000
-    """Sessions held by this broker, also those of clients that are away."""
+    """Sessions held by this broker, also those of clients that are away. Past it a new one takes the place of
+    one without subscriptions whose client is away; where there is none, the client is refused."""
+    wills_bytes_max: Bytes = 67_108_864
+    """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000
     """Subscriptions of one client."""
+    subscription_bytes_per_client_max: Bytes = 16_777_216
+    """Memory of the subscriptions of one client: 4 KiB each, and 60 bytes per character of a selector."""
     queue_notifications_max: Count = 100_000
     """Notifications that wait for one client."""
     queue_bytes_max: Bytes = 67_108_864
-    """The same in bytes."""
+    """The same in bytes of memory: topic, payload, properties, and 320 bytes for each."""
     drop: Literal["oldest", "newest"] = "oldest"
     """What a full queue gives up; each is counted and recorded."""
     publish_per_s: Annotated[float, Meta(gt=0)] | None = None
@@ -268,7 +273,7 @@ class Quotas(Section, frozen=True):
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
-    """The same in bytes."""
+    """The same in bytes of memory: twice the topic, payload, properties, and some 700 bytes for each."""
     buffered_bytes_max: Bytes = 2_147_483_648
     """Bytes in all queues together; past it the longest queues give up theirs first."""
 

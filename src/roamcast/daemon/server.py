@@ -27,7 +27,7 @@ from roamcast.broker.inputs import (
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
-from roamcast.daemon.engine import Engine
+from roamcast.daemon.engine import PACKETS_PER_TURN, Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
-PACKETS_PER_TURN = 4096
-"""What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
 FAREWELL_S = 2.0
 """How long clients may take to read their last bytes."""
 
@@ -322,6 +320,11 @@ class Server:
         identity = await self._admission.identify(
             client.listener, connect, client_id, client.host, client.certificate
         )
+        will = connect.will
+        if will is not None and will.qos and self.engine.pressure.is_extreme:
+            raise ConnectionRefused(
+                Reason.SERVER_BUSY, "too much is kept for a peer already: no will of QoS 1 or 2 now"
+            )
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)

@@ -185,6 +185,11 @@ class MobileCore:
             name, Burst(name, self.incarnation, self._published, attributes, self.now, (body,), 1, marks)
         )
 
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        burst = Fleeting(f"$broker/{self.id}", 0, 0, attributes, self.now, (body,), 1, marks)
+        self.route_fleeting(LOCAL, burst)
+
     # --- peers ---
 
     def receive(self, peer: str, message: Message) -> None:

@@ -26,6 +26,7 @@ from roamcast.broker.inputs import (
     LinkFrames,
     LinkLeft,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
@@ -204,6 +205,8 @@ class MovingMachine(MachineBase[MqttFront]):
                 self._on_tick()
             case LinkDown(peer):
                 self._on_link_down(peer)
+            case LinkSlowed():
+                pass  # Nothing is retained here.
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):

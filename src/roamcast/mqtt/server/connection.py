@@ -104,7 +104,8 @@ class PacketTaker(Protocol):
 
 class MqttConnection:
     __slots__ = (
-        "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "client", "connect",
+        "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "asked", "client",
+        "connect",
         "guarded", "id", "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out",
         "published", "qos_max", "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
@@ -112,7 +113,7 @@ class MqttConnection:
     __state__ = State(
         "mqtt-connection",
         derived=(
-            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "guarded", "is_durable",
+            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "asked", "guarded", "is_durable",
             "is_slow", "out", "published", "sent_aliases", "taken", "topics",
         ),
     )  # fmt: skip
@@ -152,6 +153,8 @@ class MqttConnection:
         """Topics under which access depends on the content."""
         self.is_slow = False
         """Whether it does not read what is sent to it; what promises nothing is left out then."""
+        self.asked = 0
+        """Changes that the client asked for: of subscriptions, or of its own state."""
         self.published = 0
         """Notifications that came over this connection."""
         self.sent_aliases: dict[bytes, int] = {}

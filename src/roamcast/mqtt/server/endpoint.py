@@ -34,7 +34,13 @@ from roamcast.mqtt.server.sessions import NEVER, MqttSession, Recall, Subscripti
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
-from roamcast.mqtt.server.welcoming import acceptance, check_topic_size, check_will, session_expiry_of
+from roamcast.mqtt.server.welcoming import (
+    acceptance,
+    check_topic_size,
+    check_will,
+    session_expiry_of,
+    will_bytes,
+)
 from roamcast.protocol.effects import (
     Attached,
     Detached,
@@ -56,6 +62,8 @@ from roamcast.protocol.messages import (
 from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.state import State
 
+EXPIRY_WHERE_FULL_S = 60
+"""A session that is sent ahead of its client, to a broker that has too many, ends after this time."""
 PUBCOMP = b"\x70\x02"
 ENTRIES_PER_SUBSCRIPTION = 2
 """A packet names at most twice as many topic filters as a client may have subscriptions."""
@@ -90,6 +98,10 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
     """What a client may send before its session is there."""
+    subscriptions_bytes_max: int = 16 << 20
+    """Memory of the subscriptions of one client."""
+    wills_bytes_max: int = 64 << 20
+    """Memory of all wills."""
     sessions_max: int = 100_000
     qos_max: int = 2
     topic_bytes_max: int = 4096
@@ -149,10 +161,12 @@ class Endpoint:
             "access", "keeper", "settings", "packet_max", "small_max", "limits", "received_max",
             "waiting_max", "alias_max", "qos_max", "retains", "inputs", "touched", "closes",
             "timers", "encoder", "connections", "sessions", "_elsewhere", "_attaching", "_present",
-            "_wills", "_subscribing", "_properties",
+            "_idle", "_wills", "_subscribing", "_properties",
         ),
         unhashed=("now",),
-        derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unfinished", "unread"),
+        derived=(
+            "_attributes", "_wills_bytes", "packets_max", "packets_per_turn", "traffic", "unfinished", "unread",
+        ),
     )  # fmt: skip
 
     def __init__(self, keeper: Keeper) -> None:
@@ -175,6 +189,8 @@ class Endpoint:
         self._attaching: dict[str, MqttConnection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
+        self._idle: dict[str, None] = {}
+        """Clients that are away and for whom nothing is kept, the one that has been away for longest first."""
         self._wills: dict[str, packets.Will] = {}
         """Of clients that are away, until their delay is over."""
         self._subscribing = Subscribing(self)
@@ -189,6 +205,9 @@ class Endpoint:
         self.traffic = Traffic()
         self.unfinished = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
+        self._wills_bytes = sum(map(will_bytes, wills))
+        """Memory of the wills of all clients, away or here."""
         for connection in (*self.connections.values(), *self._attaching.values()):
             connection.access = self.access.of(connection.identity)
 
@@ -213,6 +232,7 @@ class Endpoint:
         session = self.sessions[client]
         will, at = self._take_will(session)
         del self.sessions[client]
+        self._idle.pop(client, None)
         if will is not None and at <= self.now:
             self._publish_will(will)
             will = None
@@ -228,13 +248,20 @@ class Endpoint:
         self.keeper.resume_recalls(client, recalls)
         if session.will is not None:
             # Whoever comes for the session makes it void, and whoever ends it publishes it.
-            self._wills[client], session.will = session.will, None
+            self._keep_will(client, session.will)
+            session.will = None
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self._join_groups(session)
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         if not is_coming:
+            is_full = len(self.sessions) > self.settings.sessions_max
+            if is_full and not self._make_room():
+                # Its client said that it comes here: it may do so for a while.
+                session.expiry_s = min(session.expiry_s, EXPIRY_WHERE_FULL_S)
             self._begin_expiry(session)
+            if session.is_idle:
+                self._idle[client] = None
         if PROVISIONAL + client in self.sessions:
             self._reunite(client, session)
 
@@ -280,6 +307,7 @@ class Endpoint:
             return
         will, _ = self._take_will(session)
         del self.sessions[client]
+        self._idle.pop(client, None)
         self.keeper.take_recalls(client)
         if will is not None:
             self._publish_will(will)
@@ -310,6 +338,7 @@ class Endpoint:
         client = identity.client
         connection = MqttConnection(id, connect, identity, self.access.of(identity), self.qos_max)
         self.connections[id] = connection
+        self._wills_bytes += will_bytes(connect.will)
         for other in self._others_of(client):
             if other is not None and other.identity.owner != identity.owner:
                 self._end(connection, Reason.NOT_AUTHORIZED, "this client id is somebody else's")
@@ -317,7 +346,7 @@ class Endpoint:
             if other is not None:
                 self._end(other, Reason.SESSION_TAKEN_OVER)
         try:
-            check_will(connect, self.settings)
+            check_will(connect, self.settings, self._wills_bytes)
             if connect.maximum_packet_size is not None:
                 connection.check_takes(acceptance(connection, False, self.settings))
         except PacketError as error:
@@ -353,9 +382,10 @@ class Endpoint:
     def _on_welcome(self, connection: MqttConnection, message: Welcome) -> None:
         client = connection.client
         self._attaching.pop(client, None)
-        self._wills.pop(client, None)
+        self._pop_will(client)
         session, is_new = self.sessions[client], not self._present.get(client, True)
-        if is_new and len(self.sessions) > self.settings.sessions_max:
+        self._idle.pop(client, None)
+        if is_new and len(self.sessions) > self.settings.sessions_max and not self._make_room():
             self._end(connection, Reason.QUOTA_EXCEEDED, "there are too many sessions here")
             return
         session.connection, session.timer, session.since = connection.id, 0, self.now
@@ -369,6 +399,14 @@ class Endpoint:
         connection.out.append(written(answer, connection.version))
         self.traffic.welcomed += 1
         self._note(connection, "connected", "with its session" if present else "with a new session")
+
+    def _make_room(self) -> bool:
+        """End a session for which nothing is kept, the one whose client has been away for longest."""
+        idle = next(iter(self._idle), None)
+        if idle is not None:
+            del self._idle[idle]
+            self.inputs.append(SessionOver(idle))
+        return idle is not None
 
     def _on_not_located(self, connection: MqttConnection) -> None:
         """A broker that may hold the session has not answered in time."""
@@ -403,9 +441,11 @@ class Endpoint:
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
-        self._wills.pop(client, None)
-        if name in self._wills:
-            self._wills[client], session.will_at = self._wills.pop(name), stand_in.will_at
+        self._pop_will(client)
+        will = self._pop_will(name)
+        if will is not None:
+            self._keep_will(client, will)
+            session.will_at = stand_in.will_at
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self.inputs.append(SessionsMerged(name, client))
 
@@ -471,6 +511,7 @@ class Endpoint:
         # Also one that will be refused: the core writes down that it was.
         connection.is_durable = True
         connection.request += 1
+        connection.asked += 1
         self.inputs.append(Submitted(connection.client, connection.id, Move(connection.request, values)))
         refusal = self.keeper.refusal_of_move(values)
         return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
@@ -606,6 +647,7 @@ class Endpoint:
         connection.is_open = False
         self.touched[id] = connection
         del self.connections[id]
+        self._wills_bytes -= will_bytes(connection.connect.will)
         self.closes[id] = None
         self._subscribing.forget(id)
         if self._attaching.get(client) is connection:
@@ -618,13 +660,15 @@ class Endpoint:
             return  # It has gone to another broker, or is over: then so has its will.
         will, at = self._will_of(connection, session) if with_will else (None, 0.0)
         session.connection, session.since = 0, self.now
+        if session.is_idle:
+            self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
             self._publish_will(will)
         elif will is not None:
-            self._wills[client] = will
+            self._keep_will(client, will)
             session.will_at = at
             session.will_timer = self.timers.set(at, ("will", client))
 
@@ -640,7 +684,17 @@ class Endpoint:
         connection = self.connections.get(session.connection)
         if connection is not None:
             return self._will_of(connection, session)
-        return self._wills.pop(session.client, None), session.will_at
+        return self._pop_will(session.client), session.will_at
+
+    def _keep_will(self, client: str, will: packets.Will) -> None:
+        self._pop_will(client)
+        self._wills[client] = will
+        self._wills_bytes += will_bytes(will)
+
+    def _pop_will(self, client: str) -> packets.Will | None:
+        will = self._wills.pop(client, None)
+        self._wills_bytes -= will_bytes(will)
+        return will
 
     def _will_of(self, connection: MqttConnection, session: MqttSession) -> tuple[packets.Will | None, float]:
         """The will of a connection that ends now, if it may be published, and when."""
@@ -672,8 +726,10 @@ class Endpoint:
                         self.inputs.append(SessionOver(client))
                 case ("will", client):
                     session = self.sessions.get(client)
-                    if session is not None and session.will_timer == number and client in self._wills:
-                        self._publish_will(self._wills.pop(client))
+                    due = session is not None and session.will_timer == number
+                    will = self._pop_will(client) if due else None
+                    if will is not None:
+                        self._publish_will(will)
 
     # --- what the core wants done ---
 

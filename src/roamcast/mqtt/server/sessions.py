@@ -47,6 +47,16 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """Whether the client wants to know whose each notification is, and which."""
 
 
+SUBSCRIPTION_BYTES = 4096
+CHARACTER_BYTES = 60
+"""Memory of a subscription, at all its places, and of each character of its filter."""
+
+
+def subscription_bytes(subscription: Subscription) -> int:
+    """Memory that a subscription takes."""
+    return SUBSCRIPTION_BYTES + CHARACTER_BYTES * len(subscription.filter)
+
+
 class Plan(NamedTuple):
     """How bursts of one kind are sent to a client: nothing about them is looked at one by one."""
 
@@ -111,10 +121,16 @@ def _lift_1(fields: dict[str, Any]) -> None:
 
 
 class MqttSession:
-    __state__ = State("mqtt-session", 2, derived=("_filters", "_options", "plans"), lifts={1: _lift_1})
+    __state__ = State(
+        "mqtt-session",
+        2,
+        derived=("_filters", "_options", "plans", "subscriptions_bytes"),
+        lifts={1: _lift_1},
+    )
     __slots__ = (
         "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "in_flight", "leaving",
-        "plans", "received", "since", "stream", "subscriptions", "timer", "will", "will_at", "will_timer",
+        "plans", "received", "since", "stream", "subscriptions", "subscriptions_bytes",
+        "timer", "will", "will_at", "will_timer",
     )  # fmt: skip
 
     def __init__(self, client: str, capsule: Capsule | None = None) -> None:
@@ -149,6 +165,8 @@ class MqttSession:
         self._restore()
 
     def _restore(self) -> None:
+        self.subscriptions_bytes = 0
+        """Memory of what is subscribed to."""
         self._filters: dict[str, int] = {}
         """What is asked of the core, and by how many subscriptions."""
         for subscription in self.subscriptions.values():
@@ -177,6 +195,12 @@ class MqttSession:
         except msgspec.MsgspecError as error:
             raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
 
+    @property
+    def is_idle(self) -> bool:
+        """True if the client is away, and has never got anything that it may miss."""
+        used = self.subscriptions or self.leaving or self.received or self.stream or self.in_flight.resend
+        return not used and not self.connection
+
     # --- subscriptions ---
 
     def subscribe(self, subscription: Subscription) -> None:
@@ -197,7 +221,10 @@ class MqttSession:
         return subscription
 
     def _count(self, subscription: Subscription | None, change: int) -> None:
-        if subscription is not None and not subscription.group:
+        if subscription is None:
+            return
+        self.subscriptions_bytes += change * subscription_bytes(subscription)
+        if not subscription.group:
             count = self._filters.get(subscription.filter, 0) + change
             if count:
                 self._filters[subscription.filter] = count

@@ -20,7 +20,7 @@ from roamcast.mqtt.codec.topics import split_shared, subscription_filter
 from roamcast.mqtt.codec.user_properties import IDENTITY, WHERE
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.connection import EXPLANATION_LENGTH_MAX, MqttConnection
-from roamcast.mqtt.server.sessions import MqttSession, Subscription
+from roamcast.mqtt.server.sessions import MqttSession, Subscription, subscription_bytes
 from roamcast.protocol.effects import Submitted
 from roamcast.protocol.messages import ClientSubscribe, ClientUnsubscribe, Request
 from roamcast.state import State
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from roamcast.mqtt.server.endpoint import Endpoint
 
 ENTRIES_PER_TURN = 50
-"""Of one packet; a turn of another client may come in between. About 5 ms of work."""
+"""Of one packet; a turn of another client may come in between. About 5 ms of work, and as much as …"""
+CHARACTERS_PER_TURN = 8192
+"""… topic filters and selectors of this length together."""
 
 GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
 
@@ -96,8 +98,12 @@ class Subscribing:
         packet, start = asking.packet, len(asking.reasons)
         if isinstance(packet, packets.Subscribe):
             size = len(packet.entries)
+            weight, asked = 0, dict(packet.user_properties)
             for place, entry in enumerate(packet.entries[start : start + ENTRIES_PER_TURN], start):
-                self._subscribe(connection, session, asking, entry, place)
+                self._subscribe(connection, session, asking, entry, place, asked)
+                weight += len(entry.filter) + len(asked.get(WHERE, ""))
+                if weight > CHARACTERS_PER_TURN:
+                    break
         else:
             size = len(packet.filters)
             for name in packet.filters[start : start + ENTRIES_PER_TURN]:
@@ -125,10 +131,11 @@ class Subscribing:
         asking: Asking,
         entry: packets.SubscriptionEntry,
         place: int,
+        asked: Mapping[str, str],
     ) -> None:
         packet = asking.packet
         assert isinstance(packet, packets.Subscribe)
-        identifier, asked = packet.subscription_identifier, dict(packet.user_properties)
+        identifier = packet.subscription_identifier
         try:
             self._check_room(session, entry.filter, place)
             if entry in asking.granted:
@@ -190,6 +197,9 @@ class Subscribing:
             entry.filter, filter.text, min(entry.qos, connection.qos_max), entry.no_local,
             entry.retain_as_published, identifier, group, asked.get(IDENTITY) == "1",
         )  # fmt: skip
+        room = endpoint.settings.subscriptions_bytes_max - session.subscriptions_bytes
+        if subscription_bytes(subscription) > room and entry.filter not in session.subscriptions:
+            raise PacketError(Reason.QUOTA_EXCEEDED, "the client's subscriptions would take too much memory")
         refusal = endpoint.keeper.refusal_of_filter(filter, connection.client)
         if group and filter.own:
             refusal = "a shared subscription cannot depend on where one client is"
@@ -231,6 +241,7 @@ class Subscribing:
         self, connection: MqttConnection, kind: type[ClientSubscribe | ClientUnsubscribe], filter: str
     ) -> int:
         connection.request += 1
+        connection.asked += 1
         request: Request = kind(connection.request, parse(filter))
         self._endpoint.inputs.append(Submitted(connection.client, connection.id, request))
         return connection.request
