@@ -158,7 +158,8 @@ def test_a_topic_that_many_others_have_driven_out_of_memory_is_read_again() -> N
     for body in (b"old", b"new"):
         retain(site, ("a", body))
         for first in range(0, 5000, 500):
-            run(site, ClientFrames(2, b"".join(write(Publish(f"t/{n}"), 5) for n in range(first, first + 500))))
+            others = b"".join(write(Publish(f"t/{n}"), 5) for n in range(first, first + 500))
+            run(site, ClientFrames(2, others))
     assert site.retained._kept["a"].body == b"new"
 
 

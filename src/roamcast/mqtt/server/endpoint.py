@@ -7,7 +7,7 @@ about routing or mobility.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -165,7 +165,8 @@ class Endpoint:
         ),
         unhashed=("now",),
         derived=(
-            "_attributes", "_wills_bytes", "packets_max", "packets_per_turn", "traffic", "unfinished", "unread",
+            "_attributes", "_wills_bytes", "packets_max", "packets_per_turn", "traffic", "unfinished",
+            "unread",
         ),
     )  # fmt: skip
 
@@ -190,7 +191,7 @@ class Endpoint:
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
         self._idle: dict[str, None] = {}
-        """Clients that are away and for whom nothing is kept, the one that has been away for longest first."""
+        """Clients that are away and for whom nothing is kept; the first has been away for longest."""
         self._wills: dict[str, packets.Will] = {}
         """Of clients that are away, until their delay is over."""
         self._subscribing = Subscribing(self)
@@ -203,7 +204,7 @@ class Endpoint:
         self.packets_max = UNLIMITED
         self.unread: dict[int, None] = {}
         self.traffic = Traffic()
-        self.unfinished = self._subscribing.unfinished
+        self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
         self._wills_bytes = sum(map(will_bytes, wills))
