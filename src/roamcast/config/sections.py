@@ -228,7 +228,7 @@ class Mqtt(Section, frozen=True):
     """The longest client id."""
     topic_bytes_max: Annotated[int, Meta(ge=1, le=65_535)] = 4096
     """The longest topic and topic filter."""
-    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 256
+    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 128
     """How many levels a topic or topic filter may have."""
     user_properties_max: Annotated[int, Meta(ge=0, le=65_535)] = 64
     """How many user properties one packet may carry."""
@@ -254,7 +254,8 @@ class Quotas(Section, frozen=True):
     subscriptions_per_client_max: Count = 1000
     """Subscriptions of one client."""
     subscription_bytes_per_client_max: Bytes = 16_777_216
-    """Memory of the subscriptions of one client: 4 KiB each, and 60 bytes per character of a selector."""
+    """Memory of the subscriptions of one client: for each 4 KiB, 320 bytes per level of the topic filter, and
+    60 bytes per character of topic filter and selector."""
     queue_notifications_max: Count = 100_000
     """Notifications that wait for one client."""
     queue_bytes_max: Bytes = 67_108_864

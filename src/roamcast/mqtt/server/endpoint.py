@@ -105,7 +105,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     sessions_max: int = 100_000
     qos_max: int = 2
     topic_bytes_max: int = 4096
-    topic_levels_max: int = 256
+    topic_levels_max: int = 128
     user_properties_max: int = 64
     """Of one packet."""
     shared: bool = True

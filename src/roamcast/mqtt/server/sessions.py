@@ -48,13 +48,15 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
 
 
 SUBSCRIPTION_BYTES = 4096
+LEVEL_BYTES = 320
 CHARACTER_BYTES = 60
-"""Memory of a subscription, at all its places, and of each character of its filter."""
+"""Memory of a subscription, at all its places, and of each level and each character of its filter."""
 
 
 def subscription_bytes(subscription: Subscription) -> int:
     """Memory that a subscription takes."""
-    return SUBSCRIPTION_BYTES + CHARACTER_BYTES * len(subscription.filter)
+    text = subscription.filter
+    return SUBSCRIPTION_BYTES + LEVEL_BYTES * text.count("/") + CHARACTER_BYTES * len(text)
 
 
 class Plan(NamedTuple):
