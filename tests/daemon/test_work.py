@@ -289,8 +289,8 @@ def test_in_a_partition_only_those_wait_whose_messages_go_over_the_link(tmp_path
             before = kept_bytes(a, "b")
             for n in range(2000):
                 writer.send(packets.Publish(f"kept/{n % 10}", b"%d" % n + b"x" * 1000, 0, True))
-            for one in willing:
-                one.close()
+            for other in willing:
+                other.close()
             for n in range(10):
                 assert writer.publish(f"near/{n}", b"here") == Reason.SUCCESS
             near.take(10)

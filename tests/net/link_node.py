@@ -25,6 +25,7 @@ SECRET = "a secret of the tests"
 QUICK: dict[str, Any] = {
     "port": 0,
     "secret": SECRET,
+    "unlisted": "accept",
     "reconnect_min_s": 0.01,
     "reconnect_max_s": 0.1,
     "heartbeat_s": 0.05,
@@ -107,6 +108,10 @@ class Node:
     def on_link_down(self, peer: str) -> None:
         self.take(self.links.disconnected(peer))
 
+    def taken(self, peer: str) -> int:
+        end = self.links.ends.get(peer)
+        return end.taken if end is not None else 0
+
     def on_writable(self, peer: str) -> None:
         self.flush()
 
@@ -134,6 +139,8 @@ class Relay:
         self.accepted = 0
         self.heard = b""
         """What the last dialer said."""
+        self.change: Callable[[bytes], bytes] | None = None
+        """What to make, once, of the next bytes of the dialer."""
         self._writers: list[asyncio.StreamWriter] = []
         self._going = asyncio.Event()
         self._going.set()
@@ -160,12 +167,16 @@ class Relay:
         try:
             while data := await reader.read(1 << 16):
                 await self._going.wait()
-                self.heard += data if is_dialer else b""
+                if is_dialer:
+                    self.heard += data
+                    if self.change is not None:
+                        data, self.change = self.change(data), None
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
             pass
-        writer.close()
+        finally:
+            writer.close()
 
     def stop(self) -> None:
         """Nothing passes any more, and nobody is told."""

@@ -26,7 +26,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.server.delivering import is_expired
 from roamcast.mqtt.server.marks import EXPIRY, QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
-from roamcast.mqtt.server.sessions import Recall
+from roamcast.mqtt.server.sessions import Recall, client_of
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Burst, Command, Message, encode_attributes
 from roamcast.protocol.sizes import text_bytes
@@ -384,7 +384,7 @@ class RetainedMessages:
 
     def _is_for(self, client: str, recall: Recall, message: Retain) -> bool:
         """False for what the client published and does not want, and for what it gets without a recall."""
-        if recall.no_local and message.publisher == client:
+        if recall.no_local and message.publisher == client_of(client):
             return False
         if (message.time, message.count) > recall.clock:
             return False

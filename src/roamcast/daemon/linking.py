@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
+import msgspec
+
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, MachineInput
 from roamcast.broker.links.links import Offer
-from roamcast.config.sections import Config
+from roamcast.config.sections import Config, Link
 from roamcast.net.discovery import LocalDiscovery
 from roamcast.net.peers import Peers
 from roamcast.net.tls import link_contexts
@@ -33,7 +35,7 @@ class Linking:
             election = config.election
             terms["election"] = f"{election.missed_max} rounds of {election.period_s:g} s"
         contexts = link_contexts(config.link) if config.link.tls else None
-        self.peers = Peers(config.id, terms, config.link, config.peers, self, contexts)
+        self.peers = Peers(config.id, terms, _link_of(config), config.peers, self, contexts)
         self._config = config
         self.discovery: LocalDiscovery | None = None
         self._site = site
@@ -55,7 +57,7 @@ class Linking:
 
     def reload(self, config: Config) -> None:
         contexts = link_contexts(config.link) if config.link.tls else None
-        self.peers.reload(config.link, config.peers, contexts)
+        self.peers.reload(_link_of(config), config.peers, contexts)
         if self.discovery is not None:
             self.discovery.secret = config.link.secret
 
@@ -89,9 +91,20 @@ class Linking:
     def on_link_down(self, peer: str) -> None:
         self._push(LinkDown(peer))
 
+    def taken(self, peer: str) -> int:
+        end = self._site.links.ends.get(peer)
+        return end.taken if end is not None else 0
+
     def on_writable(self, peer: str) -> None:
         self.write(peer)
 
     def heartbeat(self, peer: str) -> bytes:
         end = self._site.links.ends.get(peer)
         return end.heartbeat() if end is not None else b""
+
+
+def _link_of(config: Config) -> Link:
+    """Brokers that find each other by themselves cannot be listed."""
+    if config.discovery.enabled and config.link.unlisted == "auto":
+        return msgspec.structs.replace(config.link, unlisted="accept")
+    return config.link

@@ -15,7 +15,7 @@ import random
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -27,9 +27,11 @@ from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.sections import Link, Peer
 from roamcast.errors import InputError
 from roamcast.net.address_book import AddressBook
+from roamcast.net.clients import Budget
 from roamcast.net.complaints import Complaints
 from roamcast.net.handshake import (
     NONCE_BYTES,
+    REASONS,
     Agreed,
     Ended,
     Handshake,
@@ -39,6 +41,7 @@ from roamcast.net.handshake import (
     line,
 )
 from roamcast.net.peer_connection import PeerConnection
+from roamcast.net.peer_list import PeerList
 from roamcast.net.tls import LinkContexts
 from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN
 
@@ -77,6 +80,9 @@ class LinkHandler(Protocol):
         """Whole frames. LinkError closes the connection."""
 
     def on_link_down(self, peer: str) -> None: ...
+
+    def taken(self, peer: str) -> int:
+        """Messages that have come over the link so far."""
 
     def on_writable(self, peer: str) -> None:
         """After `is_writable` was false: the connection takes more."""
@@ -132,9 +138,11 @@ class Peers:
         `versions` are the lowest and the highest version of the link protocol that are spoken.
         """
         self.id = id
-        self._own = Own(id, secrets.token_bytes(16), link.secret, dict(terms), versions)
+        self._own = Own(id, secrets.token_bytes(16), dict(terms), versions)
         self._link = link
-        self._book = AddressBook(peers)
+        listed = list(peers)
+        self._list = PeerList(link, listed)
+        self._book = AddressBook(listed)
         self._handler = handler
         self._contexts = contexts
         self._sockets: list[socket.socket] = []
@@ -174,14 +182,53 @@ class Peers:
         return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
 
     def reload(self, link: Link, peers: Iterable[Peer], contexts: LinkContexts | None = None) -> None:
-        """Another configuration: for handshakes from now on, and for who is dialed. It listens as before."""
-        self._own = msgspec.structs.replace(self._own, secret=link.secret)
+        """Another configuration, for links that are up too: one that could not be made again ends.
+
+        The broker listens as before. InputError changes nothing.
+        """
+        listed = list(peers)
+        self._list = PeerList(link, listed)
         self._link, self._contexts = link, contexts
-        for peer in self._book.configure(peers):
+        for peer in self._book.configure(listed):
             self._follow(peer)
         for peer in [peer for peer in self._dialers if peer not in self._book]:
             self._dialers.pop(peer).cancel()
+        for connection in list(self._connections):
+            if connection.state == "up":
+                self._review(connection)
         self._dial_all()
+
+    def _review(self, connection: PeerConnection) -> bool:
+        """Whether a connection could be made again as it was; if not, it is closed."""
+        objection = self._objection(connection)
+        if objection:
+            connection.close(objection)
+            return False
+        connection.limit(self._budget(connection.peer_id))
+        return True
+
+    def _objection(self, connection: PeerConnection) -> str:
+        peer, contexts = connection.peer_id, self._contexts
+        if not self._list.admits(peer):
+            return f"{peer} is not in the list of peers any more"
+        if connection.secret not in (self._list.secrets(peer) or ("",)):
+            return f"the secret that {peer} proved itself with is not valid any more"
+        if connection.contexts_digest != (contexts.digest if contexts else b""):
+            return "certificates, authorities or revocation lists have changed"
+        if contexts and not connection.is_certified(peer, self._list.entry(peer).certificate_sha256):
+            return f"the certificate of {peer} is not among those in certificate_sha256 any more"
+        return ""
+
+    def _budget(self, peer: str) -> Budget | None:
+        entry = self._list.entry(peer)
+        if entry.messages_per_s is None and entry.bytes_per_s is None:
+            return None
+        before, at_once = self._handler.taken(peer), int(entry.messages_per_s or 0) + 1
+
+        def taken() -> int:
+            return self._handler.taken(peer) - before
+
+        return Budget(taken, entry.messages_per_s, at_once, entry.bytes_per_s)
 
     def _dial_all(self) -> None:
         for peer in self._book.peers:
@@ -245,7 +292,7 @@ class Peers:
         """Frames for the peer; nothing happens if the connection has just been lost."""
         connection = self._slots.get(peer)
         if connection is not None and connection.state == "up":
-            connection.transport.write(data)
+            connection.write(data)
 
     def is_writable(self, peer: str) -> bool:
         connection = self._slots.get(peer)
@@ -253,13 +300,14 @@ class Peers:
 
     def pause_reading(self, peer: str) -> None:
         connection = self._slots.get(peer)
-        if connection is not None and connection.state == "up" and connection.transport.is_reading():
-            connection.transport.pause_reading()
+        if connection is not None:
+            connection.pause_reading()
 
     def resume_reading(self, peer: str) -> None:
         connection = self._slots.get(peer)
-        if connection is not None and connection.state == "up" and not connection.transport.is_reading():
-            connection.transport.resume_reading()
+        if connection is not None:
+            connection.is_held = False
+            connection.resume_reading()
 
     def dial_again(self, peer: str) -> None:
         """Do not wait for the end of a pause: the reason for it is gone."""
@@ -276,7 +324,8 @@ class Peers:
     def statuses(self, others: Iterable[str] = ()) -> list[LinkStatus]:
         """Of every peer that is configured or connected, and of these."""
         statuses = []
-        for peer in sorted(dict.fromkeys([*self._book.peers, *self._slots, *others])):
+        known = [*self._list.listed, *self._book.peers, *self._slots, *others]
+        for peer in sorted(dict.fromkeys(known)):
             connection = self._slots.get(peer)
             is_up = connection is not None and connection.state == "up"
             address = connection.address if connection is not None else ""
@@ -335,12 +384,13 @@ class Peers:
                 oldest.cancel()
         if self._strangers[host] > STRANGERS_PER_HOST_MAX:
             why = "too many connections at once that have not said who they are"
-        elif not (self._own.secret or self._contexts or is_loopback(host)):
+        elif not (self._list.has_secrets or self._contexts or is_loopback(host)):
             why = "without a secret or TLS, links are for this machine alone"
         if why:
             accepted.close()
         else:
             connection = PeerConnection(self, is_dialer=False)
+            connection.contexts_digest = self._contexts.digest if self._contexts else b""
             context = self._contexts.server if self._contexts else None
             try:
                 async with asyncio.timeout(self._link.timeout_s):
@@ -385,6 +435,7 @@ class Peers:
         host, port = split_endpoint(address)
         connection = PeerConnection(self, is_dialer=True, expected=peer)
         connection.dialed = address
+        connection.contexts_digest = self._contexts.digest if self._contexts else b""
         context = self._contexts.client if self._contexts else None
         try:
             async with asyncio.timeout(self._link.timeout_s):
@@ -414,7 +465,8 @@ class Peers:
         peer = connection.peer_id
         self._release(connection)
         self._whys[peer] = connection.why
-        level = logging.WARNING if connection.is_refused else logging.INFO
+        is_serious = connection.is_refused or connection.is_suspect
+        level = logging.WARNING if is_serious else logging.INFO
         log.log(level, "the link to %s is down: %s", peer, connection.why)
         self._handler.on_link_down(peer)
 
@@ -432,7 +484,7 @@ class Peers:
             self._own,
             secrets.token_bytes(NONCE_BYTES),
             connection.expected,
-            connection.is_certified if self._contexts else None,
+            self._certified_by(connection) if self._contexts else None,
         )
         try:
             async with asyncio.timeout(self._link.timeout_s):
@@ -448,10 +500,16 @@ class Peers:
             connection.close("the handshake was broken off")
             raise
         else:
-            self._up(connection, agreed)
+            connection.secret = handshake.secret
+            # The configuration may have changed since the peer proved who it is.
+            if self._review(connection):
+                self._up(connection, agreed)
         finally:
             if connection.state == "closed":
                 self._release(connection)
+
+    def _certified_by(self, connection: PeerConnection) -> Callable[[str], bool]:
+        return lambda id: connection.is_certified(id, self._list.entry(id).certificate_sha256)
 
     def _up(self, connection: PeerConnection, agreed: Agreed) -> None:
         peer = agreed.peer
@@ -487,6 +545,19 @@ class Peers:
         if self._complaints.is_due(about, why):
             log.log(level, "no link with %s: %s", who, why)
 
+    def admits(self, peer: str) -> bool:
+        return self._list.admits(peer)
+
+    def secrets(self, connection: PeerConnection, peer: str) -> tuple[str, ...]:
+        valid = self._list.secrets(peer)
+        if not (valid or self._contexts or connection.is_local):
+            raise LinkRefusal(REASONS["secret"], "secret")
+        return valid
+
+    def terms(self, peer: str) -> dict[str, str]:
+        ends = "end" if self._list.entry(peer).is_guest else "do not end"
+        return {"share groups and the sessions of most clients": f"{ends} at the link"}
+
     def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
         """Whether this connection is to be the one for the peer; the other one, if any, is closed then."""
         other = self._slots.get(peer.id)
@@ -510,6 +581,11 @@ class _HandshakeHost:
         self._connection = connection
         self.offer = handler.offer
         self.refusal = handler.refusal
+        self.admits = peers.admits
+        self.terms = peers.terms
+
+    def secrets(self, peer: str) -> tuple[str, ...]:
+        return self._peers.secrets(self._connection, peer)
 
     def claim(self, peer: HandshakeHello) -> bool:
         return self._peers.claim(self._connection, peer)

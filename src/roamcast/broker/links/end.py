@@ -113,7 +113,7 @@ class LinkEnd:
             "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
             "_open_bytes", "_under_way", "_acknowledged", "_told", "_untold_bytes",
         ),
-        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts"),
+        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts", "taken"),
     )  # fmt: skip
     """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
 
@@ -169,6 +169,8 @@ class LinkEnd:
         self._parts: list[bytes] = []
         """Frames of a large message that is not complete yet."""
         self._fleeting_parts: list[bytes] = []
+        self.taken = 0
+        """Messages that have come since the process began, for quotas."""
 
     # --- figures ---
 
@@ -440,6 +442,7 @@ class LinkEnd:
         self.peer_incarnation = reading.incarnation
         self._parts, self._fleeting_parts = reading.parts, reading.fleeting_parts
         self._untold_bytes += len(frames)
+        self.taken += len(reading.numbered) + len(reading.fleeting)
         durable = reading.durable
         return Arrivals(
             reading.numbered, reading.fleeting, durable[0] if len(durable) == 1 else b"".join(durable)

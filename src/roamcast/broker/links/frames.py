@@ -89,6 +89,11 @@ class FrameCutter:
         taken, self._bytes = self._bytes[:size], self._bytes[size:]
         return taken
 
+    def take_rest(self) -> bytes:
+        """Everything that is left, whole or not."""
+        taken, self._bytes = self._bytes, b""
+        return taken
+
     def take_one(self) -> bytes:
         """The next frame without its length, or nothing while it is not complete."""
         end = self._end_of_frame(0)

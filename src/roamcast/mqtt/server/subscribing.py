@@ -50,6 +50,8 @@ class Pending(msgspec.Struct):
     recall: list[Subscription] = []
     leaving: tuple[str, ...] = ()
     """Topic filters that are withdrawn by it."""
+    withdrawn: dict[str, int] = {}
+    """The core's filters that are withdrawn by it, and the requests for that."""
 
 
 class Asking(msgspec.Struct):
@@ -64,6 +66,7 @@ class Asking(msgspec.Struct):
     """Of the entries that have been dealt with."""
     refusals: list[str] = []
     recall: dict[str, Subscription] = {}
+    withdrawn: dict[str, int] = {}
 
 
 class Subscribing:
@@ -118,10 +121,12 @@ class Subscribing:
         if isinstance(packet, packets.Subscribe):
             answer = packets.Suback(packet.packet_id, reasons)
             told = connection.explained(answer, "; ".join(asking.refusals)[:EXPLANATION_LENGTH_MAX])
-            pending = Pending(connection.id, told, len(requests), list(asking.recall.values()))
+            recall = list(asking.recall.values())
+            pending = Pending(connection.id, told, len(requests), recall, withdrawn=asking.withdrawn)
         else:
             done = packets.Unsuback(packet.packet_id, reasons)
-            pending = Pending(connection.id, done, len(requests), leaving=packet.filters)
+            leaving, withdrawn = packet.filters, asking.withdrawn
+            pending = Pending(connection.id, done, len(requests), leaving=leaving, withdrawn=withdrawn)
         self._wait(connection, requests, pending)
 
     def _subscribe(
@@ -147,7 +152,7 @@ class Subscribing:
             asking.refusals.append(error.text)
             return
         is_new = entry.filter not in session.subscriptions
-        asking.requests |= dict.fromkeys(self._enter(connection, session, subscription))
+        asking.requests |= dict.fromkeys(self._enter(connection, session, subscription, asking.withdrawn))
         asking.reasons.append(GRANTED[subscription.qos])
         asking.granted[entry] = GRANTED[subscription.qos]
         if subscription.group:
@@ -162,10 +167,12 @@ class Subscribing:
         asking.reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
         if former is not None:
             session.leaving[name] = former.filter
-            asking.requests |= dict.fromkeys(self._withdraw(connection, session, former))
+            asking.requests |= dict.fromkeys(self._withdraw(connection, session, former, asking.withdrawn))
         elif name in session.leaving:
             # It was asked before, without an answer: the core knows whether that has settled.
-            asking.requests[self._ask(connection, ClientUnsubscribe, session.leaving[name])] = None
+            request = self._ask(connection, ClientUnsubscribe, session.leaving[name])
+            asking.requests[request] = None
+            asking.withdrawn[session.leaving[name]] = request
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
         """Before a closer look at it, which takes longer."""
@@ -187,7 +194,7 @@ class Subscribing:
         shared = split_shared(entry.filter) if connection.version == 5 else None
         group, text = shared if shared is not None else ("", entry.filter)
         try:
-            filter = subscription_filter(text, asked.get(WHERE))
+            filter = endpoint.keeper.with_zones(subscription_filter(text, asked.get(WHERE)))
         except InputError as error:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
         endpoint.check_size(entry.filter, Reason.TOPIC_FILTER_INVALID)
@@ -210,7 +217,11 @@ class Subscribing:
         return subscription
 
     def _enter(
-        self, connection: MqttConnection, session: MqttSession, subscription: Subscription
+        self,
+        connection: MqttConnection,
+        session: MqttSession,
+        subscription: Subscription,
+        withdrawn: dict[str, int],
     ) -> list[Asked]:
         """Note the subscription; what it has to wait for."""
         former = session.subscriptions.get(subscription.name)
@@ -223,18 +234,23 @@ class Subscribing:
         else:
             self._endpoint.keeper.join(connection.client, subscription, asks=True)
         if former is not None and former.filter != subscription.filter:
-            requests += self._withdraw(connection, session, former)
+            requests += self._withdraw(connection, session, former, withdrawn)
         return requests
 
     def _withdraw(
-        self, connection: MqttConnection, session: MqttSession, former: Subscription
+        self,
+        connection: MqttConnection,
+        session: MqttSession,
+        former: Subscription,
+        withdrawn: dict[str, int],
     ) -> list[Asked]:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
             return []
         self._endpoint.keeper.end_recall(connection.client, former)
         if not session.holds(former.filter):
-            return [self._ask(connection, ClientUnsubscribe, former.filter)]
+            withdrawn[former.filter] = self._ask(connection, ClientUnsubscribe, former.filter)
+            return [connection.request]
         return []
 
     def _ask(
@@ -258,7 +274,13 @@ class Subscribing:
         at = endpoint.now + endpoint.settings.settle_timeout_s
         endpoint.timers.set(at, ("suback", connection.id, requests[-1]))
 
-    def on_settled(self, connection: int, request: Asked) -> None:
+    def on_settled(self, connection: int, request: int) -> None:
+        session = self._endpoint.connections[connection].session
+        if session is not None:
+            session.settled(request)
+        self._on_answer(connection, request)
+
+    def _on_answer(self, connection: int, request: Asked) -> None:
         pending = self._pending.pop((connection, request), None)
         if connection in self.unfinished:
             self.unfinished[connection].requests.pop(request, None)
@@ -270,19 +292,24 @@ class Subscribing:
     def on_group_settled(self, connection: int, group: tuple[str, str]) -> None:
         for id, asked in list(self._pending):
             if id == connection and isinstance(asked, tuple) and asked[:2] == group:
-                self.on_settled(id, asked)
+                self._on_answer(id, asked)
         if connection in self.unfinished:
             open = self.unfinished[connection].requests
             for asked in [one for one in open if isinstance(one, tuple) and one[:2] == group]:
                 del open[asked]
 
     def give_up(self, connection: int, request: Asked) -> None:
-        """It took too long: answer all the same."""
+        """It took too long: answer all the same. What is withdrawn and still comes is not sent any more."""
         pending = self._pending.get((connection, request))
-        if pending is not None:
-            for key in [key for key, one in self._pending.items() if one is pending]:
-                del self._pending[key]
-            self._answer(pending)
+        if pending is None:
+            return
+        unsettled = [asked for (_, asked), one in self._pending.items() if one is pending]
+        for asked in unsettled:
+            del self._pending[connection, asked]
+        session = self._endpoint.connections[connection].session
+        if session is not None:
+            session.silence({text: one for text, one in pending.withdrawn.items() if one in unsettled})
+        self._answer(pending)
 
     def _answer(self, pending: Pending) -> None:
         endpoint = self._endpoint
