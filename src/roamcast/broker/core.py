@@ -410,7 +410,7 @@ class BrokerCore:
         for _, client, queue in sorted(queues, key=lambda one: -one[0]):
             while excess > 0 and queue.waiting:
                 burst = queue.drop_waiting()
-                excess -= burst.size
+                excess -= burst.held
                 self.dropped(client, burst, "overflow")
 
     # --- notifications ---
@@ -620,17 +620,30 @@ class BrokerCore:
             self._own.incarnation = self.new_incarnation()
         self.publish(self._own, attributes, (body,), marks)
 
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        self._take_fleeting("", Fleeting(self._own.client, 0, 0, attributes, self.now, (body,), 1, marks))
+
     def enqueue(self, client: str, burst: Burst) -> bool:
         """One more notification for a client whose session is here, in order with all others.
 
         False if nothing can be kept for the client here: its session is not here, or has come ahead of it.
         """
-        session = self.sessions.get(client)
-        owner = self.protocol.owner_of(session) if session is not None else None
-        if session is None or owner is None or not self.protocol.keeps_for(session):
+        owner = self._owner_of(client)
+        if owner is None:
             return False
         self.protocol.on_notification(owner, "", burst)
         return True
+
+    def can_enqueue(self, client: str) -> bool:
+        return self._owner_of(client) is not None
+
+    def _owner_of(self, client: str) -> Owner | None:
+        """Who gets what is kept here for a client; None if nothing can be."""
+        session = self.sessions.get(client)
+        if session is None or not self.protocol.keeps_for(session):
+            return None
+        return self.protocol.owner_of(session)
 
     # --- settling ---
 

@@ -18,8 +18,12 @@ from roamcast.protocol.notification import Burst
 
 PUBREL = b"\x62\x02"
 PLANS_KEPT_MAX = 1024
+PLAN_BYTES_KEPT_MAX = 1024
+"""How to send is remembered where topic and properties are not longer than this."""
 ALIASES_MAX = 1024
 """Topic aliases towards one client, however many it allows."""
+ALIASED_BYTES_MAX = 512
+"""Longer topics get no alias: they are remembered as long as the connection is there."""
 
 
 class Sender(PacketTaker, Protocol):
@@ -80,7 +84,7 @@ def _deliver_uniform(
         plan, is_lasting = _plan(endpoint, connection, burst, options)
         if len(session.plans) >= PLANS_KEPT_MAX:
             session.plans.clear()
-        if is_lasting:
+        if is_lasting and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX:
             session.plans[burst.attributes, burst.marks, own] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
@@ -165,7 +169,7 @@ def _alias(connection: MqttConnection, attributes: bytes) -> int:
     if alias or connect.maximum_packet_size is not None:
         # Telling an alias takes a few bytes, which could be those that are too many.
         return alias
-    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX):
+    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX) or len(attributes) > ALIASED_BYTES_MAX:
         return 0
     alias = known[attributes] = len(known) + 1
     return -alias
