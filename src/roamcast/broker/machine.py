@@ -61,6 +61,7 @@ from roamcast.protocol.effects import (
     ReceivedInProcess,
     TrimQueues,
 )
+from roamcast.protocol.messages import LeftOut
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
@@ -360,6 +361,9 @@ class BrokerMachine(MachineBase[ClientFront]):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         given = GivesBack(subscription.group, subscription.filter, client, burst)
         self.front.inputs.append(CommandGiven(given))
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         return self.broker.places.refusal_of_filter(filter, client)

@@ -447,6 +447,8 @@ class MovingMachine(MachineBase[MqttFront]):
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
 
+    def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         if filter.own:
             return NO_PLACES

@@ -119,6 +119,9 @@ class Keeper(Protocol):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         """A session ends without what its shared subscription owed it: for another member."""
 
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        """A client did not get what was queued for it, and will not."""
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         """Why the client cannot subscribe to a filter on its own state; "" if it can."""
 
@@ -186,6 +189,9 @@ class Endpoint:
         self.retains = settings.retain
 
     # --- the broker's front ---
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        self.keeper.left_out(client, burst, reason)
 
     def contents(self, burst: Burst) -> Sequence[Attributes]:
         return contents_of(self.encoder.topic_of(burst.attributes), burst.marks[1:], burst.bodies)
