@@ -49,8 +49,13 @@ def recording() -> Iterator[list[Step]]:
         return effects
 
     class RecordingBroker(BrokerCore):
-        def step(self, now: float, inputs: Iterable[Input]) -> Effects:
+        def step(self, now: float, inputs: Iterable[Input], out: Effects | None = None) -> Effects:
             effects: Effects = record(self, now, inputs)
+            if out is not None:  # The machine adds what it wants done to what is there.
+                out.sends += effects.sends
+                out.to_clients += effects.to_clients
+                out.client_closes += effects.client_closes
+                out.records += effects.records
             return effects
 
     class RecordingClient(Client):

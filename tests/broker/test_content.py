@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -54,7 +55,7 @@ class Broker:
         self.received[connection].clear()
         return came
 
-    def _keep(self, writes: dict[int, list[bytes]]) -> None:
+    def _keep(self, writes: Mapping[int, list[bytes]]) -> None:
         for connection, parts in writes.items():
             data, at = b"".join(parts), 0
             while (whole := cut(data, at, 1 << 20)) is not None:

@@ -208,10 +208,10 @@ def test_an_old_connection_that_is_heard_late_is_closed() -> None:
     roamer = network.attach("c", "b1", last_broker="b1")
     broker = network.brokers["b1"]
     effects = broker.step(0.0, [Attached("c", 77, Hello("c", roamer.moves - 1, {}, "b1"))])
-    assert effects.closes == [("c", 77, "attached again")]
+    assert effects.client_closes == [("c", 77, "attached again")]
     assert broker.attachments["c"].connection == roamer.connection
     effects = broker.step(0.0, [Attached("c", 78, Hello("c", roamer.moves + 1, {}, "b1"))])
-    assert effects.closes == [("c", roamer.connection, "attached again")]
+    assert effects.client_closes == [("c", roamer.connection, "attached again")]
     assert broker.attachments["c"].connection == 78
 
 

@@ -39,7 +39,7 @@ class Heard:
         if isinstance(effects, Effects):
             for client, connection, told in effects.to_clients:
                 self.by_client.setdefault((client, connection), []).append(told)
-            self.closes += effects.closes
+            self.closes += effects.client_closes
 
 
 def by_node(steps: list[Step]) -> dict[str, list[Step]]:

@@ -119,7 +119,7 @@ def test_a_check_starts_nothing(
         (["--listen", "quic://127.0.0.1:1"], "--listen quic://127.0.0.1:1: valid kinds are tcp and ws"),
         (["--listen", "tls://127.0.0.1:1"], "tls needs certificates; write a [[listener]] into a file"),
         (["--listen", "0.0.0.0:1883"], "listener.0 (tcp 0.0.0.0:1883): nobody could connect"),
-        (["--peer", "b"], "--peer b: valid is ID=HOST:PORT, as in b=127.0.0.1:7001"),
+        (["--peer", "b"], "peer.0: b could not connect here, and has no address; set peer.0.address"),
         (["--peer", "b=host"], "--peer 'host': valid is HOST:PORT"),
         (["--peer", "b c=127.0.0.1:1"], '--peer: peer.0.id = "b c": valid is a name'),
         (["--peer-listen", "x"], "--peer-listen 'x': valid is HOST:PORT"),

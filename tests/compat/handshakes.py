@@ -15,6 +15,7 @@ import msgspec
 
 from roamcast.broker.links.links import Links, Offer
 from roamcast.net.handshake import PREFACE, Agreed, Handshake, HandshakeHello, Own
+from roamcast.net.sealing import LinkKeys
 from roamcast.protocol.codec import Codec
 
 Role = Literal["dialer", "listener"]
@@ -70,6 +71,9 @@ class Wire:
         if self.other is not None:
             self.other.incoming.feed_data(data)
 
+    def seal(self, keys: LinkKeys) -> None:
+        """Steps are written down as they are, without what protects them on their way."""
+
 
 class Host:
     """Agrees to everything."""
@@ -77,11 +81,23 @@ class Host:
     def __init__(self, role: Role) -> None:
         self._links = Links(IDS[role], Codec())
 
-    def claim(self, peer: HandshakeHello) -> bool:
+    def secrets(self, peer: str) -> tuple[str, ...]:
+        return (SECRET,)
+
+    def admits(self, peer: str) -> bool:
+        return True
+
+    def terms(self, peer: str) -> dict[str, str]:
+        return {}
+
+    async def claim(self, peer: HandshakeHello) -> bool:
         return True
 
     def offer(self, peer: str) -> Offer:
         return self._links.offer(peer)
+
+    def doubt(self, peer: str, offer: Offer) -> str:
+        return ""
 
     def refusal(self, peer: str, offer: Offer) -> str:
         return self._links.refusal(peer, offer)
@@ -89,7 +105,7 @@ class Host:
 
 def _end(role: Role, wire: Wire) -> Handshake:
     seed = hashlib.sha256(role.encode()).digest()
-    return Handshake(wire, Own(IDS[role], seed[:16], SECRET, TERMS), seed)
+    return Handshake(wire, Own(IDS[role], seed[:16], TERMS), seed)
 
 
 def record() -> list[Step]:

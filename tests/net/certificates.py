@@ -35,6 +35,18 @@ class Authority:
         )
         return self._write(f"{stem}.pem", certificate), self._write(f"{stem}.key", pem)
 
+    def revoke(self, *certificates: str) -> str:
+        """The file of a list that has these certificates."""
+        now = datetime.now(UTC)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
+        builder = builder.last_update(now - timedelta(hours=1)).next_update(now + timedelta(days=1))
+        for path in certificates:
+            serial = x509.load_pem_x509_certificate(Path(path).read_bytes()).serial_number
+            one = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(one)
+        signed = builder.sign(self._key, hashes.SHA256())
+        return self._write("revoked.pem", signed.public_bytes(serialization.Encoding.PEM))
+
     def sign_encrypted(self, name: str) -> str:
         """The file of a key that needs a password."""
         pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(

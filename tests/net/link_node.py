@@ -25,6 +25,7 @@ SECRET = "a secret of the tests"
 QUICK: dict[str, Any] = {
     "port": 0,
     "secret": SECRET,
+    "unlisted": "accept",
     "reconnect_min_s": 0.01,
     "reconnect_max_s": 0.1,
     "heartbeat_s": 0.05,
@@ -41,6 +42,10 @@ class Node:
         self.links = Links(id, Codec())
         self.inputs: list[Input] = []
         self.refusals: list[tuple[str, str]] = []
+        self.fences: list[tuple[str, str]] = []
+        """Refusals of this broker's history."""
+        self.doubts: dict[str, str] = {}
+        """Peers whose history is refused here, and why."""
         self.ups: list[str] = []
         self._more = more
         self.peers = self.new_peers([])
@@ -61,7 +66,8 @@ class Node:
         """As after a crash, with everything journalled; it listens on another port."""
         await self.peers.stop()
         self.links = thaw(freeze(self.links))
-        self.links.down()
+        for end in self.links.ends.values():
+            end.down()
         await self.start(*peers)
 
     def send(self, peer: str, *numbers: int) -> None:
@@ -92,7 +98,15 @@ class Node:
     def refusal(self, peer: str, offer: Offer) -> str:
         return self.links.refusal(peer, offer)
 
-    def on_refused(self, peer: str, why: str) -> None:
+    def doubt(self, peer: str, offer: Offer) -> str:
+        return self.doubts.get(peer, "")
+
+    def runs_twice(self, peer: str) -> str:
+        return f"{peer} runs twice"
+
+    def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
+        if is_fence:
+            self.fences.append((peer, why))
         self.refusals.append((peer, why))
         self.take(self.links.refused(peer, why))
 
@@ -107,22 +121,27 @@ class Node:
     def on_link_down(self, peer: str) -> None:
         self.take(self.links.disconnected(peer))
 
+    def taken(self, peer: str) -> int:
+        end = self.links.ends.get(peer)
+        return end.taken if end is not None else 0
+
     def on_writable(self, peer: str) -> None:
         self.flush()
 
     def heartbeat(self, peer: str) -> bytes:
-        return self.links.heartbeat(peer)
+        return self.links.ends[peer].heartbeat() if peer in self.links.ends else b""
 
     def take(self, turn: LinkTurn) -> None:
         self.inputs += turn.inputs
         for peer, why in turn.closes:
             self.peers.close(peer, why)
-        self.links.acknowledge()
+        for end in self.links.ends.values():
+            end.acknowledge()
         self.flush()
 
     def flush(self) -> None:
-        for peer in self.links.waiting():
-            while self.peers.is_writable(peer) and (data := self.links.take(peer)):
+        for peer, end in self.links.ends.items():
+            while end.has_more and self.peers.is_writable(peer) and (data := end.take()):
                 self.peers.write(peer, data)
 
 
@@ -134,6 +153,8 @@ class Relay:
         self.accepted = 0
         self.heard = b""
         """What the last dialer said."""
+        self.change: Callable[[bytes], bytes] | None = None
+        """What to make, once, of the next bytes of the dialer."""
         self._writers: list[asyncio.StreamWriter] = []
         self._going = asyncio.Event()
         self._going.set()
@@ -160,12 +181,16 @@ class Relay:
         try:
             while data := await reader.read(1 << 16):
                 await self._going.wait()
-                self.heard += data if is_dialer else b""
+                if is_dialer:
+                    self.heard += data
+                    if self.change is not None:
+                        data, self.change = self.change(data), None
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
             pass
-        writer.close()
+        finally:
+            writer.close()
 
     def stop(self) -> None:
         """Nothing passes any more, and nobody is told."""

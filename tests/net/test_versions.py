@@ -10,9 +10,11 @@ import msgspec
 import pytest
 from tests.net.link_node import QUICK, SECRET, TERMS, Node, run, until
 
+from roamcast.broker.links.frames import FrameCutter
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import Link
 from roamcast.net.handshake import PREFACE, proof
+from roamcast.net.sealing import Opener, Sealer, link_keys
 from roamcast.protocol.codec import LENGTH_BYTES
 from roamcast.protocol.messages import Message, Settled
 
@@ -66,6 +68,9 @@ class Stranger:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.frames = FrameCutter()
+        self.sealer: Sealer | None = None
+        self.opener: Opener | None = None
 
     async def dial(self, *hello: object) -> list[object]:
         """Prove who it is; the answer is the listener's hello."""
@@ -75,17 +80,21 @@ class Stranger:
         own = self.say("HandshakeHello", "z", b"boot", b"n" * 32, *hello)
         assert await self.reader.readexactly(len(PREFACE)) == PREFACE
         theirs = await self.read()
-        self.say("Proof", proof(SECRET, "dialer", own, theirs), "more")
+        self.say("Proof", proof(SECRET, "dialer", own, theirs), [], "more")
         listener = msgspec.msgpack.decode(await self.read())
-        assert listener == ["Proof", proof(SECRET, "listener", own, theirs)]
+        assert listener == ["Proof", proof(SECRET, "listener", own, theirs), []]
+        keys = link_keys(SECRET, own, theirs)
+        self.sealer, self.opener = Sealer(keys.dialer), Opener(keys.listener)
+        self.frames.feed(self.opener.open(self.frames.take_rest()))
         decoded: list[object] = msgspec.msgpack.decode(theirs)
         return decoded
 
     async def join(self, terms: dict[str, str]) -> None:
         """The rest of the handshake, with more in it than the other end knows."""
-        assert msgspec.msgpack.decode(await self.read()) == ["Terms", TERMS]
+        name, asked = msgspec.msgpack.decode(await self.read())
+        assert (name, asked | TERMS) == ("Terms", asked)
         self.say("?News", {"anything": [1]})
-        self.say("Terms", terms, "more")
+        self.say("Terms", asked | terms, "more")
         self.say("Offering", [*msgspec.to_builtins(Offer()), "more"], "more")
         assert msgspec.msgpack.decode(await self.read())[0] == "Offering"
         assert msgspec.msgpack.decode(await self.read()) == ["Accept"]
@@ -93,12 +102,18 @@ class Stranger:
 
     def say(self, *step: object) -> bytes:
         data = msgspec.msgpack.encode(step)
-        self.writer.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+        written = len(data).to_bytes(LENGTH_BYTES, "big") + data
+        self.writer.write(written if self.sealer is None else self.sealer.seal(written))
         return data
 
     async def read(self) -> bytes:
-        length = int.from_bytes(await self.reader.readexactly(LENGTH_BYTES), "big")
-        return await self.reader.readexactly(length)
+        while True:
+            frame = self.frames.take_one()
+            if frame:
+                return frame
+            data = await self.reader.read(1 << 16)
+            assert data, "the other end closed the connection"
+            self.frames.feed(data if self.opener is None else self.opener.open(data))
 
 
 @pytest.mark.parametrize(

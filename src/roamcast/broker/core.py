@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.endings import Endings
+from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.handoffs import Handoffs
@@ -49,7 +50,6 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.messages import (
     About,
     Acknowledge,
-    AttachRequest,
     ClientMessage,
     ClientPublish,
     Command,
@@ -125,8 +125,8 @@ class BrokerCore:
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction", "divert",
-            "withdraw", "listen", "unlisten",
+            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
+            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten",
         ),
     )  # fmt: skip
 
@@ -162,7 +162,6 @@ class BrokerCore:
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
-        self.configure(self.settings)
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -175,6 +174,7 @@ class BrokerCore:
         self.returns = Returns(self)
         self.places = Places(self)
         self.subscribing = Subscribing(self)
+        self.configure(self.settings)
         self._restore()
 
     def _restore(self) -> None:
@@ -215,9 +215,10 @@ class BrokerCore:
         locator, subscribing = self.locator, self.subscribing
         self.hand_over, self.release = locator.hand_over, locator.release
         self.adopt, self.take_back = locator.adopt, locator.take_back
-        self.handoff_finished = self.handoffs.handoff_finished
+        self.handoff_finished, self.send_home = self.handoffs.handoff_finished, self.handoffs.send_home
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
+        self.end_relocation, self.way_to = subscribing.end_relocation, subscribing.way_to
         self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
@@ -226,6 +227,7 @@ class BrokerCore:
         self.settings = settings
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
+        self.places.configure(settings.location)
         if self.buffer.limits != settings.queue:
             self.buffer.limits = settings.queue
             for _, queue in self.protocol.stored():
@@ -233,10 +235,12 @@ class BrokerCore:
 
     # --- the contract ---
 
-    def step(self, now: float, inputs: Iterable[Input]) -> Effects:
-        """Take what happened, in order; say what is to be done."""
+    def step(self, now: float, inputs: Iterable[Input], out: Effects | None = None) -> Effects:
+        """Take what happened, in order; say what is to be done, in `out` if it is given."""
         self.now = now
-        self._out = out = Effects()
+        if out is None:
+            out = Effects()
+        self._out = out
         for item in inputs:
             # The three that come by the million first.
             if type(item) is ReceivedInProcess or type(item) is Received:
@@ -350,6 +354,7 @@ class BrokerCore:
             if not self.router.has_peer(peer):
                 self.router.add_peer(peer)
                 self.places.measure(peer)
+        self.locator.met(peers)
         if lost:
             for here in self.clients.here.values():
                 if here.claim is not None and here.claim.broker in lost:
@@ -391,7 +396,10 @@ class BrokerCore:
     def _on_deadline(self) -> None:
         while self.timers and self.timers[0][0] <= self.now:
             _, _, token = heapq.heappop(self.timers)
-            self.protocol.on_deadline(token)
+            if isinstance(token, Dwelling):
+                self.places.dwelt(token)
+            else:
+                self.protocol.on_deadline(token)
 
     def _on_pressed(self, bytes_max: int) -> None:
         """Take from the longest queues what is too much; what was sent already stays."""
@@ -562,11 +570,7 @@ class BrokerCore:
         """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
         here = self.clients.here[client]
         self.handoffs.detach(here, "proclaimed")
-        session = here.session
-        if message.destination in self._next_hops and session is not None:
-            received, owner = message.received, session.owner
-            request = AttachRequest(client, message.destination, 0, -1, received, owner=owner)
-            self.handoffs.session_requested(request)
+        self.handoffs.send_ahead(here, message.destination, message.received)
         self.clients.forget_unused(here)
 
     # --- for those who share this broker's messages and routes ---
@@ -677,6 +681,10 @@ class BrokerCore:
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions
 
+    def is_read(self, client: str, queue: DeliveryQueue) -> bool:
+        attachment = self.attachments.get(client)
+        return attachment is not None and attachment.queue is queue
+
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None:
@@ -737,7 +745,7 @@ class BrokerCore:
             self._out.to_clients.append((client, attachment.connection, message))
 
     def close(self, client: str, connection: int, reason: str) -> None:
-        self._out.closes.append((client, connection, reason))
+        self._out.client_closes.append((client, connection, reason))
 
     # Rows of which there is one for every hop or delivery are made by position where they arise,
     # because keywords would cost as much as the rest of the step.

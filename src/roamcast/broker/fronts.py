@@ -47,7 +47,7 @@ class ClientFront(Protocol):
     def take(self, items: Sequence[Any], out: MachineEffects) -> None:
         """What came from clients, in order; `out.durable` gets what must be journalled of it."""
 
-    def perform(self, effects: Effects, out: MachineEffects) -> None:
+    def perform(self, effects: Effects) -> None:
         """What the core wants done for clients."""
 
     def position(self, client: str) -> tuple[Any, ...]:
@@ -61,6 +61,9 @@ class ClientFront(Protocol):
     def set_access(self, rules: AccessRules) -> None: ...
     def set_slow(self, id: int, is_slow: bool) -> None: ...
     def send_away(self, reference: str) -> None: ...
+    def refuse_all(self, why: str) -> None:
+        """Serve nobody, for this reason; "" serves again."""
+
     def is_connected(self, client: str) -> bool: ...
     def group_settled(self, client: str, group: tuple[str, str]) -> None: ...
     def join_all_groups(self) -> None: ...
@@ -169,14 +172,9 @@ class PlainFront:
         elif type(item) is Detached:
             self.connections.pop(item.connection, None)
 
-    def perform(self, effects: Effects, out: MachineEffects) -> None:
-        to_clients, closes = effects.to_clients, effects.closes
-        if to_clients:
-            out.to_clients = [*out.to_clients, *to_clients] if out.to_clients else to_clients
-        if closes:
-            out.client_closes = [*out.client_closes, *closes]
-            for _, connection, _ in closes:
-                self.connections.pop(connection, None)
+    def perform(self, effects: Effects) -> None:
+        for _, connection, _ in effects.client_closes:
+            self.connections.pop(connection, None)
 
     def position(self, client: str) -> tuple[Any, ...]:
         return ()
@@ -198,6 +196,9 @@ class PlainFront:
         pass
 
     def send_away(self, reference: str) -> None:
+        pass
+
+    def refuse_all(self, why: str) -> None:
         pass
 
     def is_connected(self, client: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from roamcast.broker.session import Attachment, ClientHere, Event, Handoff, Search, Settling
+from roamcast.broker.session import Attachment, ClientHere, Event, Handoff, Holding, Search, Settling
 from roamcast.filters.selector import parse
 from roamcast.protocol.effects import Attached
 from roamcast.protocol.messages import (
@@ -63,12 +63,13 @@ class Handoffs:
         if not hello.fresh:
             last = hello.last_broker or None
             broker.record("handoff_started", client=here.client, broker=broker.id, peer=last)
-        if here.search is not Search.IDLE:
-            return
-        if hello.fresh:
+        if hello.fresh and here.search is Search.IDLE:
             self.begin_session(Session(item.client, owner=hello.owner))
-        else:
+            return
+        if here.search is Search.IDLE:
             broker.locator.ask(here, item.connection, hello)
+        if not hello.clean:
+            broker.protocol.serve_ahead(item.client, hello.owner, hello.moves, hello.received)
 
     def new_attachment(self, connection: int, hello: Hello) -> Attachment:
         broker = self._broker
@@ -132,7 +133,8 @@ class Handoffs:
             self._broker, here.client, here.came_from, here.attachment is not None,
         )  # fmt: skip
         if is_attached:
-            broker.tell(client, Welcome(session.number, session.accepted))
+            named_next = broker.protocol.named_next(session)
+            broker.tell(client, Welcome(session.number, session.accepted, named_next))
             broker.record(
                 "attached", client=client, broker=broker.id, number=session.number, reason=came_from or None
             )
@@ -192,6 +194,20 @@ class Handoffs:
                 self._let_wait(here, request)
             else:
                 self._depart(here, session, request)
+
+    def send_ahead(self, here: ClientHere, destination: str, received: Mapping[str, int]) -> None:
+        """The session goes to another broker, as if that had asked for it."""
+        session = here.session
+        if session is not None and destination != self._broker.id and self._broker.is_reachable(destination):
+            request = AttachRequest(here.client, destination, 0, -1, dict(received), owner=session.owner)
+            self.session_requested(request)
+
+    def send_home(self, client: str, number: int) -> None:
+        here, broker = self._clients.here.get(client), self._broker
+        if here is None or here.holding is not Holding.HELD or here.attachment is not None:
+            return
+        if here.session is not None and here.session.number == number:
+            self.send_ahead(here, broker.protocol.named_next(here.session), {})
 
     def _let_wait(self, here: ClientHere, request: AttachRequest) -> None:
         """The session departs when it has settled; of several that ask for it, the newest gets it."""

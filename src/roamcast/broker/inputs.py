@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from roamcast.broker.history import Seen
 from roamcast.broker.links.links import GivenLink, Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
@@ -15,9 +17,8 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
-from roamcast.protocol.effects import Attached, Detached, Input, Said, SessionOver, Submitted
-from roamcast.protocol.notification import Message
-from roamcast.protocol.records import Row
+from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.variables import NumberSteps, Variable
 
@@ -34,6 +35,8 @@ class Started(MachineInput, frozen=True):
     """The process has begun, with a state that may be older: no connection of before exists any more."""
 
     settings: MachineSettings
+    start: int = 0
+    """A random number for this start; 0 where histories are not compared."""
 
 
 class RulesChanged(MachineInput, frozen=True):
@@ -94,6 +97,25 @@ class LinkRefused(MachineInput, frozen=True):
 
     peer: str
     why: str
+    is_fence: bool = False
+    """True if the peer refuses this broker's history."""
+
+
+class HistoryAccepted(MachineInput, frozen=True):
+    """An operator accepts a history that was refused: of a peer, or of this broker itself."""
+
+    broker: str
+    seen: Seen | None = None
+    """Of a peer: the history that it came with."""
+    begins_anew: bool = False
+    """True if the link to the peer must be made anew, because its numbers do not fit."""
+
+
+class PeerProgress(MachineInput, frozen=True):
+    """A peer says how far its history has come. The machine adds it by itself when it hears of that."""
+
+    peer: str
+    position: int
 
 
 class LinkDown(MachineInput, frozen=True):
@@ -196,6 +218,8 @@ AnyInput = (
     | LinkUp
     | OverlayGiven
     | LinkRefused
+    | HistoryAccepted
+    | PeerProgress
     | LinkDown
     | LinkFrames
     | StatusAnnounced
@@ -235,19 +259,20 @@ class Tree(msgspec.Struct, frozen=True):
     """To the leader."""
 
 
-class MachineEffects(msgspec.Struct):
-    writes: dict[int, list[bytes]] = ()  # type: ignore[assignment]  # As `records`.
+NO_WRITES: Mapping[int, list[bytes]] = MappingProxyType({})
+
+
+class MachineEffects(Effects):
+    """What a step of a machine wants done. What the core sends to peers has been given to the links too.
+
+    What the core says to clients is here only with the plain front; the MQTT front makes `writes` of it.
+    """
+
+    writes: Mapping[int, list[bytes]] = NO_WRITES
     closes: Sequence[int] = ()
     """To be closed when everything has been written."""
-    to_clients: Sequence[tuple[str, int, Said]] = ()
-    """What the plain front says to its clients: (client, connection, message); and …"""
-    client_closes: Sequence[tuple[str, int, str]] = ()
-    """… the connections that it closes: (client, connection, reason)."""
-    sends: Sequence[tuple[str, Message]] = ()
-    """What the links were given, for those who count: (peer, message)."""
     link_closes: Sequence[tuple[str, str]] = ()
     """Links to be closed, and why."""
-    records: list[Row] = ()  # type: ignore[assignment]  # Most turns have none, and a list takes time.
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
@@ -255,9 +280,9 @@ class MachineEffects(msgspec.Struct):
     """If it is another than before."""
     unread: Sequence[int] = ()
     """Connections that sent more than one turn may take: the next goes on with an empty `ClientFrames`."""
-    deferred: list[MachineInput] = ()  # type: ignore[assignment]
+    deferred: Sequence[MachineInput] = ()
     """What is to come behind that, once more."""
-    durable: list[MachineInput | Input] = []
+    durable: list[MachineInput | Input] = msgspec.field(default_factory=list)
     """What must be in the journal before any of the rest goes out."""
 
 
@@ -266,8 +291,6 @@ def _encode_hook(value: Any) -> Any:
         return value.text
     if isinstance(value, MovementGraph):
         return [[start, value.neighbours(start)] for start in value.locations]
-    if isinstance(value, NumberSteps):
-        return {"steps": (value.fall, value.rise, value.lowest, value.highest)}
     raise TypeError(f"a {type(value).__name__} cannot be journalled")
 
 
@@ -275,7 +298,7 @@ def _decode_hook(wanted: type, value: Any) -> Any:
     if wanted is Filter:
         return parse(value)
     if wanted is Variable and isinstance(value, dict):
-        return NumberSteps(*value["steps"])
+        return Earth(**value) if "step_m" in value else NumberSteps(**value)
     if wanted is Variable:
         edges = [(start, end) for start, ends in value for end in ends]
         return MovementGraph(edges, [start for start, _ in value], one_way=True)

@@ -75,7 +75,7 @@ class Gathering:
 
 class Locator:
     __state__ = State(
-        "locator", saved=("_broker", "_clients", "_gathering", "_rounds"), derived=("handlers",)
+        "locator", saved=("_broker", "_clients", "_gathering", "_rounds", "unmet"), derived=("handlers",)
     )
 
     def __init__(self, broker: BrokerCore) -> None:
@@ -84,6 +84,8 @@ class Locator:
         self._gathering: dict[Key, Gathering] = {}
         self._rounds = 0
         """How often this broker has asked everyone."""
+        self.unmet: dict[str, None] = {}
+        """Peers that are configured and were never met. They may hold the session, so questions wait."""
         self._restore()
 
     def _restore(self) -> None:
@@ -111,10 +113,13 @@ class Locator:
         if here.departed is not None:
             here.on(Event.FOLLOWED)
             broker.send(here.departed.destination, here.request)
-        elif hello.last_broker and hello.last_broker != broker.id:
+            return
+        trail = broker.protocol.trail_of(hello.client) if broker.protocol.follows_routes else ""
+        asked = trail or hello.last_broker
+        if asked and asked != broker.id:
             here.on(Event.ASKED_ONE)
-            here.asked = hello.last_broker
-            broker.send(hello.last_broker, here.request)
+            here.asked = asked
+            broker.send(asked, here.request)
         else:
             self.ask_everyone(here)
 
@@ -135,11 +140,36 @@ class Locator:
         broker, request = self._broker, question.request
         key = (request.client, request.broker, request.connection, question.round)
         others = [peer for peer in broker.peers if peer != sender]
-        self._gathering[key] = Gathering(sender, others, request, broker.next_incarnation, claim)
+        waiting = [*others, *self.unmet]
+        self._gathering[key] = Gathering(sender, waiting, request, broker.next_incarnation, claim)
         for peer in others:
             broker.send(peer, question)
-        if not others:
+        if not waiting:
             self._answer(key)
+
+    # --- peers that were never met ---
+
+    def expect(self, peers: Iterable[str]) -> None:
+        """From now on questions wait for these peers, and not for others that were never met."""
+        unmet = dict.fromkeys(peers)
+        given_up = [peer for peer in self.unmet if peer not in unmet]
+        self.unmet = unmet
+        if given_up:
+            self._wait_no_more(given_up)
+
+    def met(self, peers: Iterable[str]) -> None:
+        """Links to these peers are there: questions that wait for one of them go there now."""
+        for peer in [peer for peer in peers if peer in self.unmet]:
+            del self.unmet[peer]
+            for key, gathering in self._gathering.items():
+                if peer in gathering.waiting:
+                    self._broker.send(peer, Locate(gathering.request, key[3]))
+
+    def _wait_no_more(self, peers: Iterable[str]) -> None:
+        for key, gathering in list(self._gathering.items()):
+            gathering.waiting = {peer: None for peer in gathering.waiting if peer not in peers}
+            if not gathering.waiting and self._gathering.get(key) is gathering:
+                self._answer(key)
 
     def ask_again(self) -> None:
         """More brokers can be asked than could when they were."""
@@ -227,6 +257,7 @@ class Locator:
         asking everyone. Others who wait for each other might wait for ever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
+        trail = broker.protocol.trail_of(request.client)
         if not broker.is_reachable(request.broker):
             return  # It was forgotten: a session that went there would be lost.
         if request.broker == broker.id:
@@ -238,6 +269,8 @@ class Locator:
             broker.send(here.asked, msgspec.structs.replace(request, detours=request.detours + 1))
         elif here is not None and here.request is not None and not here.asked and request.deferred:
             here.wait(request)
+        elif trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
+            broker.send(trail, request)
         else:
             broker.send(request.broker, HolderUnknown(request.client, request.connection))
 
@@ -333,11 +366,7 @@ class Locator:
         for here in known:
             if here.request is not None:
                 self.ask_everyone(here)
-        for key, gathering in list(self._gathering.items()):
-            if any(peer in peers for peer in gathering.waiting):
-                gathering.waiting = {peer: None for peer in gathering.waiting if peer not in peers}
-                if not gathering.waiting and self._gathering.get(key) is gathering:
-                    self._answer(key)
+        self._wait_no_more(peers)
 
     # --- at the holder ---
 

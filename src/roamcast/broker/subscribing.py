@@ -6,7 +6,7 @@ clients wrote them; one on a client's own state is bound to its client here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from roamcast.broker.issues import IssueTimes
@@ -94,10 +94,16 @@ class Subscribing:
         self._forget(source, filters)
         return carried
 
+    def end_relocation(self, subscriptions: Mapping[str, float], client: str, peer: str) -> None:
+        self._router.end_relocation(self._filters(subscriptions, client), client, peer)
+
     def direction(
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
     ) -> str | Owner | None:
         return self._router.direction(self._filters(subscriptions, client), subscriber)
+
+    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
+        return self._router.way_to(is_theirs)
 
     def divert(
         self,

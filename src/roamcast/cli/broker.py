@@ -61,7 +61,9 @@ def broker(
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ID=HOST:PORT", help="A neighbouring broker; replaces configured ones. Repeatable."
+            metavar="ID[=HOST:PORT]",
+            help="A neighbouring broker, which connects by itself if it has no address; replaces configured "
+            "ones. Repeatable.",
         ),
     ] = None,
     peer_listen: Annotated[
@@ -142,7 +144,7 @@ def parse_listener(text: str) -> dict[str, Any]:
 def parse_peer(text: str) -> dict[str, Any]:
     id, equals, address = text.partition("=")
     if not equals:
-        raise InputError(f"--peer {text}: valid is ID=HOST:PORT, as in b=127.0.0.1:7001")
+        return {"id": id}
     parse_endpoint("--peer", address)
     return {"id": id, "address": address}
 

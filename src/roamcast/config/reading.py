@@ -164,8 +164,10 @@ class SettingsReader:
             raise InputError(f"{self._source(place)}: {_dotted(place)} = {shown}: {_valid(field)}") from None
         return self._rebased(result) if field.is_a("path") and place not in self.sources else result
 
-    def _rebased(self, path: str) -> str:
-        """A path that the file means, seen from where we are."""
+    def _rebased(self, path: Any) -> Any:
+        """A path, or a list of paths, that the file means, seen from where we are."""
+        if isinstance(path, tuple):
+            return tuple(map(self._rebased, path))
         return str(self.folder / path) if self.folder is not None and path else path
 
     def _source(self, place: Place) -> str:

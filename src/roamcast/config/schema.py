@@ -89,8 +89,9 @@ class Field(NamedTuple):
         return self.table is None and self.entry is None
 
     def is_a(self, mark: str) -> bool:
-        """Whether the type is marked as a "path" or a "secret"."""
-        return isinstance(self.valid, Metadata) and mark in (self.valid.extra or {})
+        """Whether the type, or that of the entries of a list, is marked as a "path" or a "secret"."""
+        valid = self.valid.item_type if isinstance(self.valid, VarTupleType) else self.valid
+        return isinstance(valid, Metadata) and mark in (valid.extra or {})
 
     def shown(self, owner: msgspec.Struct) -> str:
         value = getattr(owner, self.attribute)

@@ -24,6 +24,22 @@ Name = Annotated[
 ]
 Host = Annotated[str, Meta(pattern=r"^[^\s/]+$", description="an IP address or a host name")]
 Endpoint = Annotated[str, Meta(pattern=r"^(\[[^\]\s]+\]|[^:\s/]+):\d{1,5}$", description="HOST:PORT")]
+PeerEndpoint = Annotated[
+    str, Meta(pattern=r"^((\[[^\]\s]+\]|[^:\s/]+):\d{1,5})?$", description="HOST:PORT")
+]
+Fingerprint = Annotated[
+    str, Meta(pattern="^([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}$", description="64 hexadecimal digits")
+]
+ClientPattern = Annotated[
+    str, Meta(pattern=r"^[^*]+\*?$|^\*$", description='a client id, or its beginning and "*"')
+]
+TopicRule = Annotated[
+    str, Meta(pattern="^!?[^!]", description='a topic filter, or "!" and one that is excluded')
+]
+TopicPrefix = Annotated[
+    str, Meta(pattern="^([^+#$/]([^+#]*[^+#/])?)?$", description="topic levels without wildcards")
+]
+PeerRight = Literal["forget"]
 Interface = Annotated[
     str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
 ]
@@ -36,6 +52,7 @@ Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1024)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Stay = Annotated[float, Meta(ge=0, le=31_536_000)]
+Distance = Annotated[float, Meta(gt=0, le=20_000_000)]
 Change = Annotated[float, Meta(ge=0, le=1e12)]
 Bound = Annotated[float, Meta(ge=-1e12, le=1e12)]
 VariableName = Annotated[
@@ -86,9 +103,44 @@ class Peer(Section, frozen=True):
     mobility protocol is for brokers that move: then name everyone who may come into reach."""
 
     id: Name
-    """The id of that broker."""
-    address: Endpoint
-    """Where its link listener is."""
+    """The id of that broker. Only brokers that are listed may be linked, see link.unlisted."""
+    address: PeerEndpoint = ""
+    """Where its link listener is; empty waits for the peer to connect here."""
+    secret_files: tuple[PathText, ...] = ()
+    """Files with the secrets of this link alone, the newest first; each of them is valid. To replace a
+    secret, add the new one at both ends, then remove the old one. Empty takes link.secret."""
+    certificate_sha256: tuple[Fingerprint, ...] = ()
+    """With link.tls: only these certificates of the peer are accepted, by the SHA-256 of their DER form
+    (openssl x509 -outform DER | sha256sum); empty accepts any that link.ca signed for the peer's id."""
+    clients: tuple[ClientPattern, ...] = ("*",)
+    """The client ids that the peer may speak for: whose sessions may move over the link, who may publish and
+    be subscribed behind it. "guest-*" stands for all that begin so. With anything but "*" the brokers behind
+    the peer are guests: share groups end at the link, and nobody here waits for the peer's word."""
+    imports: tuple[TopicRule, ...] = field(name="import", default=("#",))
+    """Topic filters: what may come from the peer. "!FILTER" excludes what an earlier entry allows; "#" has
+    no topics that begin with "$"."""
+    exports: tuple[TopicRule, ...] = field(name="export", default=("#",))
+    """The same for what the peer may get."""
+    prefix: TopicPrefix = ""
+    """For another organisation: its topics appear below PREFIX/ here, and what is published here below
+    PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
+    may: tuple[PeerRight, ...] = ()
+    """What the peer may do beyond the usual: "forget" lets its operators remove brokers here for good."""
+    messages_per_s: Annotated[float, Meta(gt=0)] | None = None
+    """Messages per second that are taken from the peer; a faster one is read from more slowly."""
+    bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
+    """The same in bytes."""
+    subscriptions_max: Count = 1_000_000
+    """Subscriptions that the peer may have here, for itself and all behind it."""
+    retained_max: Count = 1_000_000
+    """Retained messages kept here that came from the peer; what more comes is not kept."""
+    sessions_max: Count = 1_000_000
+    """Sessions held here that came from the peer; what more comes stays where it is."""
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether the peer may speak for some clients only."""
+        return self.clients != ("*",)
 
 
 class Link(Section, frozen=True):
@@ -113,6 +165,12 @@ class Link(Section, frozen=True):
     ca: PathText = ""
     """Who signs the certificates of peers, PEM. A peer's certificate must carry its broker id as a DNS name
     or as its common name."""
+    crl: PathText = ""
+    """Certificates of peers that are revoked: the lists of all who sign them, PEM; empty for none."""
+    unlisted: Literal["auto", "accept", "refuse"] = "auto"
+    """Brokers that no [[peer]] lists: "accept" lets in whoever knows link.secret, or has a certificate of
+    link.ca; "auto" accepts only where nobody proves anything (on loopback, without secret and TLS) and where
+    brokers find each other (discovery)."""
     reconnect_min_s: Seconds = 0.2
     """The first pause before connecting again; it doubles up to the longest."""
     reconnect_max_s: Seconds = 15.0
@@ -124,6 +182,10 @@ class Link(Section, frozen=True):
     unacknowledged_bytes_max: Bytes = 268_435_456
     """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
     and at the brokers behind this one."""
+
+    @property
+    def accepts_unlisted(self) -> bool:
+        return self.unlisted == "accept" or (self.unlisted == "auto" and not (self.secret or self.tls))
 
 
 class Discovery(Section, frozen=True):
@@ -169,6 +231,10 @@ class Mobility(Section, frozen=True):
     serve it at once and deliver what is missing later (QoS 1 may repeat, QoS 2 is refused)."""
     locate_timeout_s: Seconds = 5.0
     """How long to look for a session before a broker counts as unreachable."""
+    meet_timeout_s: Seconds = 5.0
+    """After a start: how long clients wait for the first link, over which a peer confirms that this broker
+    has its newest history, and how long questions about sessions wait for peers that were never met. A broker
+    that began with an empty folder and has met no peer waits until it meets one, or an operator decides."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)
@@ -359,7 +425,16 @@ class Location(Section, frozen=True):
     """Logical mobility: filters that depend on where the client is; the same at every broker."""
 
     movement_graph: PathText = ""
-    """The file of the movement graph; empty allows no filters on myloc."""
+    """The file of the movement graph; empty allows no filters on myloc, but for positions."""
+    position_step_m: Distance | None = None
+    """Locations are positions on the earth: how many metres a client may get between two of its reports;
+    "none": they are names."""
+    zones: PathText = ""
+    """A GeoJSON file of polygons, each with a property "name": filters may say INSIDE 'that name'."""
+    zone_dwell_s: Stay = 0.0
+    """How long a client must have been in a zone before $roamcast/zones/NAME/enter is published."""
+    zone_hysteresis_m: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    """How far outside a zone a client must be before $roamcast/zones/NAME/leave is published."""
     stay_s: Stay | None = None
     """How long clients stay at a location at least; "none" learns it from the moves of each."""
     stay_first_s: Stay = 1.0

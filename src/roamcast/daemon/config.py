@@ -18,11 +18,14 @@ from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.loading import Program, Warn, check_secret
 from roamcast.config.private_files import check_readable
 from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection
+from roamcast.daemon.settings import read_zones
 from roamcast.errors import InputError, did_you_mean
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
 from roamcast.mobility.moving.mobile import MobileProtocol
 from roamcast.mqtt.server.access import Access as CompiledRules
 from roamcast.mqtt.server.access import Rule
+from roamcast.net.handshake import SECRETS_MAX
+from roamcast.net.peer_list import read_secrets
 from roamcast.net.tls import link_contexts, listener_context
 from roamcast.net.users import read_users
 
@@ -72,7 +75,14 @@ def check(config: Config, warn: Warn) -> None:
 def check_location(location: Location) -> None:
     if location.movement_graph:
         check_readable(location.movement_graph, "location.movement_graph")
-    names: dict[str, None] = {"location": None} if location.movement_graph else {}
+    if location.movement_graph and location.position_step_m is not None:
+        raise InputError("location: give movement_graph (locations are names) or position_step_m, not both")
+    if location.zones:
+        check_readable(location.zones, "location.zones")
+        read_zones(location.zones)
+    names: dict[str, None] = {}
+    if location.movement_graph or location.position_step_m is not None:
+        names["location"] = None
     for number, state in enumerate(location.states):
         key = f"location.state.{number}"
         if state.name in names:
@@ -145,6 +155,9 @@ def check_peers(config: Config) -> None:
             raise InputError(f"{key}.id = {peer.id}: that is this broker itself; name a neighbour")
         if ids[peer.id] > 1:
             raise InputError(f"{key}.id = {peer.id}: there are {ids[peer.id]} peers of this id; keep one")
+        check_border(key, peer, config)
+        if not peer.address:
+            continue
         try:
             _, port = split_endpoint(peer.address)
         except InputError as error:
@@ -153,10 +166,23 @@ def check_peers(config: Config) -> None:
             raise InputError(f"{key}.address = {peer.address}: valid is a port from 1 to 65535")
 
 
+def check_border(key: str, peer: Peer, config: Config) -> None:
+    """What one peer may do."""
+    read_secrets(peer, key)
+    if len(peer.secret_files) > SECRETS_MAX:
+        raise InputError(f"{key}.secret_files: valid are {SECRETS_MAX} files at most")
+    if peer.certificate_sha256 and not config.link.tls:
+        raise InputError(f"{key}.certificate_sha256 is only for links with TLS; set link.tls = true")
+    if not peer.address and config.link.port is None:
+        raise InputError(
+            f"{key}: {peer.id} could not connect here, and has no address; set {key}.address or link.port"
+        )
+
+
 def check_link(config: Config, warn: Warn) -> None:
     link = config.link
     check_secret("link.secret", link.secret)
-    files = {"certificate": link.certificate, "key": link.key, "ca": link.ca}
+    files = {"certificate": link.certificate, "key": link.key, "ca": link.ca, "crl": link.crl}
     if link.tls:
         refuse_missing("link.tls", "link", files, needed=("certificate", "key", "ca"))
         link_contexts(link)
@@ -168,18 +194,29 @@ def check_link(config: Config, warn: Warn) -> None:
 
 def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
     """Refuse links to other machines over which nobody proves who they are."""
-    ends = [("link.address", link.address)] if link.port is not None else []
-    ends += [(f"peer.{i}.address", split_endpoint(peer.address)[0]) for i, peer in enumerate(config.peers)]
-    for key, host in ends:
+    ends = [("link.address", link.address, _listeners_prove(config))] if link.port is not None else []
+    ends += [
+        (f"peer.{i}.address", split_endpoint(peer.address)[0], bool(peer.secret_files or link.secret))
+        for i, peer in enumerate(config.peers)
+        if peer.address
+    ]
+    for key, host, has_secret in ends:
         if is_loopback(host) or link.tls:
             continue
-        if not link.secret:
+        if not has_secret:
             raise InputError(
                 f"{key} = {host}: a link that is not on loopback needs proof of who is there; "
                 f"set link.secret_file, or link.tls with certificate, key and ca"
             )
         warn(f"{key} = {host}: links are authenticated but not encrypted; link.tls = true encrypts them")
         return
+
+
+def _listeners_prove(config: Config) -> bool:
+    """Whether all who may connect have a secret."""
+    return bool(config.link.secret) or (
+        bool(config.peers) and all(peer.secret_files for peer in config.peers)
+    )
 
 
 def check_discovery(config: Config) -> None:
@@ -231,7 +268,7 @@ def check_mobile(config: Config) -> None:
         config.election.check()
     except InputError as error:
         raise InputError(f"election: {error}") from None
-    if config.location.movement_graph or config.location.states:
+    if config.location != Location():
         raise InputError(
             f"location: {mobility.protocol} does not offer filters on the client's own state; leave it out"
         )

@@ -1,9 +1,10 @@
 """The turns of a daemon: gather what happened, step the site once, journal, then let the effects out.
 
 Everything that arrives in one round of the event loop is one turn. What a turn
-promises is in the journal before anything of it can be seen. If `step` raises,
-nothing of the turn is journalled, written, sent or told, and no other turn
-follows: the process starts again from its journal.
+promises is in the journal before anything of it can be seen. If the site raises,
+wherever it is asked, no other turn follows: the process starts again from its
+journal. If that happens in `step` or `deadline`, nothing of the turn is journalled,
+written, sent or told.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from time import monotonic
 from typing import NoReturn, Protocol
@@ -32,8 +33,8 @@ from roamcast.broker.inputs import (
 )
 from roamcast.broker.links.end import KEPT_BYTES_MAX
 from roamcast.broker.seeking import IsHere
+from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
-from roamcast.daemon.slow_time import SlowTime, seconds_until
 from roamcast.errors import InputError
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
@@ -51,7 +52,7 @@ PAUSE_S = 0.0002
 class Output(Protocol):
     """Where the effects of a turn go."""
 
-    def write(self, writes: dict[int, list[bytes]]) -> None:
+    def write(self, writes: Mapping[int, list[bytes]]) -> None:
         """To each connection, its parts together."""
 
     def close(self, connection: int) -> None: ...
@@ -83,7 +84,7 @@ class Output(Protocol):
 
 
 OnFailure = Callable[[Exception, float, list[MachineInput]], NoReturn]
-"""Ends the process because `step` raised, at this time and with these inputs."""
+"""Ends the process because the site raised, at this time and with these inputs, which are not journalled."""
 
 
 def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
@@ -102,7 +103,7 @@ class Engine:
         output: Output,
         records: Callable[[list[Row]], None] | None = None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
-        clock: Callable[[], float] = time.time,
+        clock: BrokerClock | None = None,
         on_failure: OnFailure = _raise,
         before_snapshot: Callable[[], None] | None = None,
     ) -> None:
@@ -115,13 +116,14 @@ class Engine:
         self.pressure = Pressure(site, output.hold, output.release, kept_bytes_max)
         self._output = output
         self._records = records
-        self._clock = clock
+        self.clock = clock or BrokerClock(max(time.time(), site.endpoint.now))
         self._on_failure = on_failure
         self._before_snapshot = before_snapshot or _nothing
         self._has_failed = False
-        """True once `step` has raised: the site is in no state that anybody may see."""
+        """True once the site has raised: it is in no state that anybody may see."""
+        self._inputs: list[MachineInput] = []
+        """Those of the present turn, until the journal has them."""
         self._now = site.endpoint.now
-        self._slow_time = SlowTime()
         self._pending: list[MachineInput] = []
         self._held: MachineEffects | None = None
         """What a turn wanted that is not in the journal yet."""
@@ -136,6 +138,9 @@ class Engine:
         """When the last turn ended, on the clock that never goes back."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
+        """For which the timer is set, and …"""
+        self._wanted_at: float | None = None
+        """… the one that the site named last."""
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         """One for all turns, so that none has to be made for each."""
@@ -168,6 +173,20 @@ class Engine:
         self._is_scheduled = False
         if self._has_failed:
             return
+        try:
+            self._turn()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Stop because the site raised: nobody may see anything of it any more."""
+        inputs, self._inputs = self._inputs, []
+        if isinstance(error, InputError) and inputs and isinstance(inputs[0], Started):
+            raise error  # The settings do not fit the state: the operator can put that right.
+        self._has_failed, self._failure = True, "a turn failed, and the broker starts again"
+        self._on_failure(error, self._now, inputs)
+
+    def _turn(self) -> None:
         journal = self.journal
         if journal is not None and journal.failed is not None:
             self._stop_promising(journal.failed)
@@ -182,6 +201,7 @@ class Engine:
                 self._held = effects
                 self._stop_promising(str(error))
                 return
+        self._inputs = []
         if effects.writes:
             self._output.write(effects.writes)
         if effects.durable:
@@ -194,17 +214,14 @@ class Engine:
         self._idle_since_s = monotonic()
 
     def _step(self, inputs: list[MachineInput]) -> MachineEffects:
-        # A clock may be set back; the site's time never goes back, and never stands still.
-        now = self._clock()
-        self._now = now if now > self._now else self._slow_time.after(self._now)
+        now = self.clock()
+        if now > self._now:
+            self._now = now
         self.turns += 1
-        try:
-            return self.site.step(self._now, inputs)
-        except Exception as error:
-            if isinstance(error, InputError) and inputs and isinstance(inputs[0], Started):
-                raise  # The settings do not fit the state: the operator can put that right.
-            self._has_failed, self._failure = True, "a turn failed, and the broker starts again"
-            self._on_failure(error, self._now, inputs)
+        self._inputs = inputs
+        effects = self.site.step(self._now, inputs)
+        self._wanted_at = self.site.deadline()
+        return effects
 
     def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""
@@ -273,6 +290,7 @@ class Engine:
         if not taken:
             return
         effects = self._step(taken)
+        self._inputs = []
         if effects.durable:
             # A packet turned out to be malformed, and its connection has ended.
             self._late.append((encode_entry(self._now, effects.durable), effects))
@@ -281,6 +299,14 @@ class Engine:
             self._tell(effects)
 
     def _try_again(self) -> None:
+        if self._has_failed:
+            return
+        try:
+            self._write_again()
+        except Exception as error:
+            self.fail(error)
+
+    def _write_again(self) -> None:
         journal = self.journal
         assert journal is not None
         self._retry = None
@@ -367,7 +393,7 @@ class Engine:
     # --- time ---
 
     def _set_timer(self) -> None:
-        deadline = self.site.deadline()
+        deadline = self._wanted_at
         if deadline == self._deadline:
             return
         if self._timer is not None:
@@ -375,8 +401,7 @@ class Engine:
             self._timer = None
         self._deadline = deadline
         if deadline is not None:
-            wait_s = seconds_until(deadline, self._now, self._clock())
-            self._timer = self._loop.call_later(wait_s, self._on_timer)
+            self._timer = self._loop.call_later(self.clock.seconds_until(deadline), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = self._deadline = None

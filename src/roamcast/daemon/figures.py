@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from roamcast.daemon.engine import Engine
-from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.trees import Trees
 from roamcast.mqtt.server.marks import QOS
 from roamcast.net.peers import LinkStatus
 from roamcast.storage.kept_out import KeptOut
+
+if TYPE_CHECKING:
+    from roamcast.daemon.event_log import EventLog
 
 
 class Queues(msgspec.Struct):

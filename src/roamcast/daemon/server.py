@@ -9,8 +9,11 @@ import signal
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,8 +29,8 @@ from roamcast.broker.inputs import (
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
+from roamcast.daemon.clock import resume_clock, save_reading
 from roamcast.daemon.engine import Engine
-from roamcast.daemon.event_log import EventLog
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
@@ -49,11 +52,17 @@ from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
 
+if TYPE_CHECKING:
+    from roamcast.daemon.event_log import EventLog
+
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
+START_BITS = 62
 PACKETS_PER_TURN = 4096
 """What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
+SAVE_CLOCK_S = 60.0
+"""How often the broker's time is written down for the next start."""
 FAREWELL_S = 2.0
 """How long clients may take to read their last bytes."""
 
@@ -79,6 +88,7 @@ class Server:
         self.kept_out = fail_stop.kept_out
         self.engine = Engine(
             site, journal, self, records, config.link.unacknowledged_bytes_max,
+            clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
             before_snapshot=events.sync if events is not None else None,
         )  # fmt: skip
@@ -96,10 +106,11 @@ class Server:
         self._opened = 0
         self._servers: list[asyncio.Server] = []
         self._admission = Admission(config)
-        self.linking = Linking(config, site, self.engine.push, self.kept_out)
+        self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
         self.linking.may_write = lambda: self.engine.is_promising
+        self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
         self._gone: dict[int, tuple[str, str]] = {}
         """Address and reason of connections whose end the site has not been told yet."""
@@ -115,9 +126,11 @@ class Server:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self.engine.push(Started(site_settings(self.config)))
+        self._log_history()
+        self.engine.push(Started(site_settings(self.config), secrets.randbits(START_BITS) + 1))
         self.engine.push(RulesChanged(self.config.access_rules))
         self.engine.turn()
+        self._save_clock()
         await self.operations.start()
         await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
@@ -214,6 +227,7 @@ class Server:
         self.operations.stop()
         await self.linking.stop()
         self.engine.stop()
+        self._save_clock()
         log.info("broker %s has stopped", self.config.id)
 
     def _farewell(self, client: ClientConnection, reason: Reason) -> bytes:
@@ -227,9 +241,13 @@ class Server:
 
     async def _sweep(self) -> None:
         """Close connections that have been silent for too long."""
+        saved_at = time.monotonic()
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            if now - saved_at >= SAVE_CLOCK_S:
+                saved_at = now
+                self._save_clock()
             limit = self.config.quotas.buffered_bytes_max
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
@@ -245,6 +263,9 @@ class Server:
                         # Whether it takes note of the end or not, to the site it is gone now.
                         self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
+
+    def _save_clock(self) -> None:
+        save_reading(Path(self.config.data), self.engine.clock.reading())
 
     # --- connections (see clients.Door) ---
 
@@ -304,6 +325,7 @@ class Server:
     async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
         if not self.engine.is_promising:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, "the broker cannot write its journal now")
+        await self._meet()
         client_id, longest = connect.client_id, self.config.mqtt.client_id_bytes_max
         if len(client_id.encode()) > longest:
             raise ConnectionRefused(
@@ -323,9 +345,27 @@ class Server:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
         return identity
 
+    async def _meet(self) -> None:
+        """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
+        has_met, history, mobility = self.linking.has_met, self.site.history, self.config.mobility
+        if self.config.peers and not has_met.is_set() and not self.site.links_may_cycle:
+            left_s = self._started_s + mobility.meet_timeout_s - time.monotonic()
+            wait_s = left_s if history.is_settled else mobility.locate_timeout_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await has_met.wait()
+        serves = mobility.unreachable == "serve" and not history.fences
+        if history.refusal and not serves:
+            raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, history.refusal)
+
+    def _log_history(self) -> None:
+        why = self.site.history.refusal
+        if why and self.site.history.fences:
+            log.error("clients are refused: %s", why)
+
     # --- effects (see engine.Output) ---
 
-    def write(self, writes: dict[int, list[bytes]]) -> None:
+    def write(self, writes: Mapping[int, list[bytes]]) -> None:
         clients = self._clients
         for connection, parts in writes.items():
             client = clients.get(connection)

@@ -13,7 +13,7 @@ The base class is reverse-path routing with nothing kept for those who are away.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -88,6 +88,12 @@ class Settings(msgspec.Struct, frozen=True):
     """How often neighbours that store for each other's clients say that they are there; "none": never."""
     heartbeats_missed_max: int = 3
     """For how many periods nothing may be heard of a neighbour before it counts as failed."""
+    copies_max: int = 3
+    """Brokers that keep a copy of one client's queue, at most: those where it is likely to appear."""
+    copies_after_s: float | None = None
+    """How long a client stays before its copies begin; "none": when it leaves."""
+    copy_bytes_max: int = 1 << 20
+    """Size of one copy; a client for whom more is queued has none."""
     fetch_max: int = 64
     """Notifications that are fetched at once for a client that reads as fast as they come; at least 64."""
 
@@ -135,6 +141,9 @@ class Host(Protocol):
     ) -> Update | None:
         """Move a client's subscriptions (text to time of issue) over one link; see `Router.relocate`."""
 
+    def end_relocation(self, subscriptions: Mapping[str, float], client: str, peer: str) -> None:
+        """The broker is gone from which the peer relocated them; see `Router.end_relocation`."""
+
     def direction(
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
     ) -> str | Owner | None:
@@ -142,6 +151,9 @@ class Host(Protocol):
 
         The client is the subscriber, unless its protocol has another name for it (`subscriber_of`).
         """
+
+    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
+        """Where entries of such a subscriber lead; without any, the only peer with advertisements."""
 
     def divert(
         self,
@@ -192,6 +204,10 @@ class Host(Protocol):
     def adopt(self, session: Session) -> None:
         """… and says when it has arrived; this calls `on_attach`."""
 
+    def send_home(self, client: str, number: int) -> None:
+        """The session goes to where its client will ask for it (`named_next`), if nobody has attached or
+        asked for it since it had this attach number."""
+
     def take_back(self, session: Session) -> None:
         """As `adopt`, of a session that cannot reach the broker that asked for it."""
 
@@ -200,6 +216,9 @@ class Host(Protocol):
 
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         """The attached client reads from this queue until it goes away."""
+
+    def is_read(self, client: str, queue: DeliveryQueue) -> bool:
+        """Whether the client is attached and reads from this queue, its session being here or not."""
 
     def pump(self, client: str) -> None:
         """Something was added to the queue that the client reads from."""
@@ -228,8 +247,12 @@ class MobilityProtocol:
     """Which of `ASSUMPTIONS` its promise rests on."""
     has_heartbeats: ClassVar[bool] = False
     """Whether its brokers watch each other if its settings say so; with faults, the fuzzer draws that."""
+    draws_copies: ClassVar[bool] = False
+    """Whether its copies depend on the settings `copies_…`; the fuzzer draws those."""
     takes_back: ClassVar[bool] = False
     """Whether a session that was on its way to a broker which is gone can go on at another one."""
+    follows_routes: ClassVar[bool] = False
+    """Whether a session is sought along its trail first, and not at the broker that the client names."""
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""
@@ -265,6 +288,12 @@ class MobilityProtocol:
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         """The client is attached at another broker, which asks for the session. It is not attached here."""
         self.host.hand_over(session, destination)
+
+    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
+        """The client is attached here and its session has been asked for: a copy may serve it meanwhile.
+
+        Only here can a protocol do something for a client whose session is not there yet.
+        """
 
     def on_end(self, session: Session) -> None:
         """The session is over, and nothing is owed to it. No handoff of it is under way."""
@@ -340,6 +369,14 @@ class MobilityProtocol:
     def keeps_for(self, session: Session) -> bool:
         """Whether what is for the client is kept here already; not, where its session came ahead of it."""
         return True
+
+    def named_next(self, session: Session) -> str:
+        """The broker that the client is to name when it attaches next."""
+        return self.host.id
+
+    def trail_of(self, client: str) -> str:
+        """Where a session that is not here may be; "" if that is not known."""
+        return ""
 
     def subscriber_of(self, owner: Owner) -> str:
         """Under which name other brokers know the entries of a local owner."""

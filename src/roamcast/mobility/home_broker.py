@@ -3,9 +3,12 @@
 The broker where a client attaches first is its home broker: it maintains the
 client's subscriptions and its queue for ever. Any other broker is a foreign
 broker. When the client attaches there, the foreign broker registers it with the
-home broker (`Register`), which forwards everything stored and everything that
-arrives (`ForwardEvents`): all of it travels by way of the home broker, the
-triangle. The foreign broker delivers and keeps nothing for those who are gone:
+home broker (`Register`), which forwards everything that arrives (`ForwardEvents`):
+all of it travels by way of the home broker, the triangle. A client names its home
+broker when it attaches, as a mobile node knows its home agent. The session is
+there while the client is away, and comes to the foreign broker with what is
+stored: one round trip until the client reads. When the client leaves, its session
+goes home again. The foreign broker delivers and keeps nothing for those who are gone:
 what is on its way from the home broker then, waits at the foreign broker or is
 on the air may be lost. Nothing is repeated and nothing overtakes, because the
 home broker sends each notification once, in order, to one place at a time.
@@ -26,17 +29,28 @@ the forwarding, and whatever is published while it is away is lost, too:
 
 So the foreign broker deregisters the client as soon as it notices that it is
 gone (`Deregister`), and lost is only what was under way until then. For the same
-reason a client that is gone before its session came is not registered at all.
+reason a client that is gone before its session came is not registered at all; what
+came with the session stays beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
+from roamcast.mobility.base import (
+    Host,
+    MobilityProtocol,
+    OwnToken,
+    Promise,
+    Settings,
+    queue_of,
+    register,
+)
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
@@ -53,6 +67,10 @@ class Register(Message, frozen=True):
 
     client: str
     number: int
+    home: float = 0.0
+    """When the session was begun at its home: tells it from another session of the client."""
+    subscriptions: dict[str, float] = msgspec.field(default_factory=dict)
+    """For a home broker that thought the session to be over: it came back from a broker that is gone."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -61,6 +79,7 @@ class Deregister(Message, frozen=True):
 
     client: str
     number: int
+    home: float = 0.0
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -70,7 +89,18 @@ class ForwardEvents(Message, frozen=True):
     client: str
     number: int
     bursts: tuple[Burst, ...]
-    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+
+class GoHome(Message, frozen=True):
+    """From a foreign broker to itself: unless it is asked for elsewhere by then, the session goes home."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
 
 
 class LeaveHome(Message, frozen=True):
@@ -78,6 +108,7 @@ class LeaveHome(Message, frozen=True):
 
     client: str
     filters: tuple[Filter, ...]
+    home: float = 0.0
     cause: ClassVar[Cause] = "subscribe"
 
 
@@ -88,6 +119,7 @@ class ChangeAtHome(Message, frozen=True):
     filter: Filter
     wanted: bool
     issued_at: float
+    home: float = 0.0
     cause: ClassVar[Cause] = "subscribe"
 
 
@@ -129,34 +161,76 @@ class HomeBroker(MobilityProtocol):
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))
     own_state = False
 
-    __state__ = State("home-broker", saved=("homes", "visits", "changing"))
+    __state__ = State("home-broker", saved=("homes", "visits", "changing", "ahead"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
-        self.homes: dict[str, Home] = {}
+        self.homes: dict[str, dict[float, Home]] = {}
+        """By client, and when its session was begun here. If a session is thought to be lost and is not, the
+        client has two for a while, and both may be at home here."""
         self.visits: dict[str, Visit] = {}
         self.changing: dict[tuple[str, Filter], Token] = {}
         """Changes of visitors that their home brokers have not settled yet."""
+        self.ahead: dict[str, Session] = {}
+        """Sessions that came to a foreign broker when their clients were gone, with what they are owed."""
 
     # --- the client attaches: at home, or at a foreign broker, which registers it ---
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client, host = session.client, self.host
-        if came_from == "":
-            session.luggage = host.id.encode()
-            self.homes[client] = Home(DeliveryQueue(host.id, buffer=host.buffer))
-        home = self.homes.get(client)
+        self.ahead.pop(client, None)
+        if came_from == "" or not host.is_reachable(home_of(session).broker):
+            # If it had another home, that is gone for good, with all that was stored there.
+            session.luggage = msgspec.msgpack.encode(HomeAt(host.id, host.now))
+        if home_of(session).broker == host.id:
+            self.make_home(owner_at_home(session), session.subscriptions)
+        home = self.home_here(session)
         if home is not None:
-            home.location = ""
+            self.come_home(session, home)
             self.begin_delivery(client, home.queue, received.get(host.id, 0))
         elif host.is_attached(client):
             queue = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
             self.visits[client] = Visit(session.number, queue)
+            self.take_owed(session, queue)
             host.deliver_from(client, queue)
-            host.send(home_of(session), Register(client, session.number))
+            home_broker, begun_at = home_of(session)
+            host.send(home_broker, Register(client, session.number, begun_at, dict(session.subscriptions)))
+        else:
+            self.ahead[client] = session
+
+    def make_home(self, owner: Owner, subscriptions: Mapping[str, float]) -> Home:
+        """The home of a session: as it is, or new."""
+        client, begun_at = owner
+        homes = self.homes.setdefault(client, {})
+        if begun_at not in homes:
+            homes[begun_at] = Home(DeliveryQueue(self.host.id, buffer=self.host.buffer))
+            self.subscribe_all(owner, subscriptions)
+        return homes[begun_at]
+
+    def find_home(self, client: str, begun_at: float) -> Home | None:
+        return self.homes.get(client, {}).get(begun_at)
+
+    def come_home(self, session: Session, home: Home) -> None:
+        """From now on everything stays here. What nobody has read abroad comes first."""
+        home.location = ""
+        if session.owed:
+            stored = home.queue.drain()
+            self.take_owed(session, home.queue)
+            for burst in stored:
+                self.keep(home.queue, session.client, burst)
+
+    def take_owed(self, session: Session, queue: DeliveryQueue) -> None:
+        for burst in session.owed:
+            self.keep(queue, session.client, burst)
+        session.owed = ()
+
+    def home_here(self, session: Session) -> Home | None:
+        """What this broker has of the session, if it is its home."""
+        broker, begun_at = home_of(session)
+        return self.homes[session.client][begun_at] if broker == self.host.id else None
 
     def on_register(self, sender: str, message: Register) -> None:
-        home = self.homes[message.client]
+        home = self.make_home((message.client, message.home), message.subscriptions)
         home.location, home.number = sender, message.number
         self.host.send(sender, ForwardEvents(message.client, message.number, tuple(home.queue.drain())))
 
@@ -177,41 +251,58 @@ class HomeBroker(MobilityProtocol):
     # --- the client leaves ---
 
     def on_detach(self, session: Session) -> None:
-        """At home everything stays; a foreign broker keeps nothing, and says so."""
+        """At home everything stays; a foreign broker keeps nothing, says so, and sends the session home."""
         visit = self.visits.pop(session.client, None)
         if visit is not None:
             self.give_up(session.client, visit.queue.drain(), IN_TRANSIT)
             self.deregister(session, visit)
+            self.host.send(self.host.id, GoHome(session.client, session.number))
+
+    def on_go_home(self, sender: str, message: GoHome) -> None:
+        self.host.send_home(message.client, message.number)
 
     def deregister(self, session: Session, visit: Visit) -> None:
-        self.host.send(home_of(session), Deregister(session.client, visit.number))
+        home_broker, begun_at = home_of(session)
+        self.host.send(home_broker, Deregister(session.client, visit.number, begun_at))
 
     def on_deregister(self, sender: str, message: Deregister) -> None:
-        home = self.homes[message.client]
-        if (home.location, home.number) == (sender, message.number):
+        home = self.find_home(message.client, message.home)
+        if home is not None and (home.location, home.number) == (sender, message.number):
             home.location = ""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        home = self.homes.get(session.client)
+        home = self.home_here(session)
         if home is not None:
             home.queue.rewind(received.get(self.host.id, 0))
+            session.owed = tuple(home.queue.drain())
+        self.ahead.pop(session.client, None)
         self.host.hand_over(session, destination)
 
     def on_end(self, session: Session) -> None:
         """The home broker takes the subscriptions back, wherever the session ends."""
         self.visits.pop(session.client, None)
-        self.host.send(home_of(session), LeaveHome(session.client, tuple(map(parse, session.subscriptions))))
+        home_broker, begun_at = home_of(session)
+        leave = LeaveHome(session.client, tuple(map(parse, session.subscriptions)), begun_at)
+        if self.home_here(session) is not None:
+            self.on_leave_home(self.host.id, leave)  # At once: the next session may begin here now.
+        else:
+            self.host.send(home_broker, leave)
 
     def on_leave_home(self, sender: str, message: LeaveHome) -> None:
+        client, begun_at = message.client, message.home
+        if self.find_home(client, begun_at) is None:
+            return
         for filter in message.filters:
-            self.host.unsubscribe((message.client,), filter, "subscribe")
-        del self.homes[message.client]
+            self.host.unsubscribe((client, begun_at), filter, "subscribe")
+        del self.homes[client][begun_at]
+        if not self.homes[client]:
+            del self.homes[client]
 
     # --- notifications reach the home broker, and no other ---
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
-        client = owner[0]
-        home = self.homes[client]
+        client, begun_at = owner
+        home = self.homes[client][begun_at]
         if home.location:
             self.host.send(home.location, ForwardEvents(client, home.number, (burst,)))
         else:
@@ -220,23 +311,24 @@ class HomeBroker(MobilityProtocol):
     # --- the client's own requests: the home broker maintains the subscriptions ---
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        if session.client in self.homes:
-            self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+        if self.home_here(session) is not None:
+            self.host.subscribe(owner_at_home(session), filter, self.host.now, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=True)
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        if session.client in self.homes:
-            self.host.unsubscribe((session.client,), filter, "subscribe", token)
+        if self.home_here(session) is not None:
+            self.host.unsubscribe(owner_at_home(session), filter, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=False)
 
     def change_at_home(self, session: Session, filter: Filter, token: Token, wanted: bool) -> None:
         self.changing[session.client, filter] = token
-        self.host.send(home_of(session), ChangeAtHome(session.client, filter, wanted, self.host.now))
+        home_broker, begun_at = home_of(session)
+        self.host.send(home_broker, ChangeAtHome(session.client, filter, wanted, self.host.now, begun_at))
 
     def on_change_at_home(self, sender: str, message: ChangeAtHome) -> None:
-        owner, token = (message.client,), OwnToken((sender, message.client, message.filter))
+        owner, token = (message.client, message.home), OwnToken((sender, message.client, message.filter))
         if message.wanted:
             self.host.subscribe(owner, message.filter, message.issued_at, "subscribe", token)
         else:
@@ -251,11 +343,21 @@ class HomeBroker(MobilityProtocol):
 
     # --- the rest ---
 
+    def named_next(self, session: Session) -> str:
+        return home_of(session).broker or self.host.id
+
+    def trail_of(self, client: str) -> str:
+        """The foreign broker where the client is registered."""
+        return next((home.location for home in self.homes.get(client, {}).values() if home.location), "")
+
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
-        for client, home in self.homes.items():
-            yield client, home.queue
+        for client, homes in self.homes.items():
+            for home in homes.values():
+                yield client, home.queue
         for client, visit in self.visits.items():
             yield client, visit.queue
+        for client, session in self.ahead.items():
+            yield client, queue_of(session.owed)
 
 
 class HomeBrokerPublished(HomeBroker):
@@ -265,11 +367,33 @@ class HomeBrokerPublished(HomeBroker):
     __state__ = State("home-broker-published")
 
     def deregister(self, session: Session, visit: Visit) -> None:
-        """The home broker learns of it when the client is registered elsewhere, or comes home."""
+        """The home broker learns of it when the client is registered elsewhere, or comes home…"""
+
+    def come_home(self, session: Session, home: Home) -> None:
+        """… and the session alone is not the client."""
+        location = home.location
+        super().come_home(session, home)
+        if not self.host.is_attached(session.client):
+            home.location = location
 
 
-def home_of(session: Session) -> str:
-    return session.luggage.decode()
+class HomeAt(NamedTuple):
+    """What the session carries with it."""
+
+    broker: str
+    begun_at: float
+
+
+def home_of(session: Session) -> HomeAt:
+    """Where the session is at home; nowhere, while it begins."""
+    if not session.luggage:
+        return HomeAt("", 0.0)
+    return msgspec.msgpack.decode(session.luggage, type=HomeAt)
+
+
+def owner_at_home(session: Session) -> Owner:
+    """Whose subscriptions they are at the home broker."""
+    return (session.client, home_of(session).begun_at)
 
 
 register(HomeBroker)

@@ -9,13 +9,13 @@ from roamcast.config.sections import Peer
 
 class AddressBook:
     def __init__(self, peers: Iterable[Peer]) -> None:
-        self._configured = {peer.id: peer.address for peer in peers}
+        self._configured = _addresses(peers)
         self._found: dict[str, str] = {}
         """What was heard last, of peers of any kind."""
 
     def configure(self, peers: Iterable[Peer]) -> list[str]:
         """Other peers are configured; those whose address is another than before."""
-        before, self._configured = self._configured, {peer.id: peer.address for peer in peers}
+        before, self._configured = self._configured, _addresses(peers)
         return [
             peer for peer, address in self._configured.items() if before.get(peer, address) != address
         ]
@@ -41,3 +41,8 @@ class AddressBook:
 
     def __contains__(self, peer: str) -> bool:
         return peer in self._configured or peer in self._found
+
+
+def _addresses(peers: Iterable[Peer]) -> dict[str, str]:
+    """Of the peers that are dialed; the others connect by themselves."""
+    return {peer.id: peer.address for peer in peers if peer.address}

@@ -10,10 +10,13 @@
     Accept                 ->
 
 Either side may say `Refuse` instead and close. The dialer proves first that it
-has the shared secret: strangers who connect learn nothing but the broker's id.
+has the secret of this link: strangers who connect learn nothing but the broker's id.
 The secret itself is never sent; a proof is an HMAC over both ids, both nonces and
-the role, so that it serves for this one connection and this direction. With TLS
-the certificates prove the ids, and a secret, if there is one, is asked for too.
+the role, so that it serves for this one connection and this direction. While a
+secret is replaced, an end has two: the dialer proves both, and the listener answers
+with the one that it has too. With TLS the certificates prove the ids, and a secret, if
+there is one, is asked for too. Without TLS everything behind the proofs is sealed with
+keys that follow from the secret and the hellos (`net/sealing.py`).
 
 Each hello says which versions of the link protocol its sender speaks; the highest
 that both speak is used. Builds of different age can read each other's handshake: new
@@ -27,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -36,6 +39,7 @@ from roamcast.broker.links.frames import FRAME_BYTES_MAX
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import NAME_PATTERN
 from roamcast.errors import InputError
+from roamcast.net.sealing import LinkKeys, link_keys
 from roamcast.protocol.codec import LENGTH_BYTES, OPTIONAL, VERSION_MAX, VERSION_MIN
 
 MAGIC = b"roamlink"
@@ -44,6 +48,8 @@ HANDSHAKE_FORMAT = 2
 PREFACE = MAGIC + HANDSHAKE_FORMAT.to_bytes(2, "big")
 
 NONCE_BYTES = 32
+SECRETS_MAX = 8
+"""Secrets that one end may try at once."""
 STRANGER_BYTES_MAX = 1024
 """No frame may be longer before its sender has proved who it is."""
 TEXT_MAX = 500
@@ -66,6 +72,8 @@ class HandshakeHello(_Frame, frozen=True):
 
 class Proof(_Frame, frozen=True):
     proof: bytes
+    others: tuple[bytes, ...] = ()
+    """With the other secrets that the sender has."""
 
 
 class Terms(_Frame, frozen=True):
@@ -86,10 +94,12 @@ REASONS = {
     "secret": "the shared secrets differ",
     "certificate": "the certificate is not for that broker id",
     "identity": "the broker ids do not fit",
+    "unlisted": "the broker is not in the list of peers",
     "version": "there is no version of the link protocol that both ends speak",
     "terms": "the brokers' settings differ",
     "duplicate": "there is another connection already",
     "link": "the links do not fit together",
+    "history": "the history of this broker is not the one that it had",
 }
 """What to say for a reason that comes without a text. Newer builds may have more reasons."""
 
@@ -125,6 +135,8 @@ class Pipe(Protocol):
     async def read(self, size: int) -> bytes: ...
     async def read_frame(self) -> bytes: ...
     def write(self, data: bytes) -> None: ...
+    def seal(self, keys: LinkKeys) -> None:
+        """Seal what is written from now on, and open what is read."""
 
 
 class Own(msgspec.Struct, frozen=True):
@@ -132,7 +144,6 @@ class Own(msgspec.Struct, frozen=True):
 
     id: str
     boot: bytes
-    secret: str
     terms: dict[str, str]
     versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX)
     """The lowest and the highest version of the link protocol that this broker speaks."""
@@ -151,10 +162,25 @@ class Agreed(NamedTuple):
 class Host(Protocol):
     """Who decides what the handshake is about."""
 
-    def claim(self, peer: HandshakeHello) -> bool:
-        """Whether this connection is the one for the peer; another one that is not is closed first."""
+    def secrets(self, peer: str) -> tuple[str, ...]:
+        """What a broker of this id may prove itself with; LinkRefusal if it must not be asked."""
+
+    def admits(self, peer: str) -> bool:
+        """Whether a broker of this id may be linked, once it has proved that it is."""
+
+    def terms(self, peer: str) -> dict[str, str]:
+        """What this link alone must be agreed on."""
+
+    async def claim(self, peer: HandshakeHello) -> bool:
+        """Whether this connection is the one for the peer; another one that is not is closed first.
+
+        LinkRefusal if another process has that id, and is connected.
+        """
 
     def offer(self, peer: str) -> Offer: ...
+    def doubt(self, peer: str, offer: Offer) -> str:
+        """Why the history of the peer is refused; "" if it is not."""
+
     def refusal(self, peer: str, offer: Offer) -> str: ...
 
 
@@ -226,11 +252,13 @@ class Handshake:
         """Who the other side says that it is."""
         self.is_authenticated = False
         """Whether it has proved that."""
+        self.secret = ""
+        """What it has proved that with."""
 
     async def run(self, host: Host) -> Agreed:
         """The peer and what it offers, once both sides have accepted."""
         try:
-            peer = await self._authenticate()
+            peer = await self._authenticate(host)
             version = common_version(self._own, peer)
             return Agreed(peer.id, await self._agree(peer, host), version)
         except LinkRefusal as refused:
@@ -241,7 +269,7 @@ class Handshake:
 
     # --- who is there ---
 
-    async def _authenticate(self) -> HandshakeHello:
+    async def _authenticate(self, host: Host) -> HandshakeHello:
         pipe, own = self._pipe, encoded(self._hello)
         if pipe.is_dialer:
             pipe.write(PREFACE + frame(self._hello))
@@ -253,13 +281,22 @@ class Handshake:
             self._write(self._hello)
         self.peer = peer
         self._check_identity(peer)
-        dialer, listener = (own, said) if pipe.is_dialer else (said, own)
+        secrets = host.secrets(peer.id) or ("",)
+        dialer, listener = hellos = (own, said) if pipe.is_dialer else (said, own)
         if pipe.is_dialer:
-            self._write(Proof(proof(self._own.secret, "dialer", dialer, listener)))
-            self._check(await self._read(Proof), "listener", dialer, listener)
+            first, *others = [proof(secret, "dialer", *hellos) for secret in secrets]
+            self._write(Proof(first, tuple(others)))
+            self._check(await self._read(Proof), secrets, "listener", dialer, listener)
         else:
-            self._check(await self._read(Proof), "dialer", dialer, listener)
-            self._write(Proof(proof(self._own.secret, "listener", dialer, listener)))
+            self._check(await self._read(Proof), secrets, "dialer", dialer, listener)
+            self._write(Proof(proof(self.secret, "listener", *hellos)))
+        if self.secret and self._is_certified is None:
+            pipe.seal(link_keys(self.secret, dialer, listener))
+        if not host.admits(peer.id):
+            raise LinkRefusal(
+                f"{peer.id} is not in the list of peers of {self._own.id}; list it there as [[peer]]",
+                "unlisted",
+            )
         return peer
 
     async def _read_preface(self) -> None:
@@ -285,49 +322,60 @@ class Handshake:
         if self._is_certified is not None and not self._is_certified(peer.id):
             raise LinkRefusal(f"its certificate is not for {peer.id}", "certificate")
 
-    def _check(self, given: Proof, role: str, dialer: bytes, listener: bytes) -> None:
-        if not hmac.compare_digest(given.proof, proof(self._own.secret, role, dialer, listener)):
-            raise LinkRefusal(REASONS["secret"], "secret")
-        self.is_authenticated = True
-        self._pipe.frame_bytes_max = FRAME_BYTES_MAX
+    def _check(
+        self, given: Proof, secrets: Iterable[str], role: str, dialer: bytes, listener: bytes
+    ) -> None:
+        proofs = (given.proof, *given.others[: SECRETS_MAX - 1])
+        for secret in secrets:
+            right = proof(secret, role, dialer, listener)
+            if any(hmac.compare_digest(one, right) for one in proofs):
+                self.secret = secret
+                self.is_authenticated = True
+                self._pipe.frame_bytes_max = FRAME_BYTES_MAX
+                return
+        raise LinkRefusal(REASONS["secret"], "secret")
 
     # --- whether the two fit together ---
 
     async def _agree(self, peer: HandshakeHello, host: Host) -> Offer:
+        terms = {**self._own.terms, **host.terms(peer.id)}
         if self._pipe.is_dialer:
-            self._check_terms(peer.id, await self._read(Terms))
-            self._claim(peer, host)
-            self._write(Terms(self._own.terms))
+            self._check_terms(peer.id, terms, await self._read(Terms))
+            await self._claim(peer, host)
+            self._write(Terms(terms))
             self._write(Offering(host.offer(peer.id)))
             offer = (await self._read(Offering)).offer
             await self._read(Accept)
             self._check_offer(peer.id, offer, host)
             self._write(Accept())
         else:
-            self._write(Terms(self._own.terms))
-            self._check_terms(peer.id, await self._read(Terms))
+            self._write(Terms(terms))
+            self._check_terms(peer.id, terms, await self._read(Terms))
             offer = (await self._read(Offering)).offer
-            self._claim(peer, host)
+            await self._claim(peer, host)
             self._write(Offering(host.offer(peer.id)))
             self._check_offer(peer.id, offer, host)
             self._write(Accept())
             await self._read(Accept)
         return offer
 
-    def _check_terms(self, peer: str, given: Terms) -> None:
-        sides = sorted([(self._own.id, self._own.terms), (peer, given.terms)])
-        for name in sorted({**self._own.terms, **given.terms}):
-            if name.startswith(OPTIONAL) and not (name in self._own.terms and name in given.terms):
+    def _check_terms(self, peer: str, own: dict[str, str], given: Terms) -> None:
+        sides = sorted([(self._own.id, own), (peer, given.terms)])
+        for name in sorted({**own, **given.terms}):
+            if name.startswith(OPTIONAL) and not (name in own and name in given.terms):
                 continue
-            if self._own.terms.get(name) != given.terms.get(name):
+            if own.get(name) != given.terms.get(name):
                 said = [f"{id} has {line(terms.get(name, 'nothing'))}" for id, terms in sides]
                 raise LinkRefusal(f"{line(name)}: {', '.join(said)}", "terms")
 
-    def _claim(self, peer: HandshakeHello, host: Host) -> None:
-        if not host.claim(peer):
+    async def _claim(self, peer: HandshakeHello, host: Host) -> None:
+        if not await host.claim(peer):
             raise LinkRefusal(REASONS["duplicate"], "duplicate")
 
     def _check_offer(self, peer: str, offer: Offer, host: Host) -> None:
+        doubt = host.doubt(peer, offer)
+        if doubt:
+            raise LinkRefusal(doubt, "history")
         refusal = host.refusal(peer, offer)
         if refusal:
             raise LinkRefusal(refusal, "link")

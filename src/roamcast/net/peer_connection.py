@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Literal, Protocol, cast
 
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.config.addresses import is_loopback, join_endpoint
 from roamcast.errors import InputError
+from roamcast.net.clients import Budget
 from roamcast.net.handshake import STRANGER_BYTES_MAX, Ended, HandshakeHello
-from roamcast.net.tls import is_broker
+from roamcast.net.sealing import LinkKeys, Opener, Sealer
+from roamcast.net.tls import has_fingerprint, is_broker
 
 WRITE_BYTES_HIGH = 4 * 1024 * 1024
 """When so much waits to be sent, nothing more should be written until most of it is gone."""
@@ -50,6 +53,12 @@ class PeerConnection(asyncio.Protocol):
         """Why the connection ended."""
         self.is_refused = False
         """Whether it would end in the same way if it were opened again at once."""
+        self.is_suspect = False
+        """Whether somebody between the two brokers changed what they said."""
+        self.secret = ""
+        """What the peer has proved itself with."""
+        self.contexts_digest = b""
+        """Of the certificates and authorities that the connection was made with."""
         self.up_s = 0.0
         """How long it was up, once it has ended."""
         self.ended = asyncio.Event()
@@ -57,6 +66,13 @@ class PeerConnection(asyncio.Protocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._cutter = FrameCutter(STRANGER_BYTES_MAX)
+        self._sealer: Sealer | None = None
+        self._opener: Opener | None = None
+        self._budget: Budget | None = None
+        self._reading_again: asyncio.TimerHandle | None = None
+        """Set while the peer has sent more than its quotas allow."""
+        self.is_held = False
+        """Whether this broker cannot take more from the peer at present."""
         self._news = asyncio.Event()
         self._up_since = 0.0
         self._last_received = 0.0
@@ -74,10 +90,15 @@ class PeerConnection(asyncio.Protocol):
         self._last_received = self._loop.time()
 
     def data_received(self, data: bytes) -> None:
-        self._last_received = self._loop.time()
+        self._last_received = now = self._loop.time()
         if self.state == "closed":
             return
-        self._cutter.feed(data)
+        if self._budget is not None:
+            self._spend(self._budget, now, len(data))
+        if self._opener is None:
+            self._cutter.feed(data)
+        elif not self._open(self._opener, data):
+            return
         if self.state == "up":
             self._pass_on()
             return
@@ -124,13 +145,57 @@ class PeerConnection(asyncio.Protocol):
             self._news.clear()
             await self._news.wait()
 
-    def is_certified(self, id: str) -> bool:
-        """Whether the peer showed a certificate that was given to the broker with this id."""
-        return is_broker(self.transport.get_extra_info("ssl_object").getpeercert(), id)
+    def is_certified(self, id: str, fingerprints: Collection[str] = ()) -> bool:
+        """Whether the peer showed a certificate for the broker with this id; one of these, if any."""
+        shown = self.transport.get_extra_info("ssl_object")
+        if shown is None:
+            return False
+        return is_broker(shown.getpeercert(), id) and has_fingerprint(shown.getpeercert(True), fingerprints)
 
     def write(self, data: bytes) -> None:
         if self.state != "closed":
-            self.transport.write(data)
+            self.transport.write(data if self._sealer is None else self._sealer.seal(data))
+
+    def seal(self, keys: LinkKeys) -> None:
+        """Both ends have proved that they have the secret: what else they say is sealed with these keys."""
+        own, other = (keys.dialer, keys.listener) if self.is_dialer else (keys.listener, keys.dialer)
+        self._sealer, self._opener = Sealer(own), Opener(other)
+        self._open(self._opener, self._cutter.take_rest())
+
+    def _open(self, opener: Opener, data: bytes) -> bool:
+        try:
+            self._cutter.feed(opener.open(data))
+        except LinkError as error:
+            self.is_suspect = True
+            self.close(str(error))
+        return not self.is_suspect
+
+    # --- quotas ---
+
+    def limit(self, budget: Budget | None) -> None:
+        """What the peer may send per second, from now on."""
+        self._budget = budget
+
+    def _spend(self, budget: Budget, now: float, size: int) -> None:
+        pause_s = budget.spend(now, size)
+        if pause_s > 0 and self._reading_again is None:
+            self.transport.pause_reading()
+            self._reading_again = self._loop.call_later(pause_s, self._read_again)
+
+    def _read_again(self) -> None:
+        self._reading_again = None
+        self.resume_reading()
+
+    def pause_reading(self) -> None:
+        self.is_held = True
+        if self.state == "up" and self.transport.is_reading():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, unless there is another reason not to."""
+        is_paused = self.is_held or self._reading_again is not None
+        if self.state == "up" and not is_paused and not self.transport.is_reading():
+            self.transport.resume_reading()
 
     # --- the link ---
 
@@ -169,8 +234,20 @@ class PeerConnection(asyncio.Protocol):
             self.close(f"no sign of life for {silent_s:.1f} s")
             return
         if self.is_writable:
-            self.transport.write(self._owner.heartbeat(self))
+            self.write(self._owner.heartbeat(self))
         self._timer = self._loop.call_later(heartbeat_s, self._tick, heartbeat_s, timeout_s)
+
+    async def is_alive(self, late_s: float, timeout_s: float) -> bool:
+        """Whether the other end sends something that it cannot have sent `late_s` ago; False if it ends."""
+        since = self._loop.time() + late_s
+        end = self._loop.time() + timeout_s
+        while self.state == "up" and self._loop.time() < end:
+            if self._last_received > since:
+                return True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(late_s, timeout_s) / 4):
+                    await self.ended.wait()
+        return False
 
     # --- the end ---
 
@@ -189,8 +266,9 @@ class PeerConnection(asyncio.Protocol):
         was_up, self.state = self.state == "up", "closed"
         if self.ended.is_set():
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._reading_again):
+            if timer is not None:
+                timer.cancel()
         self._news.set()
         self.ended.set()
         if was_up:

@@ -15,7 +15,7 @@ import random
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -27,9 +27,11 @@ from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.sections import Link, Peer
 from roamcast.errors import InputError
 from roamcast.net.address_book import AddressBook
+from roamcast.net.clients import Budget
 from roamcast.net.complaints import Complaints
 from roamcast.net.handshake import (
     NONCE_BYTES,
+    REASONS,
     Agreed,
     Ended,
     Handshake,
@@ -39,6 +41,7 @@ from roamcast.net.handshake import (
     line,
 )
 from roamcast.net.peer_connection import PeerConnection
+from roamcast.net.peer_list import PeerList
 from roamcast.net.tls import LinkContexts
 from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN
 
@@ -53,6 +56,10 @@ REFUSED_FACTOR = 4
 STABLE_S = 1.0
 """A connection that was up for so long was a success: the pauses begin anew."""
 ACCEPT_AGAIN_S = 1.0
+LATE_S = 0.5
+"""What comes later than this from a connection was sent after its rival came: its process is alive."""
+ALIVE_SHARE = 0.6
+"""Of the time that a link may be silent: how long a connection may take to show that it is alive."""
 
 
 class LinkHandler(Protocol):
@@ -61,11 +68,20 @@ class LinkHandler(Protocol):
     def offer(self, peer: str) -> Offer:
         """What to tell the peer. No connection to it is there at this time."""
 
-    def refusal(self, peer: str, offer: Offer) -> str:
-        """Why there must be no link, given what the peer told; "" if there may be one."""
+    def doubt(self, peer: str, offer: Offer) -> str:
+        """Why the peer's history is refused, given what it told; "" if it is not."""
 
-    def on_refused(self, peer: str, why: str) -> None:
-        """One of the two ends refused the link because of what the offers say."""
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no link for another reason; "" if there may be one."""
+
+    def runs_twice(self, peer: str) -> str:
+        """What to say to a process with the id of a peer that is connected and alive."""
+
+    def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
+        """One of the two ends refused the link because of what the offers say.
+
+        `is_fence`: the peer refuses this broker's history.
+        """
 
     def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
         """Both ends have accepted, and speak this version of the link protocol; from now on `write` works.
@@ -77,6 +93,9 @@ class LinkHandler(Protocol):
         """Whole frames. LinkError closes the connection."""
 
     def on_link_down(self, peer: str) -> None: ...
+
+    def taken(self, peer: str) -> int:
+        """Messages that have come over the link so far."""
 
     def on_writable(self, peer: str) -> None:
         """After `is_writable` was false: the connection takes more."""
@@ -132,9 +151,11 @@ class Peers:
         `versions` are the lowest and the highest version of the link protocol that are spoken.
         """
         self.id = id
-        self._own = Own(id, secrets.token_bytes(16), link.secret, dict(terms), versions)
+        self._own = Own(id, secrets.token_bytes(16), dict(terms), versions)
         self._link = link
-        self._book = AddressBook(peers)
+        listed = list(peers)
+        self._list = PeerList(link, listed)
+        self._book = AddressBook(listed)
         self._handler = handler
         self._contexts = contexts
         self._sockets: list[socket.socket] = []
@@ -174,14 +195,53 @@ class Peers:
         return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
 
     def reload(self, link: Link, peers: Iterable[Peer], contexts: LinkContexts | None = None) -> None:
-        """Another configuration: for handshakes from now on, and for who is dialed. It listens as before."""
-        self._own = msgspec.structs.replace(self._own, secret=link.secret)
+        """Another configuration, for links that are up too: one that could not be made again ends.
+
+        The broker listens as before. InputError changes nothing.
+        """
+        listed = list(peers)
+        self._list = PeerList(link, listed)
         self._link, self._contexts = link, contexts
-        for peer in self._book.configure(peers):
+        for peer in self._book.configure(listed):
             self._follow(peer)
         for peer in [peer for peer in self._dialers if peer not in self._book]:
             self._dialers.pop(peer).cancel()
+        for connection in list(self._connections):
+            if connection.state == "up":
+                self._review(connection)
         self._dial_all()
+
+    def _review(self, connection: PeerConnection) -> bool:
+        """Whether a connection could be made again as it was; if not, it is closed."""
+        objection = self._objection(connection)
+        if objection:
+            connection.close(objection)
+            return False
+        connection.limit(self._budget(connection.peer_id))
+        return True
+
+    def _objection(self, connection: PeerConnection) -> str:
+        peer, contexts = connection.peer_id, self._contexts
+        if not self._list.admits(peer):
+            return f"{peer} is not in the list of peers any more"
+        if connection.secret not in (self._list.secrets(peer) or ("",)):
+            return f"the secret that {peer} proved itself with is not valid any more"
+        if connection.contexts_digest != (contexts.digest if contexts else b""):
+            return "certificates, authorities or revocation lists have changed"
+        if contexts and not connection.is_certified(peer, self._list.entry(peer).certificate_sha256):
+            return f"the certificate of {peer} is not among those in certificate_sha256 any more"
+        return ""
+
+    def _budget(self, peer: str) -> Budget | None:
+        entry = self._list.entry(peer)
+        if entry.messages_per_s is None and entry.bytes_per_s is None:
+            return None
+        before, at_once = self._handler.taken(peer), int(entry.messages_per_s or 0) + 1
+
+        def taken() -> int:
+            return self._handler.taken(peer) - before
+
+        return Budget(taken, entry.messages_per_s, at_once, entry.bytes_per_s)
 
     def _dial_all(self) -> None:
         for peer in self._book.peers:
@@ -245,7 +305,7 @@ class Peers:
         """Frames for the peer; nothing happens if the connection has just been lost."""
         connection = self._slots.get(peer)
         if connection is not None and connection.state == "up":
-            connection.transport.write(data)
+            connection.write(data)
 
     def is_writable(self, peer: str) -> bool:
         connection = self._slots.get(peer)
@@ -253,13 +313,14 @@ class Peers:
 
     def pause_reading(self, peer: str) -> None:
         connection = self._slots.get(peer)
-        if connection is not None and connection.state == "up" and connection.transport.is_reading():
-            connection.transport.pause_reading()
+        if connection is not None:
+            connection.pause_reading()
 
     def resume_reading(self, peer: str) -> None:
         connection = self._slots.get(peer)
-        if connection is not None and connection.state == "up" and not connection.transport.is_reading():
-            connection.transport.resume_reading()
+        if connection is not None:
+            connection.is_held = False
+            connection.resume_reading()
 
     def dial_again(self, peer: str) -> None:
         """Do not wait for the end of a pause: the reason for it is gone."""
@@ -276,7 +337,8 @@ class Peers:
     def statuses(self, others: Iterable[str] = ()) -> list[LinkStatus]:
         """Of every peer that is configured or connected, and of these."""
         statuses = []
-        for peer in sorted(dict.fromkeys([*self._book.peers, *self._slots, *others])):
+        known = [*self._list.listed, *self._book.peers, *self._slots, *others]
+        for peer in sorted(dict.fromkeys(known)):
             connection = self._slots.get(peer)
             is_up = connection is not None and connection.state == "up"
             address = connection.address if connection is not None else ""
@@ -335,12 +397,13 @@ class Peers:
                 oldest.cancel()
         if self._strangers[host] > STRANGERS_PER_HOST_MAX:
             why = "too many connections at once that have not said who they are"
-        elif not (self._own.secret or self._contexts or is_loopback(host)):
+        elif not (self._list.has_secrets or self._contexts or is_loopback(host)):
             why = "without a secret or TLS, links are for this machine alone"
         if why:
             accepted.close()
         else:
             connection = PeerConnection(self, is_dialer=False)
+            connection.contexts_digest = self._contexts.digest if self._contexts else b""
             context = self._contexts.server if self._contexts else None
             try:
                 async with asyncio.timeout(self._link.timeout_s):
@@ -385,6 +448,7 @@ class Peers:
         host, port = split_endpoint(address)
         connection = PeerConnection(self, is_dialer=True, expected=peer)
         connection.dialed = address
+        connection.contexts_digest = self._contexts.digest if self._contexts else b""
         context = self._contexts.client if self._contexts else None
         try:
             async with asyncio.timeout(self._link.timeout_s):
@@ -414,7 +478,8 @@ class Peers:
         peer = connection.peer_id
         self._release(connection)
         self._whys[peer] = connection.why
-        level = logging.WARNING if connection.is_refused else logging.INFO
+        is_serious = connection.is_refused or connection.is_suspect
+        level = logging.WARNING if is_serious else logging.INFO
         log.log(level, "the link to %s is down: %s", peer, connection.why)
         self._handler.on_link_down(peer)
 
@@ -432,7 +497,7 @@ class Peers:
             self._own,
             secrets.token_bytes(NONCE_BYTES),
             connection.expected,
-            connection.is_certified if self._contexts else None,
+            self._certified_by(connection) if self._contexts else None,
         )
         try:
             async with asyncio.timeout(self._link.timeout_s):
@@ -448,10 +513,16 @@ class Peers:
             connection.close("the handshake was broken off")
             raise
         else:
-            self._up(connection, agreed)
+            connection.secret = handshake.secret
+            # The configuration may have changed since the peer proved who it is.
+            if self._review(connection):
+                self._up(connection, agreed)
         finally:
             if connection.state == "closed":
                 self._release(connection)
+
+    def _certified_by(self, connection: PeerConnection) -> Callable[[str], bool]:
+        return lambda id: connection.is_certified(id, self._list.entry(id).certificate_sha256)
 
     def _up(self, connection: PeerConnection, agreed: Agreed) -> None:
         peer = agreed.peer
@@ -470,8 +541,10 @@ class Peers:
         connection.close(f"it refuses: {refused}" if refused.is_told else str(refused))
         if connection.is_refused:
             self._failed(connection, handshake)
-        if refused.reason == "link" and connection.peer is not None:
-            self._handler.on_refused(connection.peer.id, str(refused))
+        peer = handshake.peer if handshake.is_authenticated else None
+        if refused.reason in ("link", "history") and peer is not None:
+            is_fence = refused.reason == "history" and refused.is_told
+            self._handler.on_refused(peer.id, str(refused), is_fence)
 
     def _failed(self, connection: PeerConnection, handshake: Handshake | None = None) -> None:
         """There will be no link over this connection; say so, but not again and again."""
@@ -487,9 +560,33 @@ class Peers:
         if self._complaints.is_due(about, why):
             log.log(level, "no link with %s: %s", who, why)
 
-    def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
-        """Whether this connection is to be the one for the peer; the other one, if any, is closed then."""
-        other = self._slots.get(peer.id)
+    def is_guest(self, peer: str) -> bool:
+        """Whether the peer speaks for some clients only, as one of another organisation does."""
+        return self._list.entry(peer).is_guest
+
+    def admits(self, peer: str) -> bool:
+        return self._list.admits(peer)
+
+    def secrets(self, connection: PeerConnection, peer: str) -> tuple[str, ...]:
+        valid = self._list.secrets(peer)
+        if not (valid or self._contexts or connection.is_local):
+            raise LinkRefusal(REASONS["secret"], "secret")
+        return valid
+
+    def terms(self, peer: str) -> dict[str, str]:
+        ends = "end" if self.is_guest(peer) else "do not end"
+        return {"share groups and the sessions of most clients": f"{ends} at the link"}
+
+    async def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
+        """Whether this connection is to be the one for the peer; the other one, if any, is closed then.
+
+        If the other one belongs to another process that is alive, the broker runs twice: LinkRefusal.
+        """
+        while (other := self._slots.get(peer.id)) is not None and self._are_rivals(other, peer):
+            if await other.is_alive(LATE_S, self._link.timeout_s * ALIVE_SHARE):
+                raise LinkRefusal(self._handler.runs_twice(peer.id), "history")
+            if self._slots.get(peer.id) is other:
+                break
         if other is not None and other.state != "closed" and other.peer is not None:
             is_same_life = other.peer.boot == peer.boot
             is_dialed_by_lower = connection.is_dialer == (self.id < peer.id)
@@ -501,6 +598,10 @@ class Peers:
         self._slots[peer.id] = connection
         return True
 
+    def _are_rivals(self, other: PeerConnection, peer: HandshakeHello) -> bool:
+        """True if the connection that is up belongs to another process with the same id."""
+        return other.state == "up" and other.peer is not None and other.peer.boot != peer.boot
+
 
 class _HandshakeHost:
     """Decides for one handshake: about connections `Peers`, about links the handler."""
@@ -509,7 +610,13 @@ class _HandshakeHost:
         self._peers = peers
         self._connection = connection
         self.offer = handler.offer
+        self.doubt = handler.doubt
         self.refusal = handler.refusal
+        self.admits = peers.admits
+        self.terms = peers.terms
 
-    def claim(self, peer: HandshakeHello) -> bool:
-        return self._peers.claim(self._connection, peer)
+    def secrets(self, peer: str) -> tuple[str, ...]:
+        return self._peers.secrets(self._connection, peer)
+
+    async def claim(self, peer: HandshakeHello) -> bool:
+        return await self._peers.claim(self._connection, peer)

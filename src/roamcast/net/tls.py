@@ -6,8 +6,10 @@ told at its beginning to go on with the newest one; connections that are there a
 
 from __future__ import annotations
 
+import hashlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from roamcast.config.private_files import check_private, check_readable
@@ -45,6 +47,8 @@ class LinkContexts(NamedTuple):
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+    digest: bytes
+    """Of the files that it was made of: where it differs, who is there must prove itself again."""
 
 
 def listener_context(listener: Listener, key: str) -> ssl.SSLContext:
@@ -61,17 +65,36 @@ def listener_context(listener: Listener, key: str) -> ssl.SSLContext:
 
 
 def link_contexts(link: Link) -> LinkContexts:
-    """Contexts for peers: both ends show a certificate, both must be signed by link.ca."""
-    contexts = LinkContexts(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-    for context in contexts:
+    """Contexts for peers: both ends show a certificate, both must be signed by link.ca and not revoked."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for context in (server, client):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         # Certificates name brokers, not hosts: `is_broker` checks that, once the handshake is done.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         load_own(context, link.certificate, link.key, "link")
         load_authorities(context, link.ca, "link.ca")
-    refuse_resumption(contexts.server)
-    return contexts
+        if link.crl:
+            load_revoked(context, link.crl, "link.crl")
+    refuse_resumption(server)
+    digest = hashlib.sha256()
+    for path in filter(None, (link.certificate, link.key, link.ca, link.crl)):
+        digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return LinkContexts(server, client, digest.digest())
+
+
+def load_revoked(context: ssl.SSLContext, path: str, key: str) -> None:
+    """Refuse certificates that are in these lists, and any whose signer has no list among them."""
+    check_readable(path, key)
+    before = context.cert_store_stats()
+    try:
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise InputError(f"{key} = {path}: holds no list in PEM ({error.reason or 'PEM'})") from None
+    after = context.cert_store_stats()
+    if after["crl"] == before["crl"] or after["x509"] != before["x509"]:
+        raise InputError(f"{key} = {path}: must hold revocation lists in PEM, and nothing else")
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def refuse_resumption(context: ssl.SSLContext) -> None:
@@ -129,6 +152,14 @@ def is_broker(certificate: PeerCertificate | None, id: str) -> bool:
     if not certificate:
         return False
     return id in [*alternative_names(certificate, "DNS"), *common_names(certificate)]
+
+
+def has_fingerprint(certificate: bytes | None, fingerprints: Collection[str]) -> bool:
+    """Whether a certificate (DER) is one of those named by their SHA-256; any is, where none is named."""
+    if not fingerprints:
+        return True
+    shown = hashlib.sha256(certificate or b"").hexdigest()
+    return any(one.replace(":", "").lower() == shown for one in fingerprints)
 
 
 def common_names(certificate: PeerCertificate) -> list[str]:

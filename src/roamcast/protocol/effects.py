@@ -185,12 +185,12 @@ class Effects(msgspec.Struct):
     """To peers, in order: (peer, message)."""
     to_clients: list[tuple[str, int, Said]] = []
     """To attached clients, in order: (client, connection, message)."""
-    closes: list[tuple[str, int, str]] = []
-    """Connections to close: (client, connection, reason)."""
+    client_closes: list[tuple[str, int, str]] = []
+    """Connections of clients to close: (client, connection, reason)."""
     records: list[Row] = []
 
     def __bool__(self) -> bool:
-        return bool(self.sends or self.to_clients or self.closes or self.records)
+        return bool(self.sends or self.to_clients or self.client_closes or self.records)
 
 
 class ClientEffects(msgspec.Struct):

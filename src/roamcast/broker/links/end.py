@@ -79,6 +79,8 @@ class Arrivals(NamedTuple):
     fleeting: list[Message]
     durable: bytes
     """The frames that `numbered` came out of, to be journalled; on replay, `receive` gets them."""
+    position: int = 0
+    """How far the peer's history has come, as it says; 0: it did not say."""
 
 
 class Kept(NamedTuple):
@@ -113,7 +115,7 @@ class LinkEnd:
             "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
             "_open_bytes", "_under_way", "_acknowledged", "_told", "_untold_bytes",
         ),
-        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts"),
+        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts", "taken"),
     )  # fmt: skip
     """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
 
@@ -169,6 +171,8 @@ class LinkEnd:
         self._parts: list[bytes] = []
         """Frames of a large message that is not complete yet."""
         self._fleeting_parts: list[bytes] = []
+        self.taken = 0
+        """Messages that have come since the process began, for quotas."""
 
     # --- figures ---
 
@@ -405,11 +409,12 @@ class LinkEnd:
         is_much = self._untold_bytes >= ACKNOWLEDGE_EVERY_BYTES
         return untold >= self._acknowledge_every or (untold > 0 and is_much)
 
-    def heartbeat(self) -> bytes:
-        """A sign of life, which also says what has been journalled here."""
+    def heartbeat(self, position: int = 0) -> bytes:
+        """A sign of life, which also says what has been journalled here, and how far this broker has come."""
         self._told = self._acknowledged
         self._untold_bytes = 0
-        return wire.acknowledgement(self._acknowledged)
+        life = wire.acknowledgement(self._acknowledged)
+        return life + wire.position(position) if position else life
 
     def _settle(self, number: int) -> None:
         """The peer has journalled everything up to this number."""
@@ -440,10 +445,10 @@ class LinkEnd:
         self.peer_incarnation = reading.incarnation
         self._parts, self._fleeting_parts = reading.parts, reading.fleeting_parts
         self._untold_bytes += len(frames)
+        self.taken += len(reading.numbered) + len(reading.fleeting)
         durable = reading.durable
-        return Arrivals(
-            reading.numbered, reading.fleeting, durable[0] if len(durable) == 1 else b"".join(durable)
-        )
+        whole = durable[0] if len(durable) == 1 else b"".join(durable)
+        return Arrivals(reading.numbered, reading.fleeting, whole, reading.position)
 
 
 def _size(kept: Kept) -> int:
@@ -455,7 +460,7 @@ class _Reading:
 
     __slots__ = (
         "acknowledged", "durable", "end", "fleeting", "fleeting_parts", "frames", "incarnation", "numbered",
-        "parts", "received",
+        "parts", "position", "received",
     )  # fmt: skip
 
     def __init__(self, end: LinkEnd, frames: bytes) -> None:
@@ -464,6 +469,7 @@ class _Reading:
         self.received = end.received
         self.incarnation = end.peer_incarnation
         self.acknowledged = 0
+        self.position = 0
         self.parts = end._parts
         self.fleeting_parts = end._fleeting_parts
         self.numbered: list[Message] = []
@@ -490,7 +496,9 @@ class _Reading:
 
     def _read_frame(self, kind: int, start: int, stop: int) -> None:
         codec = self.end._codec
-        if kind == wire.ACKNOWLEDGED:
+        if kind == wire.POSITION:
+            (self.position,) = wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start)
+        elif kind == wire.ACKNOWLEDGED:
             self._note(*wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start))
         elif kind == wire.FLEETING:
             self._take_fleeting(codec.decode_batch(memoryview(self.frames)[start:stop]))

@@ -175,7 +175,7 @@ class MobileCore:
             self._out.to_clients.append((client, visit.connection, message))
 
     def close(self, client: str, connection: int, why: str) -> None:
-        self._out.closes.append((client, connection, why))
+        self._out.client_closes.append((client, connection, why))
 
     def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
         """Publish in the broker's own name."""

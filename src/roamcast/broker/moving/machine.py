@@ -22,6 +22,7 @@ from roamcast.broker.inputs import (
     Confirmed,
     ConnectionLost,
     Elapsed,
+    HistoryAccepted,
     LinkDown,
     LinkFrames,
     LinkLeft,
@@ -30,6 +31,7 @@ from roamcast.broker.inputs import (
     MachineEffects,
     MachineInput,
     ParentTaken,
+    PeerProgress,
     QueuesOverLimit,
     RulesChanged,
     SessionSought,
@@ -53,6 +55,7 @@ from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.expression import names_of
 from roamcast.filters.filter import Filter, Value
+from roamcast.filters.zones import with_zones
 from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.mobility.moving.mft import Bmig
@@ -214,8 +217,9 @@ class MovingMachine(MachineBase[MqttFront]):
             case LinkUp(peer):
                 self._on_link_down(peer)  # If there is one of before.
                 self._conclude(item)
-            case LinkRefused():
-                pass  # There is nothing that a refusal could change.
+            case LinkRefused(_, _, is_fence):
+                if is_fence:
+                    self._conclude(item)
             case _:
                 self._conclude(item)
 
@@ -223,8 +227,17 @@ class MovingMachine(MachineBase[MqttFront]):
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
-            case LinkUp(peer, _, incarnation, version):
+            case LinkUp(peer, offer, incarnation, version):
                 self.links.connect(peer, incarnation, version)
+                self.history.link(peer, offer.history)
+                self._serve_or_not()
+            case LinkRefused(peer, why):
+                self._fence(peer, why)
+            case HistoryAccepted(broker, seen):
+                self.history.accept(broker, seen)
+                self._serve_or_not()
+            case PeerProgress(peer, position):
+                self.history.progress(peer, position)
             case ParentTaken(old, new):
                 self._take_parent(old, new)
             case LinkLeft(peer):
@@ -236,20 +249,16 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged(settings):
-                self._configure(settings)
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings):
-                self._on_started(settings)
+            case SettingsChanged() | RulesChanged() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
 
-    def _on_started(self, settings: MachineSettings) -> None:
-        self._check_start(settings)
-        self.starts += 1
-        self._configure(settings)
-        self.front.restart()
+    def _begin(self, start: int) -> None:
+        super()._begin(start)
+        self.history.expect(())  # A broker that moves serves alone, too, until it meets others.
+
+    def _lose_links(self) -> None:
         self._run()
         for peer in list(self.links.neighbours):
             self._close(peer, tell=False)
@@ -257,10 +266,9 @@ class MovingMachine(MachineBase[MqttFront]):
         self._lost.clear()
         self.core.incarnation = self.core.stamp()
         self.sessions.started()
-        self.core.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
-        if settings.movement_graph or settings.states:
+        if settings.movement_graph or settings.states or settings.position_step_m or settings.zones:
             raise InputError(NO_PLACES)
         settings.election.check()
         self.settings = settings
@@ -279,6 +287,19 @@ class MovingMachine(MachineBase[MqttFront]):
         waits_s = ROUNDS_WAITED * settings.election.period_s
         self.sessions.configure(min(settings.endpoint.locate_timeout_s / 2, waits_s))
 
+    # --- histories (see broker/history.py) ---
+
+    def _fence(self, peer: str, why: str) -> None:
+        """The peer refuses this broker's history: serve nobody, and talk to nobody else."""
+        self.history.fence(peer, why)
+        self._serve_or_not()
+        for other in list(self.links.neighbours):
+            self._out.link_closes = [*self._out.link_closes, (other, self.history.refusal)]
+            self._on_link_down(other)
+
+    def _serve_or_not(self) -> None:
+        self.front.refuse_all(self.history.refusal)
+
     # --- connections and links of the tree ---
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
@@ -290,6 +311,8 @@ class MovingMachine(MachineBase[MqttFront]):
             if arrivals.durable:
                 self._confirm_all(peer)
                 self._out.durable.append(LinkFrames(peer, arrivals.durable))
+            if self.history.is_progress(peer, arrivals.position):
+                self._conclude(PeerProgress(peer, arrivals.position))
             for message in arrivals.numbered:
                 self._on_message(peer, message)
         except (LinkError, InputError) as error:
@@ -414,8 +437,8 @@ class MovingMachine(MachineBase[MqttFront]):
             effects = core.take_effects()
             if not inputs and not effects:
                 return
-            self._out.records = [*self._out.records, *effects.records]
-            if effects.to_clients or effects.closes:
+            self._out.records += effects.records
+            if effects.to_clients or effects.client_closes:
                 endpoint.perform(effects)
 
     # --- what is checked in a replay ---
@@ -448,6 +471,9 @@ class MovingMachine(MachineBase[MqttFront]):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
+
+    def with_zones(self, filter: Filter) -> Filter:
+        return with_zones(filter, {})
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         if filter.own:

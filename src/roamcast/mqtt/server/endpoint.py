@@ -29,7 +29,7 @@ from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
-from roamcast.mqtt.server.sessions import NEVER, MqttSession, Subscription
+from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Subscription, client_of
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
@@ -59,8 +59,8 @@ PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096
 
 
-PROVISIONAL = "\0provisional/"
-"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
+UNUSED_S = 30
+"""How long a new session waits for its client, if the client left before the session was made."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True):
@@ -122,6 +122,9 @@ class Keeper(Protocol):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         """A client did not get what was queued for it, and will not."""
 
+    def with_zones(self, filter: Filter) -> Filter:
+        """The filter with zones instead of their names; InputError if one is not known."""
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         """Why the client cannot subscribe to a filter on its own state; "" if it can."""
 
@@ -137,7 +140,8 @@ class Endpoint:
         saved=(
             "access", "keeper", "settings", "packet_max", "received_max", "waiting_max", "alias_max",
             "qos_max", "retains", "inputs", "touched", "closes", "timers", "encoder", "connections",
-            "sessions", "_elsewhere", "_attaching", "_present", "_wills", "_subscribing", "_properties",
+            "sessions", "_elsewhere", "_refuses", "_attaching", "_present", "_wills", "_subscribing",
+            "_properties",
         ),
         unhashed=("now",),
         derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unread"),
@@ -160,6 +164,8 @@ class Endpoint:
         self.sessions: dict[str, MqttSession] = {}
         self._elsewhere: str | None = None
         """While nobody is served here: where clients are told to go, "" if that is not known."""
+        self._refuses = ""
+        """Why nobody is served here now."""
         self._attaching: dict[str, MqttConnection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
@@ -203,7 +209,8 @@ class Endpoint:
         if will is not None and at <= self.now:
             self._publish_will(will)
             will = None
-        return session.pack(will, at)
+        # A session that its client has never seen is new wherever it arrives.
+        return session.pack(will, at) if self._present.pop(client, True) else b""
 
     def arrived(self, client: str, capsule: bytes) -> None:
         self._present[client] = bool(capsule)
@@ -216,10 +223,16 @@ class Endpoint:
         self._join_groups(session)
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
+        stand_in = self.sessions.get(PROVISIONAL + client)
         if not is_coming:
+            if not capsule:
+                # The client did not wait so long. It comes again, and must not have to wait as long again.
+                session.expiry_s = max(UNUSED_S, stand_in.expiry_s if stand_in is not None else 0)
             self._begin_expiry(session)
-        if PROVISIONAL + client in self.sessions:
-            self._reunite(client, session)
+        if stand_in is not None:
+            self._reunite(client, session, stand_in)
+            if not is_coming:
+                self._present[client] = True  # The client has seen it: by way of its stand-in.
 
     def is_connected(self, client: str) -> bool:
         session = self.sessions.get(client)
@@ -263,6 +276,7 @@ class Endpoint:
             return
         will, _ = self._take_will(session)
         del self.sessions[client]
+        self._present.pop(client, None)
         if will is not None:
             self._publish_will(will)
         for subscription in session.subscriptions.values():
@@ -307,6 +321,9 @@ class Endpoint:
         self._attaching[client] = connection
         if self._elsewhere is not None:
             self._send_elsewhere(connection)
+            return
+        if self._refuses:
+            self._end(connection, Reason.SERVER_UNAVAILABLE, self._refuses)
             return
         window = min(connect.receive_maximum, self.settings.window)
         hello = Hello(
@@ -370,10 +387,9 @@ class Endpoint:
         self.inputs.append(Attached(name, id, hello))
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
-    def _reunite(self, client: str, session: MqttSession) -> None:
+    def _reunite(self, client: str, session: MqttSession, stand_in: MqttSession) -> None:
         """The session has come after all: what its stand-in has goes over, and the client connects again."""
-        name = PROVISIONAL + client
-        stand_in = self.sessions[name]
+        name = stand_in.client
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
@@ -460,7 +476,7 @@ class Endpoint:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
-        self.keeper.retain(self._attributes[topic][0], marks, body, connection.client)
+        self.keeper.retain(self._attributes[topic][0], marks, body, client_of(connection.client))
 
     def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         session = connection.session
@@ -519,6 +535,13 @@ class Endpoint:
     def serve_again(self) -> None:
         self._elsewhere = None
 
+    def refuse_all(self, why: str) -> None:
+        """Close all connections, and refuse new ones, because nothing can be promised; "" serves again."""
+        self._refuses = why
+        for connection in list(self.connections.values()) if why else ():
+            reason = Reason.SERVER_BUSY if connection.session is not None else Reason.SERVER_UNAVAILABLE
+            self._end(connection, reason, why)
+
     # --- ending a connection ---
 
     def _on_disconnect(
@@ -529,7 +552,7 @@ class Endpoint:
                 raise protocol_error("a session that ends with its connection cannot get an expiry now")
             session.expiry_s = min(packet.session_expiry, self.settings.session_expiry_max_s)
         destination = dict(packet.user_properties).get(DESTINATION, "")
-        if destination:
+        if destination and not connection.is_provisional:  # A stand-in stays: the session comes to it.
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
         self._note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
         self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
@@ -644,10 +667,12 @@ class Endpoint:
 
     # --- what the core wants done ---
 
-    def perform(self, effects: Effects, out: object = None) -> None:
+    def perform(self, effects: Effects) -> None:
         """Into the connections; what is written is collected from them when the turn is over."""
+        to_clients, effects.to_clients = effects.to_clients, []
+        closes, effects.client_closes = effects.client_closes, []
         welcomed = []
-        for _, id, message in effects.to_clients:
+        for _, id, message in to_clients:
             connection = self.connections.get(id)
             if connection is None:
                 continue
@@ -664,7 +689,7 @@ class Endpoint:
                     welcomed.append(connection)
             elif type(message) is SubscriptionSettled:
                 self._subscribing.on_settled(id, message.request)
-        for _, id, why in effects.closes:
+        for _, id, why in closes:
             connection = self.connections.get(id)
             if connection is not None:
                 # Whatever it sent in this turn came too late: no answer may say otherwise.

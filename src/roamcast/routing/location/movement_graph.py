@@ -30,6 +30,8 @@ WIDE_MAX = 256
 class MovementGraph:
     """Locations and the steps between them. Staying is always possible, and no step."""
 
+    is_metric = False
+
     __state__ = State("movement-graph", saved=("_neighbours",), derived=("_balls", "_nears"))
 
     def __init__(self, edges: Iterable[tuple[Any, Any]], alone: Iterable[Any] = (), one_way: bool = False):
@@ -51,6 +53,9 @@ class MovementGraph:
     def _restore(self) -> None:
         self._balls: dict[tuple[Value, int], frozenset[Value]] = {}
         self._nears: dict[tuple[Any, ...], Values | None] = {}
+
+    def validate(self) -> None:
+        pass  # It was checked when it was made.
 
     @property
     def locations(self) -> list[Value]:

@@ -1,0 +1,53 @@
+"""Who may be linked with this broker, and how each of them proves who it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roamcast.config.loading import check_secret
+from roamcast.config.private_files import read_secret
+from roamcast.config.sections import Link, Peer
+
+
+def read_secrets(peer: Peer, key: str) -> tuple[str, ...]:
+    """The secrets of a peer's own, the newest first; `key` names the peer in error lines."""
+    secrets = []
+    for number, path in enumerate(peer.secret_files):
+        place = f"{key}.secret_files.{number}"
+        secrets.append(read_secret(path, place))
+        check_secret(place, secrets[-1])
+    return tuple(secrets)
+
+
+class PeerList:
+    """The peers of the configuration. InputError if a file of theirs cannot be read."""
+
+    def __init__(self, link: Link, peers: Iterable[Peer]) -> None:
+        self._peers = {peer.id: peer for peer in peers}
+        own = (link.secret,) if link.secret else ()
+        self._default = own
+        self._secrets = {
+            peer.id: read_secrets(peer, f"peer.{number}") or own
+            for number, peer in enumerate(self._peers.values())
+        }
+        self._accepts_unlisted = link.accepts_unlisted
+
+    @property
+    def listed(self) -> list[str]:
+        return list(self._peers)
+
+    def admits(self, id: str) -> bool:
+        return id in self._peers or self._accepts_unlisted
+
+    def secrets(self, id: str) -> tuple[str, ...]:
+        """What the peer may prove itself with; nothing: no secret is asked for."""
+        return self._secrets.get(id, self._default)
+
+    def entry(self, id: str) -> Peer:
+        """What is configured for a peer, or holds for one that is not listed."""
+        return self._peers.get(id) or Peer(id=id)
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether somebody is listed who proves itself with a secret."""
+        return bool(self._default) or any(self._secrets.values())

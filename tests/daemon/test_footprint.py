@@ -1,0 +1,15 @@
+"""What a broker loads that only serves clients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("numpy", "pyarrow", "matplotlib", "networkx", "scipy")
+"""Together they take more memory than everything else of a broker."""
+
+
+def test_a_broker_without_an_event_log_loads_nothing_heavy() -> None:
+    said = f"import roamcast.daemon.main, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
