@@ -57,6 +57,7 @@ from roamcast.protocol.messages import (
     Drain,
     Fleeting,
     Leave,
+    LeftOut,
     Message,
     Probe,
     Relayed,
@@ -209,6 +210,7 @@ class BrokerCore:
         }
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
+            LeftOut: self._on_left_out,
             TakenBack: self.locator.on_taken_back,
         }
 
@@ -742,6 +744,14 @@ class BrokerCore:
         self.record(
             "dropped", client=client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count, reason=reason,
+        )  # fmt: skip
+
+    def _on_left_out(self, command: LeftOut) -> None:
+        burst = command.burst
+        self.record(
+            "dropped", client=command.client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+            reason=command.reason,
         )  # fmt: skip
 
     # --- to clients, and to the log ---
