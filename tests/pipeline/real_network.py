@@ -36,7 +36,7 @@ class Network:
                 folder, id, *SETTINGS, link_port=ports[id], client_port=free_port(),
                 peers={peer: ports[peer] for peer in peers},
             )
-            for id, peers in (("a", ""), ("b", "a"), ("c", "b"))
+            for id, peers in (("a", "b"), ("b", "ac"), ("c", "b"))
         }  # fmt: skip
         self.brokers["b"].wait_for_link("a")
         self.brokers["c"].wait_for_link("b")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from roamcast.pipeline.dialects import DUCKDB, Dialect
 from roamcast.pipeline.log_files import find_log_files
-from roamcast.pipeline.matching import decoder
+from roamcast.pipeline.matching import Asked, decoder
 from roamcast.pipeline.places import Place
 from roamcast.protocol.records import COLUMNS
 
@@ -49,7 +49,7 @@ class Engine(Protocol):
     def write(self, name: str, folder: Path) -> None:
         """Write a table of any size as Parquet into a folder; it is read from there afterwards."""
 
-    def define_values(self, name: str, query: str, names: Sequence[str]) -> None:
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         """The rows of a query with the values of these of their attributes (see matching.py)."""
 
     def unreadable(self) -> int:
@@ -84,7 +84,7 @@ class DuckEngine:
         pq.write_table(self.fetch(f"SELECT * FROM {name}_kept"), folder / "part-00000.parquet")
         self.define(name, f"SELECT * FROM {name}_kept")
 
-    def define_values(self, name: str, query: str, names: Sequence[str]) -> None:
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         rows = self.fetch(query)
         batches = list(decoder(tuple(names))(iter(rows.to_batches())))
         added = [*((f"value{slot}", pa.binary()) for slot in range(len(names))), ("readable", pa.bool_())]

@@ -18,7 +18,7 @@ from roamcast.errors import InputError
 from roamcast.pipeline.audit import audit
 from roamcast.pipeline.dialects import SPARK
 from roamcast.pipeline.log_files import find_log_files
-from roamcast.pipeline.matching import FilterTable, decoder, pairs_sql
+from roamcast.pipeline.matching import Asked, FilterTable, decoder, pairs_sql
 from roamcast.pipeline.output import replace_parts, unfinished
 from roamcast.pipeline.places import Place, Store
 from roamcast.pipeline.schema import spark_schema
@@ -55,7 +55,7 @@ class SparkEngine:
         table.write.parquet(str(folder))
         self.name(name, self.spark.read.schema(table.schema).parquet(str(folder)))
 
-    def define_values(self, name: str, query: str, names: Sequence[str]) -> None:
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         self._observed = Observation()
         count = fn.count(fn.when(~fn.col("readable"), 1)).alias("rows")
         self.name(name, with_values(self.spark.sql(query), names).observe(self._observed, count))
@@ -130,7 +130,7 @@ def audit_on_spark(
     return figures
 
 
-def with_values(published: DataFrame, names: Sequence[str]) -> DataFrame:
+def with_values(published: DataFrame, names: Sequence[Asked]) -> DataFrame:
     """Adds the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
     added = [StructField(f"value{slot}", BinaryType()) for slot in range(len(names))]
     fields = [*published.schema.fields, *added, StructField("readable", BooleanType())]
