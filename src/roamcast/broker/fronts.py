@@ -62,6 +62,9 @@ class ClientFront(Protocol):
     def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None: ...
     def set_slow(self, id: int, is_slow: bool) -> None: ...
     def send_away(self, reference: str) -> None: ...
+    def refuse_all(self, why: str) -> None:
+        """Serve nobody, for this reason; "" serves again."""
+
     def is_connected(self, client: str) -> bool: ...
     def group_settled(self, client: str, group: tuple[str, str]) -> None: ...
     def join_all_groups(self) -> None: ...
@@ -199,6 +202,9 @@ class PlainFront:
         pass
 
     def send_away(self, reference: str) -> None:
+        pass
+
+    def refuse_all(self, why: str) -> None:
         pass
 
     def is_connected(self, client: str) -> bool:

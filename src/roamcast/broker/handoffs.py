@@ -65,12 +65,13 @@ class Handoffs:
         if not hello.fresh:
             last = hello.last_broker or None
             broker.record("handoff_started", client=here.client, broker=broker.id, peer=last)
-        if here.search is not Search.IDLE:
-            return
-        if hello.fresh:
+        if hello.fresh and here.search is Search.IDLE:
             self.begin_session(Session(item.client, owner=hello.owner))
-        else:
+            return
+        if here.search is Search.IDLE:
             broker.locator.ask(here, item.connection, hello)
+        if not hello.clean:
+            broker.protocol.serve_ahead(item.client, hello.owner, hello.moves, hello.received)
 
     def _refusal(self, here: ClientHere, hello: Hello) -> str:
         """Why whoever says hello cannot attach: somebody else's session, or an old connection."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from roamcast.broker.history import Seen
 from roamcast.broker.links.links import GivenLink, Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
@@ -34,6 +35,8 @@ class Started(MachineInput, frozen=True):
     """The process has begun, with a state that may be older: no connection of before exists any more."""
 
     settings: MachineSettings
+    start: int = 0
+    """A random number for this start; 0 where histories are not compared."""
 
 
 class RulesChanged(MachineInput, frozen=True):
@@ -104,6 +107,25 @@ class LinkRefused(MachineInput, frozen=True):
 
     peer: str
     why: str
+    is_fence: bool = False
+    """True if the peer refuses this broker's history."""
+
+
+class HistoryAccepted(MachineInput, frozen=True):
+    """An operator accepts a history that was refused: of a peer, or of this broker itself."""
+
+    broker: str
+    seen: Seen | None = None
+    """Of a peer: the history that it came with."""
+    begins_anew: bool = False
+    """True if the link to the peer must be made anew, because its numbers do not fit."""
+
+
+class PeerProgress(MachineInput, frozen=True):
+    """A peer says how far its history has come. The machine adds it by itself when it hears of that."""
+
+    peer: str
+    position: int
 
 
 class LinkDown(MachineInput, frozen=True):
@@ -207,6 +229,8 @@ AnyInput = (
     | LinkUp
     | OverlayGiven
     | LinkRefused
+    | HistoryAccepted
+    | PeerProgress
     | LinkDown
     | LinkFrames
     | StatusAnnounced

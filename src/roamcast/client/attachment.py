@@ -21,6 +21,7 @@ from roamcast.mqtt.client.outgoing import Acknowledged
 from roamcast.mqtt.client.requests import OF_ITS_OWN, Granted
 from roamcast.mqtt.codec.packets import Connack
 from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.scram import NONCE_BYTES
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Attachment:
         self._down.clear()
         self._writable.set()
         if self._records is not None:
-            self._records.write("attached")
+            self._records.attached(dict(self.connack.user_properties).get(NETWORK))
         self._arm()
         log.info(ATTACHED, address, self.connack.session_present)
 

@@ -29,6 +29,7 @@ from roamcast.client.waiting import Answer, Batch, Room
 from roamcast.errors import InputError
 from roamcast.mqtt.client.client import ClientSession, ClientSettings
 from roamcast.mqtt.codec.packets import Publish, Unsubscribe, Version, Will
+from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.server.moves import LOCATION, MOVE_TOPIC, write_move
 
 SESSION_EXPIRY_S = 3600
@@ -68,7 +69,7 @@ def connect(
     give_up_after: float | None = None,
     back_off_max: float = 10.0,
     records: str | Path | None = None,
-    run: str = "client",
+    run: str | None = None,
 ) -> Client:
     """A client for the brokers at these addresses; `async with` connects it, and disconnects it at the end.
 
@@ -88,10 +89,12 @@ def connect(
     - `in_flight_max`: publishes on their way at once, if the broker allows as many.
     - `bind`: the address of this machine to connect from.
     - `records`: a folder for this client's own event log (Parquet): what was delivered, where it attached.
+      `run` names the run to which its rows belong; by default the network that the broker tells.
     """
     check_version(version)
     if scram and (version != 5 or username is None):
         raise InputError("scram needs MQTT 5 and a username")
+    asked = ((NETWORK, ""),) if records is not None and run is None and version == 5 else ()
     return Client(
         AddressBook(addresses, bool(tls)),
         ClientSettings(
@@ -107,7 +110,7 @@ def connect(
             receive_maximum=receive_maximum,
             in_flight_max=in_flight_max or IN_FLIGHT_MAX[version],
             packet_max=packet_max,
-            user_properties=user_properties(properties),
+            user_properties=user_properties(properties) + asked,
             first_packet_id=random.randint(1, 65_535),
         ),
         Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max, bind),
@@ -151,7 +154,7 @@ class Client:
         settings: ClientSettings,
         policy: Policy,
         context: ssl.SSLContext | None,
-        records: tuple[Path, str] | None,
+        records: tuple[Path, str | None] | None,
     ) -> None:
         self._book, self._settings, self._policy, self._context = book, settings, policy, context
         self._records_to = records
@@ -262,6 +265,8 @@ class Client:
         answer = Answer(attachment, self._session.subscribe(packet))
         attachment.flush_soon()
         granted = await answer.granted()
+        if self._records is not None:
+            self._records.subscribed(packet, int(granted.reasons[0]))
         return int(granted.reasons[0])
 
     async def unsubscribe(self, filter: str) -> None:

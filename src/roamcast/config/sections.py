@@ -240,6 +240,10 @@ class Mobility(Section, frozen=True):
     serve it at once and deliver what is missing later (QoS 1 may repeat, QoS 2 is refused)."""
     locate_timeout_s: Seconds = 5.0
     """How long to look for a session before a broker counts as unreachable."""
+    meet_timeout_s: Seconds = 5.0
+    """After a start: how long clients wait for the first link, over which a peer confirms that this broker
+    has its newest history, and how long questions about sessions wait for peers that were never met. A broker
+    that began with an empty folder and has met no peer waits until it meets one, or an operator decides."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)

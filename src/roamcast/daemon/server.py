@@ -10,6 +10,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
+START_BITS = 62
 PACKETS_PER_TURN = 4096
 """What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
@@ -94,6 +96,7 @@ class Server:
             site, journal, self, records, config.link.unacknowledged_bytes_max,
             clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
+            before_snapshot=events.sync if events is not None else None,
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
@@ -111,10 +114,11 @@ class Server:
         self._servers: list[asyncio.Server | ProxyListener] = []
         self._admission = Admission(config)
         self._revocations = Revocations(config.listeners)
-        self.linking = Linking(config, site, self.engine.push, self.kept_out)
+        self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
         self.linking.may_write = lambda: self.engine.is_promising
+        self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
         self._gone: dict[int, tuple[str, str]] = {}
         """Address and reason of connections whose end the site has not been told yet."""
@@ -132,7 +136,8 @@ class Server:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self.engine.push(Started(site_settings(self.config)))
+        self._log_history()
+        self.engine.push(Started(site_settings(self.config), secrets.randbits(START_BITS) + 1))
         self.engine.push(RulesChanged(self.config.access_rules))
         owners = dict.fromkeys(session.owner for session in self.site.endpoint.sessions.values())
         self._revoke(self._admission.unknown(list(owners)), {})
@@ -388,6 +393,7 @@ class Server:
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         if not self.engine.is_promising:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, "the broker cannot write its journal now")
+        await self._meet()
         client_id, longest = connect.client_id, self.config.mqtt.client_id_bytes_max
         if len(client_id.encode()) > longest:
             raise ConnectionRefused(
@@ -406,6 +412,24 @@ class Server:
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
         return admitted
+
+    async def _meet(self) -> None:
+        """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
+        has_met, history, mobility = self.linking.has_met, self.site.history, self.config.mobility
+        if self.config.peers and not has_met.is_set() and not self.site.links_may_cycle:
+            left_s = self._started_s + mobility.meet_timeout_s - time.monotonic()
+            wait_s = left_s if history.is_settled else mobility.locate_timeout_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await has_met.wait()
+        serves = mobility.unreachable == "serve" and not history.fences
+        if history.refusal and not serves:
+            raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, history.refusal)
+
+    def _log_history(self) -> None:
+        why = self.site.history.refusal
+        if why and self.site.history.fences:
+            log.error("clients are refused: %s", why)
 
     # --- effects (see engine.Output) ---
 

@@ -57,6 +57,7 @@ def site_settings(config: Config) -> MachineSettings:
             user_properties_max=mqtt.user_properties_max,
             shared=mqtt.shared_subscriptions,
             serves_unreachable=mobility.unreachable == "serve",
+            network=config.network,
         ),
         movement_graph=_read_graph(config.location.movement_graph),
         position_step_m=config.location.position_step_m or 0.0,
@@ -68,6 +69,8 @@ def site_settings(config: Config) -> MachineSettings:
         stay_first_s=config.location.stay_first_s,
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,
+        peers=tuple(peer.id for peer in config.peers),
+        meet_timeout_s=mobility.meet_timeout_s,
         election=config.election,
         seen_max=mobility.seen_max,
     )

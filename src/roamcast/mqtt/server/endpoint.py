@@ -102,6 +102,8 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     serves_unreachable: bool = False
     """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
     retain: bool = True
+    network: str = ""
+    """Its name, for clients that ask."""
 
 
 class Keeper(Protocol):
@@ -144,7 +146,8 @@ class Endpoint:
         saved=(
             "access", "keeper", "settings", "packet_max", "received_max", "waiting_max", "alias_max",
             "qos_max", "retains", "inputs", "touched", "closes", "timers", "encoder", "connections",
-            "sessions", "_elsewhere", "_attaching", "_present", "_wills", "_subscribing", "_properties",
+            "sessions", "_elsewhere", "_refuses", "_attaching", "_present", "_wills", "_subscribing",
+            "_properties",
         ),
         unhashed=("now",),
         derived=(
@@ -169,6 +172,8 @@ class Endpoint:
         self.sessions: dict[str, MqttSession] = {}
         self._elsewhere: str | None = None
         """While nobody is served here: where clients are told to go, "" if that is not known."""
+        self._refuses = ""
+        """Why nobody is served here now."""
         self._attaching: dict[str, MqttConnection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
@@ -404,6 +409,9 @@ class Endpoint:
         self._attaching[client] = connection
         if self._elsewhere is not None:
             self._send_elsewhere(connection)
+            return
+        if self._refuses:
+            self._end(connection, Reason.SERVER_UNAVAILABLE, self._refuses)
             return
         window = min(connect.receive_maximum, self.settings.window)
         hello = Hello(
@@ -651,6 +659,13 @@ class Endpoint:
 
     def serve_again(self) -> None:
         self._elsewhere = None
+
+    def refuse_all(self, why: str) -> None:
+        """Close all connections, and refuse new ones, because nothing can be promised; "" serves again."""
+        self._refuses = why
+        for connection in list(self.connections.values()) if why else ():
+            reason = Reason.SERVER_BUSY if connection.session is not None else Reason.SERVER_UNAVAILABLE
+            self._end(connection, reason, why)
 
     # --- ending a connection ---
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import RECEIVE_MAXIMUM_DEFAULT, Connack, Connect
 from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.codec.writing import write
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def acceptance(connection: MqttConnection, present: bool, settings: EndpointSett
     connect = connection.connect
     expiry_s = session_expiry_of(connect, settings)
     keep_alive_s = keep_alive_of(connect, settings.keep_alive_max_s)
+    asks_network = bool(settings.network) and NETWORK in dict(connect.user_properties)
     answer = Connack(
+        user_properties=((NETWORK, settings.network),) if asks_network else (),
         session_present=present,
         session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
         receive_maximum=settings.receive_maximum,
@@ -73,5 +76,9 @@ def acceptance(connection: MqttConnection, present: bool, settings: EndpointSett
         return answer
     # What a client need not know as long as it does not overdo it is left out.
     return replace(
-        answer, receive_maximum=RECEIVE_MAXIMUM_DEFAULT, maximum_packet_size=None, topic_alias_maximum=0
+        answer,
+        user_properties=(),
+        receive_maximum=RECEIVE_MAXIMUM_DEFAULT,
+        maximum_packet_size=None,
+        topic_alias_maximum=0,
     )
