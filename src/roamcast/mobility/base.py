@@ -141,6 +141,9 @@ class Host(Protocol):
     ) -> Update | None:
         """Move a client's subscriptions (text to time of issue) over one link; see `Router.relocate`."""
 
+    def end_relocation(self, subscriptions: Mapping[str, float], client: str, peer: str) -> None:
+        """The broker is gone from which the peer relocated them; see `Router.end_relocation`."""
+
     def direction(
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
     ) -> str | Owner | None:
