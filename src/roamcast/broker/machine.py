@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -39,6 +39,7 @@ from roamcast.broker.inputs import (
     Tick,
     Tree,
 )
+from roamcast.broker.links.border import Border
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
@@ -73,7 +74,8 @@ class BrokerMachine(MachineBase[ClientFront]):
     __state__ = State(
         "broker-machine",
         saved=(
-            "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
+            "broker", "links", "border", "retained", "wills", "shared", "announcements", "seeking",
+            "draining", "_told",
         ),
         unhashed=("_now",),
     )  # fmt: skip
@@ -96,6 +98,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.front)
         self.draining = Draining(self.broker)
+        self.border = Border(self.broker, self.links.reach)
+        self.border.configure(settings.border, settings.front == "mqtt")
+        self.links.set_guests(self.border.guest_peers)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
         self._now = 0.0
@@ -103,6 +108,7 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def _restore(self) -> None:
         super()._restore()
+        self.links.border = self.broker.border = self.border
         parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
         for part in parts:
             part.register_handlers()
@@ -182,6 +188,9 @@ class BrokerMachine(MachineBase[ClientFront]):
     @property
     def retained_refused(self) -> int:
         return self.retained.refused
+
+    def refused(self, peer: str) -> Mapping[str, int]:
+        return self.border.refused.get(peer, {})
 
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
@@ -266,6 +275,10 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.front.apply(settings)
         self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
+        for peer, update in self.border.configure(settings.border, settings.front == "mqtt"):
+            if peer in self.links.ends:
+                self.links.ends[peer].send(update)
+        self._follow(self.links.set_guests(self.border.guest_peers))
 
     # --- links ---
 
@@ -313,6 +326,8 @@ class BrokerMachine(MachineBase[ClientFront]):
             self.broker.step(self._now, inputs, out)
             if self.settings.encodes and len(out.sends) > sent:
                 self.links.send(out.sends[sent:])
+                if self.border.replies:
+                    front.inputs += [CommandGiven(reply) for reply in self.border.take_replies()]
             if out.to_clients or out.client_closes:
                 front.perform(out)
 

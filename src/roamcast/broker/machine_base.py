@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 from zlib import crc32
@@ -75,6 +75,10 @@ class MachineBase(Generic[AFront]):
         for peer, end in self.links.ends.items():
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
+
+    def refused(self, peer: str) -> Mapping[str, int]:
+        """Nothing is, where every broker is of one organisation."""
+        return {}
 
     def _check_state(self) -> None:
         """A turn is over: compare the state with what the journal says of it, or say it now and then."""

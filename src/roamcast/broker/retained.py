@@ -18,7 +18,7 @@ from roamcast.mqtt.server.delivering import is_expired
 from roamcast.mqtt.server.marks import QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Burst, Command, Message, encode_attributes
+from roamcast.protocol.notification import Area, Burst, Command, Message, encode_attributes
 from roamcast.state import State
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Retain(Message, frozen=True):
     publisher: str = ""
     """The client: it may subscribe to what others publish alone."""
     cause: ClassVar[Cause] = "publish"
+    area: ClassVar[Area] = "data"
 
     @property
     def stamp(self) -> tuple[float, int, str]:

@@ -123,6 +123,11 @@ class Reunion:
             ReunionOver: self.on_reunion_over,
         }
 
+    def is_under_way(self, client: str) -> bool:
+        """Whether another session of a client may exist that this broker holds one of."""
+        here = self._clients.here.get(client)
+        return bool(self._joining) or (here is not None and bool(here.newer or here.older))
+
     def unfinished(self) -> dict[str, object]:
         return {
             "claims not heard": self._joining,

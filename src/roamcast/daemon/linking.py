@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, MachineInput
+from roamcast.broker.links.border import REASONS
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import Config, Link
 from roamcast.net.discovery import LocalDiscovery
@@ -16,7 +19,19 @@ from roamcast.net.peers import Peers
 from roamcast.net.tls import link_contexts
 from roamcast.storage.kept_out import KeptOut
 
+log = logging.getLogger("roamcast.peers")
+
 INCARNATION_BITS = 62
+REPORT_PAUSE_S = 10.0
+REPORT_PAUSE_MAX_S = 3600.0
+
+
+class Told(NamedTuple):
+    """What the log has said of refused messages of one kind."""
+
+    refused: int = 0
+    again_at_s: float = 0.0
+    pause_s: float = REPORT_PAUSE_S
 
 
 class Linking:
@@ -41,6 +56,8 @@ class Linking:
         self._site = site
         self._push = push
         self._kept_out = kept_out
+        self._told: dict[tuple[str, str], Told] = {}
+        """What the log says of refusals, by peer and reason."""
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
@@ -60,6 +77,19 @@ class Linking:
         self.peers.reload(_link_of(config), config.peers, contexts)
         if self.discovery is not None:
             self.discovery.secret = config.link.secret
+
+    def report_refusals(self, now_s: float) -> None:
+        """Log what was refused of peers: at once, and again while it goes on, after ever longer pauses."""
+        for peer in self._site.links.ends:
+            for reason, count in self._site.refused(peer).items():
+                told = self._told.get((peer, reason), Told())
+                if count == told.refused or now_s < told.again_at_s:
+                    continue
+                log.warning(
+                    "refused %d of what %s sent: %s", count - told.refused, peer, REASONS.get(reason, reason)
+                )
+                pause_s = min(2 * told.pause_s, REPORT_PAUSE_MAX_S)
+                self._told[peer, reason] = Told(count, now_s + told.pause_s, pause_s)
 
     def write(self, peer: str) -> None:
         """Write what there is for the peer, as far as its connection takes it."""

@@ -197,6 +197,9 @@ class Endpoint:
             will = None
         return session.pack(will, at)
 
+    def can_unpack(self, client: str, capsule: bytes) -> bool:
+        return not capsule or MqttSession.is_readable(client, capsule)
+
     def arrived(self, client: str, capsule: bytes) -> None:
         self._present[client] = bool(capsule)
         session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
