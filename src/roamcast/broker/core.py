@@ -57,6 +57,7 @@ from roamcast.protocol.messages import (
     Deliver,
     Drain,
     Fleeting,
+    Grant,
     InPlaceOf,
     Leave,
     Message,
@@ -606,7 +607,8 @@ class BrokerCore:
 
     def expects(self, sender: str, message: Message) -> bool:
         """Whether a message of another broker can be right, as far as the protocol can tell."""
-        return type(message) in self._handlers or self.protocol.expects(sender, message)
+        is_of_protocol = type(message) is Grant or type(message) not in self._handlers
+        return not is_of_protocol or self.protocol.expects(sender, message)
 
     def can_unpack(self, session: Session) -> bool:
         """Whether the access side can read what it finds in a session."""

@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, queue_of, register
-from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.messages import Cause, Grant, Message, Update
 from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -306,6 +306,8 @@ class MultiHopHandoff(MobilityProtocol):
                 return passed is not None and not passed.acknowledged and passed.next_hop == sender
             case DeliverTQ(client, number):
                 return self._awaits_sweep(sender, client, number)
+            case Grant():
+                return False  # Sessions come hop by hop.
             case Pull():
                 return 0 < message.want < CREDIT_MAX and self.host.is_reachable(message.destination)
             case Events(client, number):

@@ -53,6 +53,12 @@ class Snapshot(Fault, frozen=True):
     """The broker writes its state down, and begins its journal anew."""
 
 
+class Lie(Fault, frozen=True):
+    """The hostile broker says what this number draws (`simulator.hostile`)."""
+
+    number: int
+
+
 class Relink(Fault, frozen=True):
     """The broker moves: its link to `old` is given up, and there is one to `new`."""
 
@@ -75,8 +81,12 @@ FAULTS: dict[str, FaultKind] = {
     "crash": FaultKind(breaks=frozenset({"bounded_delay"})),
     "partition": FaultKind(breaks=frozenset({"bounded_delay"})),
     "loss": FaultKind(breaks=frozenset()),
+    "hostile": FaultKind(breaks=frozenset()),
 }
-"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost."""
+"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost; one more
+broker makes up what it says."""
+NATURAL = ("crash", "partition", "loss")
+"""Those that come about by themselves."""
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:

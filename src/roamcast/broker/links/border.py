@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from roamcast.broker.draining import Emptied
 from roamcast.broker.links.reach import (
     AskToJoin,
     BeginJoin,
@@ -33,7 +34,7 @@ from roamcast.broker.links.reach import (
     Reaches,
 )
 from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRules, Translation
-from roamcast.broker.reunion import Claims
+from roamcast.broker.reunion import ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
 from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse
@@ -89,6 +90,7 @@ WITHHELD = encode_attributes({TOPIC: "$withheld"})
 EXPIRED = b"\x02\0\0\0\0"
 """The MQTT property that says: a message that is as old as 0 s is not delivered any more."""
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
+OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied)
 
 
 class Refused(Exception):
@@ -215,6 +217,8 @@ class Border:
             raise Refused("area")
         burst = self._translated(guard, burst)
         publisher = burst.publisher
+        if not publisher:
+            raise Refused("form")
         session = self._broker.sessions.get(publisher)
         if session is not None and type(burst) is Burst:
             self._check_number(session, burst)
@@ -319,7 +323,7 @@ class Border:
             self._check_client(guard, message.whereabouts.client)
             checked = self._inner(peer, origin, guard, message.message, is_here)
             return message if checked is message.message else About(message.whereabouts, checked)
-        if message.area not in guard.rules.may or (guard.is_guest and message.area == "groups"):
+        if message.area not in guard.rules.may or (guard.is_guest and _is_among_members(message)):
             raise Refused("area")
         if is_here and not self._broker.understands(message):
             raise Refused("form")
@@ -427,11 +431,7 @@ class Border:
     def _check_claims(self, peer: str, origin: str, guard: Guard, message: Claims) -> Message:
         if self._broker.hop_of(message.broker) != peer:
             raise Refused("source")
-        allowed = tuple(claim for claim in message.claims if guard.clients.allow(claim.client))
-        if len(allowed) == len(message.claims):
-            return message
-        self._refuse(peer, "client", len(message.claims) - len(allowed))
-        return msgspec.structs.replace(message, claims=allowed)
+        return message
 
     def _check_session(self, peer: str, guard: Guard, session: Session) -> None:
         """A session comes: only its holder can send it, and that is not this broker."""
@@ -573,7 +573,7 @@ class Border:
         inner = message.message if isinstance(message, Relayed) else message
         if isinstance(inner, About):
             inner = inner.message
-        if guard.is_guest and inner.area == "groups":
+        if guard.is_guest and _is_among_members(inner):
             return None
         if isinstance(inner, Locate) and not guard.clients.allow(inner.request.client):
             asked = inner.request
@@ -585,9 +585,6 @@ class Border:
             source = message.destination if isinstance(message, Relayed) else peer
             self.replies.append(InPlaceOf(peer, Relayed(source, inner.broker, unknown)))
             return None
-        if isinstance(inner, Claims):
-            allowed = tuple(claim for claim in inner.claims if guard.clients.allow(claim.client))
-            return msgspec.structs.replace(inner, claims=allowed)
         if isinstance(inner, WhereIs) and not guard.clients.allow(inner.client):
             return None
         return message
@@ -632,6 +629,11 @@ def _stripped(incoming: Translation, entries: Iterable[Entry]) -> Iterable[Entry
         there = incoming.wanted(filter)
         if there is not None:
             yield there, subscriber
+
+
+def _is_among_members(message: Message) -> bool:
+    """Whether only brokers of one organisation say it to each other."""
+    return message.area == "groups" or isinstance(message, OF_MEMBERS)
 
 
 def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:

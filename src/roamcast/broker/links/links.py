@@ -51,6 +51,8 @@ class GivenLink(msgspec.Struct, frozen=True, array_like=True):
     peer_incarnation: int
     behind: tuple[str, ...]
     """The brokers that are reached through the peer, itself among them."""
+    guests: tuple[str, ...] = ()
+    """Those of them that are of another organisation."""
 
 
 class LinkTurn(msgspec.Struct):
@@ -139,7 +141,8 @@ class Links:
     def establish(self, links: Iterable[GivenLink]) -> LinkTurn:
         """The links of a network that has existed for long: all are up, and everyone is known."""
         turn = LinkTurn()
-        self.reach.establish({link.peer: link.behind for link in links})
+        guests = [broker for link in links for broker in link.guests]
+        self.reach.establish({link.peer: link.behind for link in links}, guests)
         for link in links:
             end = self.ends[link.peer] = LinkEnd(link.peer, link.incarnation, self._codec, *self._limits)
             end.peer_incarnation = link.peer_incarnation
@@ -264,5 +267,7 @@ class Links:
         turn.inputs += failed
         if outcome.is_changed:
             turn.inputs.append(self._overlay())
-        if outcome.joined:
-            turn.inputs.append(BrokersJoined(outcome.joined))
+        guests = dict.fromkeys(self.reach.guests) if outcome.joined else {}
+        joined = [broker for broker in outcome.joined if broker not in guests]
+        if joined:
+            turn.inputs.append(BrokersJoined(joined))

@@ -194,8 +194,9 @@ class Reach:
         self.messages = tuple(self._handlers)
         """The types of message that `receive` is for."""
 
-    def establish(self, behind: Mapping[str, Collection[str]]) -> None:
+    def establish(self, behind: Mapping[str, Collection[str]], guests: Collection[str] = ()) -> None:
         """The overlay has existed for long: these brokers are behind these peers."""
+        self._told_guests = dict.fromkeys(guests)
         self._behind = {peer: dict.fromkeys(brokers) for peer, brokers in behind.items()}
         self._hops = None
 
