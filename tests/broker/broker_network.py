@@ -66,7 +66,9 @@ class BrokerNetwork:
             roamer = self.roamers[client]
             roamer.closed = roamer.closed or (connection == roamer.connection and bool(roamer.broker))
 
-    def attach(self, client: str, broker: str, last_broker: str = "", *, heard: bool = True) -> Roamer:
+    def attach(
+        self, client: str, broker: str, last_broker: str = "", *, heard: bool = True, clean: bool = False
+    ) -> Roamer:
         """The client comes to a broker; if it is not heard, its hello is lost on the air."""
         roamer = self.roamers.setdefault(client, Roamer(client))
         self.connections += 1
@@ -78,9 +80,8 @@ class BrokerNetwork:
             None,
             False,
         )
-        hello = Hello(
-            client, roamer.moves if roamer.counts else -1, {}, last_broker, fresh=fresh and roamer.counts
-        )
+        moves = roamer.moves if roamer.counts else -1
+        hello = Hello(client, moves, {}, last_broker, fresh=fresh and roamer.counts, clean=clean)
         if heard:
             self.step(broker, Attached(client, self.connections, hello))
         return roamer

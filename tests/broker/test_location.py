@@ -17,8 +17,16 @@ ROOMS = "lobby corridor\ncorridor office\noffice attic\n"
 class Talk:
     """One site, and clients that send it packets."""
 
-    def __init__(self, graph: str = ROOMS, states: tuple[StateSettings, ...] = ()) -> None:
-        settings = MachineSettings("a", movement_graph=graph, states=states)
+    def __init__(
+        self,
+        graph: str = ROOMS,
+        states: tuple[StateSettings, ...] = (),
+        step_m: float = 0.0,
+        zones: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        settings = MachineSettings(
+            "a", movement_graph=graph, states=states, position_step_m=step_m, zones=zones
+        )
         self.site = BrokerMachine(settings)
         self.now = 100.0
         self.site.step(self.now, [Started(settings)])
@@ -216,3 +224,75 @@ def test_what_cannot_be_understood_is_refused_and_others_are_served() -> None:
     (ack,) = talk.send(1, packets.Publish("$roamcast/elsewhere", b"x", 1, packet_id=7))[1]
     assert ack == packets.Puback(7, Reason.NOT_AUTHORIZED)
     assert talk.send(2, packets.Pingreq())[2] == [packets.Pingresp()]
+
+
+HARBOUR = '{"type":"Polygon","coordinates":[[[-3.1,43.3],[-3.0,43.3],[-3.0,43.4],[-3.1,43.4]]]}'
+
+
+def position(latitude: float, longitude: float, packet_id: int) -> packets.Publish:
+    body = f'{{"lat": {latitude}, "lon": {longitude}, "kind": "bus"}}'.encode()
+    properties = packets.PublishProperties(content_type="application/json")
+    return packets.Publish("news", body, 1, packet_id=packet_id, properties=properties)
+
+
+def on_earth() -> Talk:
+    talk = Talk("", step_m=200.0, zones=(("harbour", HARBOUR),))
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ('{"lat": 43.26, "lon": -2.93}', '{"lat": 43.27, "lon": -2.93}'),
+        ("43.26,-2.93", '{"type": "Point", "coordinates": [-2.93, 43.27]}'),
+        ('{"location": {"latitude": 43.26, "longitude": -2.93}}', '{"location": "43.27,-2.93"}'),
+    ],
+)
+def test_positions_are_locations(first: str, then: str) -> None:
+    talk = on_earth()
+    talk.send(1, move(first))
+    talk.send(1, subscribe("location WITHIN 500 M OF myloc AND kind = 'bus'"))
+    assert len(heard(talk.send(2, position(43.263, -2.93, 1)), 1)) == 1
+    assert len(heard(talk.send(2, position(43.27, -2.93, 2)), 1)) == 0
+    talk.send(1, move(then))
+    assert len(heard(talk.send(2, position(43.27, -2.93, 3)), 1)) == 1
+    assert len(heard(talk.send(2, position(43.263, -2.93, 4)), 1)) == 0
+
+
+def test_a_zone_is_called_by_its_name() -> None:
+    talk = on_earth()
+    talk.send(1, subscribe("location INSIDE 'harbour'"))
+    assert len(heard(talk.send(2, position(43.35, -3.05, 1)), 1)) == 1
+    assert len(heard(talk.send(2, position(43.35, -2.95, 2)), 1)) == 0
+    (answer,) = talk.send(1, subscribe("location INSIDE 'harbor'"))[1]
+    assert isinstance(answer, packets.Suback)
+    assert answer.reasons == (Reason.TOPIC_FILTER_INVALID,)
+    assert "did you mean 'harbour'?" in told(answer)
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [("location WITHIN 2 OF myloc", "valid is a distance"), ("location IN myloc", "valid is a distance")],
+)
+def test_on_earth_a_distance_has_a_unit(where: str, why: str) -> None:
+    (answer,) = on_earth().send(1, subscribe(where))[1]
+    assert isinstance(answer, packets.Suback)
+    assert why in told(answer)
+
+
+def test_among_names_a_distance_has_none() -> None:
+    talk = Talk()
+    talk.connect(1, "reader")
+    (answer,) = talk.send(1, subscribe("location WITHIN 2 KM OF myloc"))[1]
+    assert isinstance(answer, packets.Suback)
+    assert "a number of steps" in told(answer)
+
+
+@pytest.mark.parametrize("place", ["lobby", "91,0", '{"lat": 91, "lon": 0}', '{"lat": 1}', "{"])
+def test_what_is_no_position_is_refused(place: str) -> None:
+    (ack,) = on_earth().send(1, move(place))[1]
+    assert isinstance(ack, packets.Puback)
+    assert ack.reason is Reason.IMPLEMENTATION_SPECIFIC_ERROR
+    assert "valid is" in told(ack) or "does not know how" in told(ack)

@@ -9,7 +9,7 @@ from tests.broker.broker_network import Roamer
 from tests.broker.linked_network import LinkedNetwork
 
 from roamcast.filters.selector import parse
-from roamcast.protocol.effects import Effects, Submitted
+from roamcast.protocol.effects import Effects, SessionOver, Submitted
 from roamcast.protocol.messages import ClientPublish, ClientSubscribe, Request
 from roamcast.protocol.notification import encode_attributes
 
@@ -47,10 +47,10 @@ def submit(network: Network, client: str, message: Request) -> None:
         network.step(roamer.broker, Submitted(client, roamer.connection, message))
 
 
-def attach(network: Network, client: str, broker: str) -> None:
+def attach(network: Network, client: str, broker: str, *, clean: bool = False) -> None:
     """As a standard client does: it knows nothing of where it was."""
     network.roamers.setdefault(client, Roamer(client, counts=False))
-    network.attach(client, broker)
+    network.attach(client, broker, clean=clean)
 
 
 def test_the_session_that_was_begun_later_stays_and_the_other_client_is_told() -> None:
@@ -94,8 +94,9 @@ def test_a_client_attached_where_its_older_session_was_is_closed_and_finds_the_o
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("ends", [False, True], ids=["", "sessions end"])
 def test_whatever_clients_do_while_two_trees_join_each_has_one_session_in_the_end(
-    protocol: str, seed: int
+    protocol: str, seed: int, ends: bool
 ) -> None:
     rng = random.Random(seed)
     network = two_trees(protocol, rng)
@@ -107,9 +108,11 @@ def test_whatever_clients_do_while_two_trees_join_each_has_one_session_in_the_en
         client = rng.choice(clients)
         what = rng.random()
         if what < 0.4 or client not in network.roamers:
-            attach(network, client, rng.choice((*FIRST, *SECOND)))
+            attach(network, client, rng.choice((*FIRST, *SECOND)), clean=ends and rng.random() < 0.3)
         elif what < 0.5 and network.roamers[client].broker:
             network.detach(client)
+        elif ends and what < 0.6 and network.holders(client):
+            network.step(rng.choice(network.holders(client)), SessionOver(client))
         else:
             requests += 1
             attributes = encode_attributes({"n": rng.randrange(5)})
@@ -130,6 +133,7 @@ def test_whatever_clients_do_while_two_trees_join_each_has_one_session_in_the_en
         assert network.holders(client) == [network.roamers[client].broker]
         assert network.roamers[client].welcome is not None
         session = network.brokers[network.roamers[client].broker].sessions[client]
-        assert session.begun == network.begun[client], "the one that was begun last has stayed"
+        if not ends:
+            assert session.begun == network.begun[client], "the one that was begun last has stayed"
     # Neighbours of proactive store for those who are away, for a while.
     assert [one for one in network.unfinished() if not one.startswith("timers")] == []

@@ -73,12 +73,40 @@ def test_verify_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_verify_says_what_would_be_cut(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flip(segments(folder)[0], b"later")
+    path = segments(folder)[0]
+    end = path.read_bytes().rindex(b"text") + 4
+    with path.open("r+b") as file:
+        file.seek(end)
+        file.write(b"a record that has only begun")
     code, lines, _ = outcome(capsys, "verify", folder)
     assert code == 0
-    assert "entries 9 to 10 in 1 commit," in lines[1]
-    assert lines[1].endswith("(a torn commit of 41 bytes would be cut)")
-    assert lines[2].endswith("replays 2 entries, cuts 41 torn bytes")
+    assert "entries 9 to 11 in 2 commits," in lines[1]
+    assert lines[1].endswith("(a torn commit of 24 bytes would be cut)")
+    assert lines[2].endswith("replays 3 entries, cuts 24 torn bytes")
+
+
+@pytest.mark.parametrize("how", ["cut", "zeroed"])
+def test_verify_and_repair_of_a_journal_that_lost_its_end(
+    folder: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    path = segments(folder)[0]
+    data = path.read_bytes()
+    kept = data.index(b"later")
+    path.write_bytes(data[:kept] + (bytes(len(data) - kept) if how == "zeroed" else b""))
+    code, lines, _ = outcome(capsys, "verify", folder)
+    assert code == 1
+    assert "entries 11 to 11 were acknowledged and are missing" in lines[-1]
+    assert "roamcast journal repair" in lines[-1]
+    code, lines, errors = outcome(capsys, "repair", folder.parent)
+    assert (code, lines[1:]) == (
+        1,
+        ["would keep: entries up to 10", "would give up: 1 acknowledged entry, and what came later"],
+    )
+    assert errors == ["nothing was changed; --accept-loss does it"]
+    code, report = outcome_json(capsys, "repair", folder, "--accept-loss")
+    assert (code, report["repaired"], report["last_kept"], report["entries"]) == (0, True, 10, 1)
+    assert outcome(capsys, "verify", folder)[0] == 0
+    assert outcome(capsys, "repair", folder)[:2] == (0, ["nothing to repair"])
 
 
 def test_verify_finds_damage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

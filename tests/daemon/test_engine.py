@@ -28,7 +28,6 @@ from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.daemon import engine as engine_module
 from roamcast.daemon.engine import Engine
-from roamcast.daemon.slow_time import SlowTime, seconds_until
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Connect, Publish
 from roamcast.mqtt.codec.writing import write
@@ -137,24 +136,6 @@ async def turn(engine: Engine, item: MachineInput, happened: Callable[[], bool])
     async with asyncio.timeout(DEADLINE_S):
         while not happened():
             await asyncio.sleep(0.01)
-
-
-def test_time_goes_on_slowly_while_the_clock_is_behind() -> None:
-    """A clock was set back by an hour, and 100 seconds pass."""
-    steady = [50.0]
-    slow = SlowTime(lambda: steady[0])
-    now = 4600.0
-    assert slow.after(now) == now
-    for _ in range(10):
-        steady[0] += 10.0
-        now = slow.after(now)
-    assert now == 4650.0
-    assert seconds_until(4660.0, now, clock=1100.0) == 20.0
-    assert seconds_until(4660.0, now, clock=4655.0) == 5.0
-    # The clock has caught up, and is set back again.
-    assert slow.after(9000.0) == 9000.0
-    steady[0] += 4.0
-    assert slow.after(9000.0) == 9002.0
 
 
 def test_a_site_whose_clock_was_set_back_serves_its_deadlines() -> None:

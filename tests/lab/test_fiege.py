@@ -13,6 +13,7 @@ from roamcast.lab.sweep import Sweep
 from roamcast.mobility.relocation import Cache, Relocation
 from roamcast.protocol import records
 from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
 
 # --- F1, F2 ---
 
@@ -93,11 +94,11 @@ def test_f7_fails_if_a_cache_misses_others_than_expected(monkeypatch: pytest.Mon
     """A ring that gives up one more than it must."""
     trim = Relocation.trim
 
-    def early(self: Relocation, client: str, cache: Cache) -> None:
-        trim(self, client, cache)
+    def early(self: Relocation, client: str, queue: DeliveryQueue) -> None:
+        trim(self, client, queue)
         room = self.settings.cache_notifications
-        if room is not None and len(cache.queue) == room:
-            self.give_up_first(client, cache.queue, 1, "overflow")
+        if room is not None and len(queue) == room:
+            self.give_up_first(client, queue, 1, "overflow")
 
     roomy = fiege.relocate(fiege.RelocationJob(3, False))
     monkeypatch.setattr(Relocation, "trim", early)

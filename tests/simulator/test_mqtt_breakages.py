@@ -24,6 +24,7 @@ from roamcast.mqtt.server.in_flight import InFlight
 from roamcast.mqtt.server.sessions import MqttSession
 from roamcast.mqtt.server.subscribing import Pending, Subscribing
 from roamcast.protocol.notification import Fleeting
+from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.snapshot import thaw
 from roamcast.simulator.faults import Crash
 from roamcast.simulator.fuzz import fuzz
@@ -209,6 +210,11 @@ def qos_0_of_a_group_is_numbered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupDeliver, "is_fleeting", False)
 
 
+def handoffs_turn_queues_round(patch: pytest.MonkeyPatch) -> None:
+    drain = DeliveryQueue.drain
+    patch.setattr(DeliveryQueue, "drain", lambda self: list(reversed(drain(self))))
+
+
 BREAKAGES: dict[str, Plant] = {
     "a link resumes one message too late": resume_skips_one,
     "a link forgets what it has received": resume_forgets_what_was_received,
@@ -229,6 +235,7 @@ BREAKAGES: dict[str, Plant] = {
     "wills follow a DISCONNECT": wills_follow_a_disconnect,
     "SUBACK does not wait": subscriptions_are_granted_at_once,
     "expiry is not looked at": expired_messages_are_delivered,
+    "a handoff turns a queue round": handoffs_turn_queues_round,
     "QoS 0 does not cross links": qos_0_does_not_cross_links,
     "QoS 0 of a group takes the numbered lane": qos_0_of_a_group_is_numbered,
 }

@@ -1,7 +1,7 @@
 """Torn tails are cut, damage is refused: every byte and every bit of small journals.
 
 The rule (recovery.py): what is behind the last whole record is cut if no whole record comes after
-it; anything else that is broken is refused, with the file and the offset.
+it and the watermark is not beyond it; anything else that is broken is refused, with the file and the offset.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ from tests.storage.journals import (
 )
 
 from roamcast.errors import InputError
+from roamcast.storage.journal import Sync
 from roamcast.storage.recovery import Recovered
-from roamcast.storage.segments import HEADER_BYTES, RECORD_HEAD_BYTES, JournalDamaged
+from roamcast.storage.repair import GIVEN_UP_SUFFIX, LOG_NAME, find_loss, repair
+from roamcast.storage.segments import (
+    HEADER_BYTES,
+    RECORD_HEAD_BYTES,
+    WATERMARK_AT,
+    WAYS_OUT,
+    JournalDamaged,
+)
 
 BATCHES = [[10, 3], [5], [30], [2, 2, 2]]
 
@@ -61,25 +69,107 @@ def test_the_records_are_where_this_test_believes(written: Path) -> None:
     assert [data[end : end + 4] == marker for end in ends] == [True, True, True, False]
 
 
-def test_cut_off_at_every_byte(written: Path) -> None:
+def watermarks(data: bytes) -> bytes:
+    return data[WATERMARK_AT[0] : WATERMARK_AT[1] + 64]
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """As `written`, but the process was killed before the watermark moved over the last commit."""
+    journal, _ = open_journal(tmp_path / "j")
+    commit_entries(journal, BATCHES[:-1])
+    (path,) = segments(tmp_path / "j")
+    before = watermarks(path.read_bytes())
+    commit_entries(journal, BATCHES[-1:])
+    journal.close()
+    with path.open("r+b") as file:
+        file.seek(WATERMARK_AT[0])
+        file.write(before)
+    return path
+
+
+def test_a_torn_commit_is_cut_at_every_byte(torn: Path) -> None:
+    data, ends = torn.read_bytes(), ends_of(BATCHES)
+    for size in range(ends[-2], ends[-1] + RECORD_HEAD_BYTES + 1):
+        for rest in (b"", bytes(len(data) - size)):
+            torn.write_bytes(data[:size] + rest)
+            journal, recovered = open_journal(torn.parent)
+            whole = sum(end <= size for end in ends)
+            assert recovered_numbers(recovered) == entries_in(whole), size
+            if not rest and whole < len(BATCHES):
+                assert recovered.cut_bytes == size - ends[-2]
+                assert len(recovered.notes) == (size > ends[-2])
+            # It goes on from there as if nothing had been.
+            journal.append(entry(journal.last_sequence + 1))
+            journal.close()
+            journal, recovered = open_journal(torn.parent)
+            assert len(recovered_numbers(recovered)) == len(entries_in(whole)) + 1
+            assert recovered.cut_bytes == 0
+            journal.close()
+
+
+@pytest.mark.parametrize("rest", ["cut", "zeroed"])
+def test_what_was_acknowledged_is_missed_at_every_byte(written: Path, rest: str) -> None:
     data, ends = written.read_bytes(), ends_of(BATCHES)
-    for size in range(HEADER_BYTES, ends[-1] + RECORD_HEAD_BYTES + 1):
-        written.write_bytes(data[:size])
-        journal, recovered = open_journal(written.parent)
+    last = entries_in(len(BATCHES))[-1]
+    for size in range(HEADER_BYTES, ends[-1]):
+        written.write_bytes(data[:size] + (bytes(len(data) - size) if rest == "zeroed" else b""))
+        if written.read_bytes() == data:
+            continue  # The bytes that were zeroed were zeros before.
         whole = sum(end <= size for end in ends)
-        assert recovered_numbers(recovered) == entries_in(whole), size
-        left = size - [HEADER_BYTES, *ends][whole]
-        if whole < len(BATCHES):
-            # In zeros there is nothing to be seen of what was cut.
-            assert recovered.cut_bytes == left
-            assert len(recovered.notes) == (left > 0)
-        # It goes on from there as if nothing had been.
-        journal.append(entry(journal.last_sequence + 1))
-        journal.close()
-        journal, recovered = open_journal(written.parent)
-        assert len(recovered_numbers(recovered)) == len(entries_in(whole)) + 1
-        assert recovered.cut_bytes == 0
-        journal.close()
+        with pytest.raises(JournalDamaged) as refused:
+            open_journal(written.parent)
+        first = entries_in(whole)[-1] + 1 if whole else 1
+        at = [HEADER_BYTES, *ends][whole]
+        assert str(refused.value) == (
+            f"{written}: damaged at offset {at}: entries {first} to {last} were acknowledged and are missing;"
+            f" the file was cut or overwritten; {WAYS_OUT}"
+        )
+    written.write_bytes(data[: ends[-1]])
+    assert recovered_numbers(open_journal(written.parent)[1]) == entries_in(len(BATCHES))
+
+
+@pytest.mark.parametrize("sync", ["process", "group"])
+def test_a_power_loss_may_take_what_was_not_synced(
+    tmp_path: Path, sync: Sync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = open_journal(tmp_path, sync=sync)
+    commit_entries(journal, BATCHES)
+    journal.close()
+    (path,) = segments(tmp_path)
+    path.write_bytes(path.read_bytes()[: ends_of(BATCHES)[1]])
+    monkeypatch.setattr("roamcast.storage.segments.current_boot", lambda: 7)
+    monkeypatch.setattr("roamcast.storage.journal.current_boot", lambda: 7)
+    if sync == "group":
+        with pytest.raises(JournalDamaged, match="entries 4 to 7 were acknowledged and are missing"):
+            open_journal(tmp_path, sync=sync)
+        return
+    journal, recovered = open_journal(tmp_path, sync=sync)
+    assert recovered_numbers(recovered) == entries_in(2)
+    assert "4 entries after 3 were acknowledged and are lost" in recovered.notes[0]
+    journal.append(entry(4))
+    journal.close()
+    journal, recovered = open_journal(tmp_path, sync=sync)
+    assert (recovered_numbers(recovered), recovered.notes) == ([1, 2, 3, 4], [])
+    journal.close()
+
+
+def test_every_flipped_bit_of_a_watermark_leaves_the_other_one(written: Path) -> None:
+    data = written.read_bytes()
+    for place in WATERMARK_AT:
+        for bit in range(29 * 8):
+            flipped = bytearray(data)
+            flipped[place + bit // 8] ^= 1 << bit % 8
+            written.write_bytes(flipped)
+            journal, recovered = open_journal(written.parent)
+            assert recovered_numbers(recovered) == entries_in(len(BATCHES))
+            journal.close()
+    flipped = bytearray(data)
+    for place in WATERMARK_AT:
+        flipped[place + 5] ^= 1
+    written.write_bytes(flipped)
+    with pytest.raises(JournalDamaged, match="no whole watermark"):
+        open_journal(written.parent)
 
 
 def test_a_head_that_is_not_whole_is_refused(written: Path) -> None:
@@ -90,24 +180,29 @@ def test_a_head_that_is_not_whole_is_refused(written: Path) -> None:
             open_journal(written.parent)
 
 
-def test_every_flipped_bit_is_cut_or_refused(written: Path) -> None:
+def test_every_flipped_bit_of_a_record_is_refused(written: Path) -> None:
     data, ends = written.read_bytes(), ends_of(BATCHES)
     starts = [HEADER_BYTES, *ends]
-    for offset in range(HEADER_BYTES, ends[-1] + RECORD_HEAD_BYTES):
+    for offset in range(HEADER_BYTES, ends[-1]):
         flipped = bytearray(data)
         flipped[offset] ^= 1 << offset % 8
         written.write_bytes(flipped)
         record = sum(end <= offset for end in ends)
-        if record < len(BATCHES) - 1:
-            with pytest.raises(JournalDamaged) as refused:
-                open_journal(written.parent)
-            assert f"{written}: damaged at offset {starts[record]}: entry" in str(refused.value)
-            assert "\n" not in str(refused.value)
-            continue
+        with pytest.raises(JournalDamaged) as refused:
+            open_journal(written.parent)
+        assert f"{written}: damaged at offset {starts[record]}: entr" in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_every_flipped_bit_behind_the_last_record_is_cut(written: Path) -> None:
+    data, end = written.read_bytes(), ends_of(BATCHES)[-1]
+    for offset in range(end, end + RECORD_HEAD_BYTES):
+        flipped = bytearray(data)
+        flipped[offset] ^= 1 << offset % 8
+        written.write_bytes(flipped)
         journal, recovered = open_journal(written.parent)
-        assert recovered_numbers(recovered) == entries_in(record)
-        assert recovered.cut_bytes > 0
-        assert f"at offset {starts[record]} are no whole record and are cut" in recovered.notes[0]
+        assert recovered_numbers(recovered) == entries_in(len(BATCHES))
+        assert f"at offset {end} are no whole record and are cut" in recovered.notes[0]
         journal.close()
 
 
@@ -143,13 +238,15 @@ def test_a_commit_that_was_torn_in_any_way_is_there_or_not(data: st.DataObject) 
         after, appended = path.read_bytes(), journal.last_sequence
         journal.close()
         torn = bytearray(after)
-        for block in range(0, len(after), 512):
+        # The watermark is written behind the commit: where that was torn, there is only the older one.
+        torn[:HEADER_BYTES] = before[:HEADER_BYTES]
+        for block in range(HEADER_BYTES, len(after), 512):
             if before[block : block + 512] != after[block : block + 512] and data.draw(st.booleans()):
                 torn[block : block + 512] = before[block : block + 512]
         path.write_bytes(torn)
         journal, recovered = open_journal(folder)
         end = ends_of([*promised, last])[-1]
-        whole = torn[:end] == after[:end]
+        whole = torn[HEADER_BYTES:end] == after[HEADER_BYTES:end]
         assert recovered_numbers(recovered) == list(range(first, (appended if whole else expected) + 1))
         journal.close()
 
@@ -211,7 +308,7 @@ def test_a_break_at_the_end_of_a_segment_is_damage_if_another_follows(long: Path
         open_journal(long)
     assert str(refused.value) == (
         f"{path}: damaged at offset {HEADER_BYTES + 5 * record}: entry 18 is broken or missing,"
-        " but entries from 19 on follow in the next segment"
+        f" but entries from 19 on follow in the next segment; {WAYS_OUT}"
     )
 
 
@@ -221,6 +318,10 @@ def test_what_is_behind_the_last_record_of_a_full_segment_does_not_matter(long: 
     journal, recovered = open_journal(long)
     assert recovered_numbers(recovered) == list(range(1, 31))
     journal.close()
+
+
+def remove_the_last(folder: Path) -> None:
+    segments(folder)[-1].unlink()
 
 
 def remove_the_first(folder: Path) -> None:
@@ -245,6 +346,7 @@ def put_another_in_its_place(folder: Path) -> None:
     ("spoil", "said"),
     [
         (remove_the_first, "entry 1 should follow, but the oldest segment begins with entry 7"),
+        (remove_the_last, "segment 5 is missing"),
         (remove_one_within, "segment 3 is missing"),
         (rename_one, "holds segment 5; it was renamed"),
         (put_another_in_its_place, "holds segment 2; it was renamed"),
@@ -351,8 +453,68 @@ def test_the_segments_must_reach_the_snapshot_that_is_damaged(with_snapshots: Pa
     for path in segments(with_snapshots)[-1:]:
         path.unlink()
     flip(snapshots(with_snapshots)[-1], 100)
-    last = segments(with_snapshots)[-1]
-    content = last.read_bytes()
-    last.write_bytes(content[: HEADER_BYTES + RECORD_HEAD_BYTES + 9_004])
-    with pytest.raises(JournalDamaged, match="before the snapshot"):
+    with pytest.raises(JournalDamaged, match="segment 5 is missing"):
         open_journal(with_snapshots)
+
+
+# --- repair ---
+
+
+def test_a_journal_that_is_whole_needs_no_repair(long: Path) -> None:
+    assert repair(long) is None
+    assert not (long / LOG_NAME).exists()
+
+
+def test_a_repair_keeps_what_is_before_the_damage(long: Path) -> None:
+    flip(segments(long)[2], HEADER_BYTES + 5 * (RECORD_HEAD_BYTES + 4 + 9_000) + 100)
+    loss = find_loss(long)
+    assert loss is not None
+    assert (loss.last_kept, loss.last_known, loss.entries) == (17, 30, 13)
+    assert loss.segments == [path.name for path in segments(long)[3:]]
+    assert repair(long) == loss
+    assert len(list(long.glob(f"*{GIVEN_UP_SUFFIX}"))) == 2
+    assert "entries 18 to 30 given up; " in (long / LOG_NAME).read_text()
+    assert find_loss(long) is None
+    journal, recovered = open_journal(long)
+    assert recovered_numbers(recovered) == list(range(1, 18))
+    commit_entries(journal, [[9_000]] * 20)
+    journal.close()
+    journal, recovered = open_journal(long)
+    assert recovered_numbers(recovered) == list(range(1, 38))
+    journal.close()
+
+
+@pytest.mark.parametrize("spoil", [remove_the_last, remove_one_within])
+def test_a_repair_goes_on_without_segments_that_are_gone(long: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(long)
+    loss = repair(long)
+    assert loss is not None
+    journal, recovered = open_journal(long)
+    assert recovered_numbers(recovered) == list(range(1, loss.last_kept + 1))
+    journal.close()
+
+
+def test_a_repair_at_every_byte_that_was_cut(written: Path) -> None:
+    data, ends = written.read_bytes(), ends_of(BATCHES)
+    for size in range(HEADER_BYTES, ends[-1]):
+        written.write_bytes(data[:size])
+        loss = repair(written.parent)
+        kept = entries_in(sum(end <= size for end in ends))
+        assert loss is not None
+        assert loss.entries == len(entries_in(len(BATCHES))) - len(kept)
+        journal, recovered = open_journal(written.parent)
+        assert recovered_numbers(recovered) == kept
+        journal.close()
+
+
+def test_a_repair_needs_a_journal_that_nobody_has_open(long: Path) -> None:
+    journal, _ = open_journal(long)
+    with pytest.raises(InputError, match="in use by process"):
+        repair(long)
+    journal.close()
+
+
+def test_what_cannot_be_repaired_is_said(long: Path) -> None:
+    remove_the_first(long)
+    with pytest.raises(InputError, match="entry 1 is gone: restore the folder from a copy"):
+        repair(long)

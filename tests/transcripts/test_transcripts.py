@@ -51,7 +51,8 @@ def told(value: Any) -> str:
             )
         case Session():
             held = f" with {told(list(value.subscriptions))}" if value.subscriptions else ""
-            return f"{value.client} number {value.number}{held}"
+            owed = f" owed {told(value.owed)}" if value.owed else ""
+            return f"{value.client} number {value.number}{held}{owed}"
         case (Filter() as filter, str() as subscriber):
             return f"{filter.text} of {subscriber}" if subscriber else filter.text
         case Filter():

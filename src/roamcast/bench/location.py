@@ -1,13 +1,17 @@
 """How long a broker takes for one move of a client, with many location-dependent subscriptions.
 
-Clients walk on a grid of streets. At their own broker a move changes the client's exact filter, and is
-told to the neighbours; at an inner broker, which hears of it from a neighbour, it changes a filter for
-all locations that may be reached meanwhile, and is told further. Between the moves notifications are
-routed, so that remembered routes are there to be forgotten.
+Clients walk on a grid of streets, whose corners are names, or positions on the earth. At their own broker a
+move changes the client's exact filter, and is told to the neighbours; at an inner broker, which hears of it
+from a neighbour, it changes a filter for all locations that may be reached meanwhile, and is told further.
+Between the moves notifications are routed, so that remembered routes are there to be forgotten.
+
+The other measurement is how long it takes to find those of many regions (discs and polygons) in which a
+position lies, against asking each of them.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -15,7 +19,10 @@ from collections.abc import Iterable
 
 from roamcast.bench.report import Report, silent
 from roamcast.broker.core import BrokerCore, CoreSettings
-from roamcast.filters.expression import Value
+from roamcast.filters.expression import Inside, Value
+from roamcast.filters.filter import Filter
+from roamcast.filters.geography import EARTH_RADIUS_M, Disc, Polygon, Region, position_text
+from roamcast.filters.index import FilterIndex
 from roamcast.filters.own import bind
 from roamcast.filters.selector import parse
 from roamcast.mobility import find_protocol
@@ -23,8 +30,10 @@ from roamcast.protocol.effects import Attached, Input, OverlayChanged, Received,
 from roamcast.protocol.messages import ClientSubscribe, Hello, Message, Move, Probe, Settled, Update
 from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.protocol.whereabouts import Place, Whereabouts
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import MovementGraph, grid
 from roamcast.routing.location.settings import LocationSettings
+from roamcast.routing.location.variables import Variable
 
 SIDE = 100
 FILTERS = (
@@ -32,6 +41,17 @@ FILTERS = (
     "service = 'parking' AND location WITHIN 1 OF myloc AND cost < 3",
     "location WITHIN 2 OF myloc",
 )
+EARTH_FILTERS = (
+    "service = 'parking' AND location WITHIN 50 M OF myloc",
+    "service = 'parking' AND location WITHIN 150 M OF myloc AND cost < 3",
+    "location WITHIN 250 M OF myloc",
+)
+BLOCK_M = 100.0
+CORNER = (43.2, -3.0)
+REGIONS = 100_000
+REGION_RADII_M = (100, 300, 1_000)
+ALLOWED_PART = 1 / 200
+"""Of the time that asking each region takes."""
 PEERS = ("left", "right")
 ROUND_TRIP_S = 0.5
 """So that, with stays of 0.3 s, an inner broker allows for two steps."""
@@ -45,9 +65,13 @@ def run(
     """Both cases; times are those of the process itself, in microseconds."""
     cases: dict[str, object] = {}
     holds = True
-    for place, (name, measure) in enumerate((("own_broker", OwnBroker), ("inner_broker", InnerBroker))):
-        progress(place, 2)
-        times_s = measure(subscriptions, seed).run(moves)
+    measured = (
+        ("own_broker", OwnBroker, False), ("inner_broker", InnerBroker, False),
+        ("own_broker_on_earth", OwnBroker, True), ("inner_broker_on_earth", InnerBroker, True),
+    )  # fmt: skip
+    for place, (name, measure, on_earth) in enumerate(measured):
+        progress(place, len(measured) + 1)
+        times_s = measure(subscriptions, seed, on_earth).run(moves)
         mean_s = statistics.fmean(times_s)
         cuts = statistics.quantiles(times_s, n=100)
         cases[name] = {
@@ -57,6 +81,9 @@ def run(
             "longest_us": max(times_s) * 1e6,
         }
         holds = holds and mean_s * 1e3 < ALLOWED_MS
+    progress(len(measured), len(measured) + 1)
+    cases["regions"] = regions = match_regions(REGIONS, seed)
+    holds = holds and regions["faster"] >= 1 / ALLOWED_PART
     return {
         "subscriptions": subscriptions,
         "moves": moves,
@@ -70,10 +97,12 @@ def run(
 class Walkers:
     """A broker, and clients that walk: where they are, and one step of one of them."""
 
-    def __init__(self, subscriptions: int, seed: int) -> None:
+    def __init__(self, subscriptions: int, seed: int, on_earth: bool = False) -> None:
         self.rng = random.Random(seed)
-        self.graph: MovementGraph = grid(SIDE, SIDE)
-        settings = LocationSettings({"location": self.graph}, stay_s=STAY_S, measure_every_s=1e9)
+        self.graph = positions() if on_earth else grid(SIDE, SIDE)
+        variable: Variable = Earth(1.1 * BLOCK_M) if on_earth else self.graph
+        filters = EARTH_FILTERS if on_earth else FILTERS
+        settings = LocationSettings({"location": variable}, stay_s=STAY_S, measure_every_s=1e9)
         self.broker = BrokerCore(
             "here", find_protocol("none"), CoreSettings(records="counters", location=settings)
         )
@@ -84,10 +113,12 @@ class Walkers:
             self.step(Received(peer, Probe(0.0, is_echo=True)))
         locations = self.graph.locations
         self.at: list[Value] = [self.rng.choice(locations) for _ in range(subscriptions)]
+        self.told = 0
+        """Moves that others had to hear of."""
         self.serials = [2] * subscriptions
         """Of each client: its last request, or its last whereabouts."""
         for number in range(subscriptions):
-            self.begin(number, f"client{number}", parse(FILTERS[number % len(FILTERS)]).text)
+            self.begin(number, f"client{number}", parse(filters[number % len(filters)]).text)
 
     def step(self, *inputs: Input) -> list[tuple[str, Message]]:
         return self.broker.step(self.now, inputs).sends
@@ -117,8 +148,8 @@ class Walkers:
             start = time.process_time()
             sends = self.step(*inputs)
             times_s.append(time.process_time() - start)
-            told = [one for _, one in sends if isinstance(one, Update) and one.whereabouts]
-            assert told, "a move that nobody hears of was not worth measuring"
+            self.told += any(isinstance(one, Update) and one.whereabouts for _, one in sends)
+        assert self.told, "moves that nobody hears of were not worth measuring"
         return times_s
 
     def publish(self) -> None:
@@ -150,3 +181,60 @@ class InnerBroker(Walkers):
 
     def move(self, number: int) -> Iterable[Input]:
         yield Received("left", Update(whereabouts=(self.whereabouts(number),)))
+
+
+def positions() -> MovementGraph:
+    """Corners of streets on the earth, and the next corners from each."""
+    north = math.degrees(BLOCK_M / EARTH_RADIUS_M)
+    east = north / math.cos(math.radians(CORNER[0]))
+    places = {
+        (x, y): position_text(CORNER[0] + y * north, CORNER[1] + x * east)
+        for x in range(SIDE)
+        for y in range(SIDE)
+    }
+    edges = [
+        (place, places[other])
+        for (x, y), place in places.items()
+        for other in ((x + 1, y), (x, y + 1))
+        if other in places
+    ]
+    return MovementGraph(edges)
+
+
+def match_regions(count: int, seed: int) -> dict[str, float]:
+    """Discs and polygons all over a country; positions in it. Both ways must find the same."""
+    rng = random.Random(seed)
+    index: FilterIndex[int] = FilterIndex()
+    filters = [Filter(Inside("location", _draw_region(rng))) for _ in range(count)]
+    for number, filter in enumerate(filters):
+        index.add(number, filter)
+    asked = [{"location": position_text(*_draw_place(rng))} for _ in range(2_000)]
+    start = time.process_time()
+    found = [index.match(attributes) for attributes in asked]
+    found_s = (time.process_time() - start) / len(asked)
+    start = time.process_time()
+    for attributes, numbers in zip(asked[:20], found[:20], strict=True):
+        assert [number for number, one in enumerate(filters) if one.matches(attributes)] == numbers
+    each_s = (time.process_time() - start) / 20
+    return {
+        "regions": count,
+        "found_on_average": sum(map(len, found)) / len(found),
+        "match_us": found_s * 1e6,
+        "asking_each_us": each_s * 1e6,
+        "faster": each_s / found_s,
+    }
+
+
+def _draw_place(rng: random.Random) -> tuple[float, float]:
+    return rng.uniform(40.0, 44.0), rng.uniform(-6.0, 0.0)
+
+
+def _draw_region(rng: random.Random) -> Region:
+    (latitude, longitude), radius_m = _draw_place(rng), rng.choice(REGION_RADII_M)
+    if rng.random() < 0.5:
+        return Disc(latitude, longitude, radius_m)
+    reach = math.degrees(radius_m / EARTH_RADIUS_M)
+    turns = sorted(rng.uniform(0, math.tau) for _ in range(rng.randint(4, 12)))
+    return Polygon([[[
+        (longitude + reach * math.cos(turn) * 1.35, latitude + reach * math.sin(turn)) for turn in turns
+    ]]])  # fmt: skip

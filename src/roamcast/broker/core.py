@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.endings import Endings
+from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.handoffs import Handoffs
@@ -50,7 +51,6 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.messages import (
     About,
     Acknowledge,
-    AttachRequest,
     ClientMessage,
     ClientPublish,
     Command,
@@ -127,8 +127,8 @@ class BrokerCore:
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction", "divert",
-            "withdraw", "listen", "unlisten", "border",
+            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction",
+            "way_to", "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
 
@@ -166,7 +166,6 @@ class BrokerCore:
         self._next_hops: Mapping[str, str] = {}
         self.guests: dict[str, None] = {}
         """Brokers of other organisations."""
-        self.configure(self.settings)
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -179,6 +178,7 @@ class BrokerCore:
         self.returns = Returns(self)
         self.places = Places(self)
         self.subscribing = Subscribing(self)
+        self.configure(self.settings)
         self._restore()
 
     def _restore(self) -> None:
@@ -221,10 +221,10 @@ class BrokerCore:
         locator, subscribing = self.locator, self.subscribing
         self.hand_over, self.release = locator.hand_over, locator.release
         self.adopt, self.take_back = locator.adopt, locator.take_back
-        self.handoff_finished = self.handoffs.handoff_finished
+        self.handoff_finished, self.send_home = self.handoffs.handoff_finished, self.handoffs.send_home
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
-        self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
+        self.way_to, self.divert, self.withdraw = subscribing.way_to, subscribing.divert, subscribing.withdraw
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:
@@ -232,6 +232,7 @@ class BrokerCore:
         self.settings = settings
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
+        self.places.configure(settings.location)
         if self.buffer.limits != settings.queue:
             self.buffer.limits = settings.queue
             for _, queue in self.protocol.stored():
@@ -409,7 +410,10 @@ class BrokerCore:
     def _on_deadline(self) -> None:
         while self.timers and self.timers[0][0] <= self.now:
             _, _, token = heapq.heappop(self.timers)
-            self.protocol.on_deadline(token)
+            if isinstance(token, Dwelling):
+                self.places.dwelt(token)
+            else:
+                self.protocol.on_deadline(token)
 
     def _on_pressed(self, bytes_max: int) -> None:
         """Take from the longest queues what is too much; what was sent already stays."""
@@ -573,12 +577,7 @@ class BrokerCore:
         """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
         here = self.clients.here[client]
         self.handoffs.detach(here, "proclaimed")
-        session = here.session
-        is_known = message.destination in self._next_hops and message.destination not in self.guests
-        if is_known and session is not None:
-            received, owner = message.received, session.owner
-            request = AttachRequest(client, message.destination, 0, -1, received, owner=owner)
-            self.handoffs.session_requested(request)
+        self.handoffs.send_ahead(here, message.destination, message.received)
         self.clients.forget_unused(here)
 
     # --- for those who share this broker's messages and routes ---
@@ -596,6 +595,9 @@ class BrokerCore:
     def own_members(self) -> list[str]:
         """Those of this broker's organisation."""
         return [one for one in self.members if one not in self.guests]
+
+    def is_guest(self, broker: str) -> bool:
+        return broker in self.guests
 
     def hop_of(self, broker: str) -> str | None:
         """The peer towards a broker that can be reached."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from roamcast.protocol.messages import AttachRequest, Cause
+from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Command, Message
 from roamcast.state import State
 
@@ -38,10 +38,9 @@ class Draining:
         broker = self._broker
         if not broker.is_reachable(command.destination):
             return
-        for client, session in list(broker.sessions.items()):
+        for client in list(broker.sessions):
             if client not in broker.attachments:
-                request = AttachRequest(client, command.destination, 0, -1, {}, owner=session.owner)
-                broker.handoffs.session_requested(request)
+                broker.handoffs.send_ahead(broker.clients.here[client], command.destination, {})
         self._tell(broker.id, Emptied())
 
     def on_emptied(self, sender: str, message: Emptied) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from roamcast.broker.session import Attachment, ClientHere, Event, Handoff, Search, Settling
+from roamcast.broker.session import Attachment, ClientHere, Event, Handoff, Holding, Search, Settling
 from roamcast.filters.selector import parse
 from roamcast.protocol.effects import Attached
 from roamcast.protocol.messages import (
@@ -132,7 +132,8 @@ class Handoffs:
             self._broker, here.client, here.came_from, here.attachment is not None,
         )  # fmt: skip
         if is_attached:
-            broker.tell(client, Welcome(session.number, session.accepted))
+            named_next = broker.protocol.named_next(session)
+            broker.tell(client, Welcome(session.number, session.accepted, named_next))
             broker.record(
                 "attached", client=client, broker=broker.id, number=session.number, reason=came_from or None
             )
@@ -192,6 +193,21 @@ class Handoffs:
                 self._let_wait(here, request)
             else:
                 self._depart(here, session, request)
+
+    def send_ahead(self, here: ClientHere, destination: str, received: Mapping[str, int]) -> None:
+        """The session goes to another broker of this organisation, as if that had asked for it."""
+        session, broker = here.session, self._broker
+        is_other = destination != broker.id and broker.is_reachable(destination)
+        if session is not None and is_other and not broker.is_guest(destination):
+            request = AttachRequest(here.client, destination, 0, -1, dict(received), owner=session.owner)
+            self.session_requested(request)
+
+    def send_home(self, client: str, number: int) -> None:
+        here, broker = self._clients.here.get(client), self._broker
+        if here is None or here.holding is not Holding.HELD or here.attachment is not None:
+            return
+        if here.session is not None and here.session.number == number:
+            self.send_ahead(here, broker.protocol.named_next(here.session), {})
 
     def _let_wait(self, here: ClientHere, request: AttachRequest) -> None:
         """The session departs when it has settled; of several that ask for it, the newest gets it."""

@@ -17,6 +17,7 @@ from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.variables import NumberSteps, Variable
 
@@ -266,8 +267,6 @@ def _encode_hook(value: Any) -> Any:
         return value.text
     if isinstance(value, MovementGraph):
         return [[start, value.neighbours(start)] for start in value.locations]
-    if isinstance(value, NumberSteps):
-        return {"steps": (value.fall, value.rise, value.lowest, value.highest)}
     raise TypeError(f"a {type(value).__name__} cannot be journalled")
 
 
@@ -275,7 +274,7 @@ def _decode_hook(wanted: type, value: Any) -> Any:
     if wanted is Filter:
         return parse(value)
     if wanted is Variable and isinstance(value, dict):
-        return NumberSteps(*value["steps"])
+        return Earth(**value) if "step_m" in value else NumberSteps(**value)
     if wanted is Variable:
         edges = [(start, end) for start, ends in value for end in ends]
         return MovementGraph(edges, [start for start, _ in value], one_way=True)

@@ -111,10 +111,13 @@ class Locator:
         if here.departed is not None:
             here.on(Event.FOLLOWED)
             broker.send(here.departed.destination, here.request)
-        elif hello.last_broker and hello.last_broker != broker.id:
+            return
+        trail = broker.protocol.trail_of(hello.client) if broker.protocol.follows_routes else ""
+        asked = trail or hello.last_broker
+        if asked and asked != broker.id:
             here.on(Event.ASKED_ONE)
-            here.asked = hello.last_broker
-            broker.send(hello.last_broker, here.request)
+            here.asked = asked
+            broker.send(asked, here.request)
         else:
             self.ask_everyone(here)
 
@@ -227,6 +230,7 @@ class Locator:
         asking everyone. Others who wait for each other might wait for ever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
+        trail = broker.protocol.trail_of(request.client)
         if not broker.is_reachable(request.broker):
             return  # It was forgotten: a session that went there would be lost.
         if request.broker == broker.id:
@@ -238,6 +242,8 @@ class Locator:
             broker.send(here.asked, msgspec.structs.replace(request, detours=request.detours + 1))
         elif here is not None and here.request is not None and not here.asked and request.deferred:
             here.wait(request)
+        elif trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
+            broker.send(trail, request)
         else:
             broker.send(request.broker, HolderUnknown(request.client, request.connection))
 

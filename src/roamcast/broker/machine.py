@@ -215,6 +215,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         if destination not in self.links.reach.next_hops:
             up = ", ".join(peer for peer, end in self.links.ends.items() if end.is_up)
             raise InputError(f"broker {destination} cannot be reached; links are up to: {up}")
+        if self.broker.is_guest(destination):
+            raise InputError(f"broker {destination} is of another organisation; sessions go there one by one")
 
     # --- inputs that do not come from clients ---
 
@@ -372,6 +374,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         given = GivesBack(subscription.group, subscription.filter, client, burst)
         self.front.inputs.append(CommandGiven(given))
 
+    def with_zones(self, filter: Filter) -> Filter:
+        return self.broker.places.with_zones(filter)
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         return self.broker.places.refusal_of_filter(filter, client)
 
@@ -380,7 +385,7 @@ class BrokerMachine(MachineBase[ClientFront]):
 
 
 def _broker_settings(settings: MachineSettings) -> CoreSettings:
-    """The broker's own, with the movement graph made of its text."""
-    if not (settings.movement_graph or settings.states):
+    """The broker's own, with what is known of locations made of its text."""
+    if not (settings.movement_graph or settings.states or settings.position_step_m or settings.zones):
         return settings.broker
     return msgspec.structs.replace(settings.broker, location=settings.location())

@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from roamcast.broker.fences import Dwelling, Fences
 from roamcast.broker.session import ClientHere, Handoff, Waiting
 from roamcast.errors import InputError
+from roamcast.filters.expression import Own
 from roamcast.filters.filter import Filter, Value
+from roamcast.filters.geography import read_geojson
 from roamcast.filters.own import bind, owner_of
 from roamcast.filters.selector import parse
+from roamcast.filters.zones import with_zones
 from roamcast.protocol.messages import About, Message, Probe, RequestRefused, SubscriptionSettled, client_of
 from roamcast.protocol.notification import encode_attributes
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location import pace
+from roamcast.routing.location.settings import LocationSettings
 from roamcast.state import State
 
 if TYPE_CHECKING:
@@ -57,18 +62,47 @@ class RoundTrip:
 
 
 class Places:
-    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"))
+    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"), derived=("_zones", "_fences"))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._settings = broker.settings.location
         self._settings.check()
         self._round_trips: dict[str, RoundTrip] = {}
+        self._restore()
+
+    def _restore(self) -> None:
+        settings = self._settings
+        self._zones = {name: read_geojson(shape) for name, shape in settings.zones.items()}
+        self._fences = Fences(self._broker, self._zones, settings.dwell_s, settings.hysteresis_m)
+
+    def configure(self, location: LocationSettings) -> None:
+        """Other zones from now on. What is subscribed to keeps those that it was made with."""
+        settings = self._settings
+        changed = msgspec.structs.replace(
+            settings, zones=location.zones, dwell_s=location.dwell_s, hysteresis_m=location.hysteresis_m
+        )
+        if changed != settings:
+            self._settings = changed
+            self._restore()
+
+    def dwelt(self, token: Dwelling) -> None:
+        here = self._broker.clients.here.get(token.client)
+        if here is not None and here.session is not None:
+            self._fences.dwelt(here.session, token, _value(here.session, "location"))
 
     # --- what cannot be ---
 
+    def with_zones(self, filter: Filter) -> Filter:
+        """The filter with the zones themselves instead of their names; InputError if one is not known."""
+        return with_zones(filter, self._zones)
+
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         """Why a client may not subscribe to a filter on its own state; "" if it may."""
+        try:
+            with_zones(filter, {})  # Those that are known have been put in.
+        except InputError as error:
+            return str(error)
         if not filter.own:
             return ""
         if owner_of(filter):
@@ -79,6 +113,8 @@ class Places:
         for condition in filter.own:
             if condition.variable not in self._settings.variables:
                 return self._unknown(condition.variable)
+            if condition.is_metric is not self._settings.variables[condition.variable].is_metric:
+                return self._wrong_distance(condition)
         try:
             bind(filter, client)
         except InputError as error:
@@ -96,6 +132,12 @@ class Places:
             except InputError as error:
                 return str(error)
         return ""
+
+    @staticmethod
+    def _wrong_distance(condition: Own) -> str:
+        if condition.is_metric:
+            return f"{condition.text()}: locations have names here; valid is a number of steps, without unit"
+        return f"{condition.text()}: locations are positions here; valid is a distance, as WITHIN 500 M OF"
 
     def _unknown(self, variable: str) -> str:
         known = ", ".join(sorted(self._settings.variables)) or "none"
@@ -143,6 +185,8 @@ class Places:
         )  # fmt: skip
         session.places_number += 1
         broker.router.locate(_whereabouts(session), "subscribe")
+        if "location" in values:
+            self._fences.moved(session, values["location"])
 
     def _announce(self, here: ClientHere, session: Session, waiting: Waiting) -> None:
         """Say that the client will be elsewhere; it is when everyone knows."""
@@ -205,6 +249,8 @@ class Places:
 
     def session_is_here(self, here: ClientHere) -> None:
         """After that: find out when they do."""
+        if here.session is not None and here.session.zones:
+            self._fences.arrived(here.session)
         if here.announced is not None and not here.announced.values:
             self._broker.router.settle("handoff", Announced(here.client, here.announced.number))
 

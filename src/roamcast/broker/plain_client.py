@@ -50,8 +50,8 @@ class Client:
     """One client. Its effects go to the broker it is attached to: `sends` names that broker."""
 
     __slots__ = (
-        "_last_broker", "_names_last_broker", "_now", "_out", "_requests", "_sequence", "_unaccepted",
-        "broker", "id", "moves", "received", "refused", "settled", "welcomed",
+        "_last_broker", "_named_next", "_names_last_broker", "_now", "_out", "_requests", "_sequence",
+        "_unaccepted", "broker", "id", "moves", "received", "refused", "settled", "welcomed",
     )  # fmt: skip
 
     def __init__(self, id: str, names_last_broker: bool = True) -> None:
@@ -67,6 +67,8 @@ class Client:
         """Requests that could not be carried out, and why."""
         self._names_last_broker = names_last_broker
         self._last_broker = ""
+        self._named_next = ""
+        """The broker to name at the next attach: where it was last, unless that named another."""
         self._requests = 0
         self._unaccepted: list[Request] = []
         self._sequence = 0
@@ -119,11 +121,13 @@ class Client:
                 self.id,
                 self.moves,
                 dict(self.received),
-                self._last_broker if self._names_last_broker else "",
+                self._named_next if self._names_last_broker else "",
                 fresh=self.moves == 0,
             )
         )
         self._record("moved", reason=self._last_broker or None)
+        if self._named_next == self._last_broker:
+            self._named_next = broker
         self._last_broker = broker
         self._gather_moves()
         # Requests may follow at once: the broker keeps them until the session is there.
@@ -187,8 +191,9 @@ class Client:
 
     def _on_message(self, message: Said) -> None:
         match message:
-            case Welcome(number, accepted):
+            case Welcome(number, accepted, named_next):
                 self.welcomed = True
+                self._named_next = named_next
                 self._forget_accepted(accepted)
                 self._record("attached", number=number)
             case Accepted(request):

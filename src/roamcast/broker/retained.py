@@ -17,6 +17,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.server.delivering import is_expired
 from roamcast.mqtt.server.marks import QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
+from roamcast.mqtt.server.sessions import client_of
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Area, Burst, Command, Message, encode_attributes
 from roamcast.state import State
@@ -188,7 +189,7 @@ class RetainedMessages:
         for topic in self._candidates(filter.expression):
             one = self._kept[topic]
             assert one.body is not None
-            if command.no_local and one.publisher == command.client:
+            if command.no_local and one.publisher == client_of(command.client):
                 continue
             attributes = encode_attributes({TOPIC: topic})
             self._recalled += 1

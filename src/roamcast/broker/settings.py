@@ -11,6 +11,7 @@ from roamcast.broker.links.rules import PeerRules
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mobility.moving.mobile import MobileSettings
 from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import parse_movement_graph
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps, Variable
@@ -44,6 +45,14 @@ class MachineSettings(msgspec.Struct, frozen=True):
     endpoint: EndpointSettings = EndpointSettings()
     movement_graph: str = ""
     """The text of the movement graph, for filters that depend on where the client is; "" allows none."""
+    position_step_m: float = 0.0
+    """Locations are positions on the earth, and a client gets no farther from one report to the next; 0: they
+    are not."""
+    zones: tuple[tuple[str, str], ...] = ()
+    """Regions that filters may call by name: the name, and GeoJSON."""
+    dwell_s: float = 0.0
+    hysteresis_m: float = 0.0
+    """Of geofences (see `routing.location.settings`)."""
     states: tuple[StateSettings, ...] = ()
     stay_s: float | None = None
     """How long clients keep a location, or another state, at least; None: learnt from the changes of each."""
@@ -61,4 +70,9 @@ class MachineSettings(msgspec.Struct, frozen=True):
         states = {state.name: state.variable() for state in self.states}
         if self.movement_graph:
             states["location"] = parse_movement_graph(self.movement_graph)
-        return LocationSettings(states, self.stay_s, self.stay_first_s)
+        elif self.position_step_m:
+            states["location"] = Earth(self.position_step_m)
+        return LocationSettings(
+            states, self.stay_s, self.stay_first_s, zones=dict(self.zones), dwell_s=self.dwell_s,
+            hysteresis_m=self.hysteresis_m,
+        )  # fmt: skip

@@ -57,8 +57,8 @@ class Group:
     __state__ = State(
         "group",
         saved=(
-            "members", "there", "turn", "is_settled", "asking", "waiting", "heir", "last", "former", "unseen",
-            "left",
+            "members", "there", "moving", "turn", "is_settled", "asking", "waiting", "heir", "last", "former",
+            "unseen", "left",
         ),
         derived=("fleeting_turn",),
     )  # fmt: skip
@@ -68,6 +68,9 @@ class Group:
         """Each of them with the broker of its session."""
         self.there: dict[str, None] = {}
         """Those of them that are connected."""
+        self.moving: dict[str, None] = {}
+        """Members whose sessions are on their way: the broker where one arrives says so. While there are any,
+        the group does not end, and keeps what waits."""
         self.turn = 0
         self.is_settled = False
         self.asking: dict[str, str] = {}
@@ -172,6 +175,7 @@ class SharedSubscriptions:
         key = (message.group, message.filter)
         group = self._groups.get(key) or self._begin(key, Group())
         group.members[message.client] = message.broker
+        group.moving.pop(message.client, None)
         group.left.pop((message.client, message.broker), None)
         if message.is_there:
             group.there[message.client] = None
@@ -191,9 +195,10 @@ class SharedSubscriptions:
             return
         if group.former:
             group.left[message.client, message.broker] = None
+        group.moving.pop(message.client, None)
         if group.members.get(message.client) == message.broker:
             self._remove(group, message.client)
-            self._end_if_empty(key, group)
+        self._end_if_empty(key, group)
 
     def _remove(self, group: Group, client: str) -> None:
         del group.members[client]
@@ -214,7 +219,7 @@ class SharedSubscriptions:
         self._broker.router.unsubscribe(_collector(key), parse(key[1]), _name(key), "subscribe")
 
     def _end_if_empty(self, key: Key, group: Group) -> None:
-        if not (group.members or group.former or group.heir):
+        if not (group.members or group.moving or group.former or group.heir):
             self._end(key)
 
     def on_settled(self, key: Key) -> None:
@@ -279,9 +284,11 @@ class SharedSubscriptions:
 
     def on_deliver(self, sender: str, message: GroupDeliver) -> None:
         broker, burst, client = self._broker, _marked(message.burst), message.client
+        takes_part = self._takes_part(message)
         if burst.is_fleeting:
-            broker.tell(client, Deliver("", 0, burst))
-        elif not self._takes_part(message) or not broker.enqueue(client, burst):
+            if takes_part:
+                broker.tell(client, Deliver("", 0, burst))
+        elif not takes_part or not broker.enqueue(client, burst):
             back = GroupReturn(message.group, message.filter, client, broker.id, burst)
             broker.send(self.owner_of(message.group, message.filter), back)
 
@@ -300,6 +307,8 @@ class SharedSubscriptions:
             return  # Everyone has left it.
         if group.members.get(message.client) == message.broker:
             self._remove(group, message.client)
+            if not message.is_over:
+                group.moving[message.client] = None
         if message.is_over:
             self._end_if_empty(key, group)
         if key in self._groups:
@@ -332,7 +341,9 @@ class SharedSubscriptions:
         if group is None or group.heir != sender:
             return
         self._end(key)
-        over = GroupOver(*key, group.members, tuple(group.there), group.last, tuple(group.waiting))
+        over = GroupOver(
+            *key, group.members, tuple(group.there), group.last, tuple(group.waiting), tuple(group.moving)
+        )
         self._broker.send(sender, over)
         for client, broker in group.asking.items():
             self._broker.send(sender, GroupJoin(*key, client, broker, client in group.there, asks=True))
@@ -346,6 +357,8 @@ class SharedSubscriptions:
                 if client in message.there:
                     group.there[client] = None
         group.waiting += message.waiting
+        known = dict.fromkeys((*group.members, *(client for client, _ in group.left)))
+        group.moving.update((client, None) for client in message.moving if client not in known)
         if group.former == sender:
             self._take_over(key, group, message.last)
         self._hand_out_waiting(key, group)
@@ -372,6 +385,8 @@ class SharedSubscriptions:
         for key, group in list(self._groups.items()):
             for client in [client for client, broker in group.members.items() if broker in lost]:
                 self._remove(group, client)
+            if lost:
+                group.moving = {}  # Their sessions may be lost. Those that arrive say so.
             if group.heir in lost:
                 group.heir, group.last = "", {}
             if group.former in lost:

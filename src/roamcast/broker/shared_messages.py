@@ -108,6 +108,8 @@ class GroupOver(Message, frozen=True):
     last: dict[str, tuple[int, int]]
     """Of each publisher what was handed out last: incarnation and number."""
     waiting: tuple[Burst, ...]
+    moving: tuple[str, ...] = ()
+    """Members whose sessions are on their way."""
     cause: ClassVar[Cause] = "subscribe"
     area: ClassVar[Area] = "groups"
 

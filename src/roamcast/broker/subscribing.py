@@ -6,7 +6,7 @@ clients wrote them; one on a client's own state is bound to its client here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from roamcast.broker.issues import IssueTimes
@@ -98,6 +98,9 @@ class Subscribing:
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
     ) -> str | Owner | None:
         return self._router.direction(self._filters(subscriptions, client), subscriber)
+
+    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
+        return self._router.way_to(is_theirs)
 
     def divert(
         self,

@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
         (broker, "broker --against mosquitto,amqtt --out figures"),
         (handoff, "handoff --rounds 100"),
         (chaos, "chaos --seconds 60 --seed 7"),
+        (attack, "attack --only silent-tls --only non-readers-qos-0"),
         (location, "location --subscriptions 10000"),
         (pipeline, "pipeline"),
         (radio, "radio --brokers 32"),
@@ -394,6 +395,67 @@ def chaos(
         where = f"logs and journals are in {result['folder']}"
         print(f"a promise was broken with seed {seed}; {where}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def attack(
+    only: Annotated[
+        list[str] | None, typer.Option(help="An attack; once for each. [default: all; --list shows them]")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600.0, help="How long each attack lasts.")] = 5.0,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The broker's configuration; its listeners, peers and users are replaced."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the broker. Repeatable."),
+    ] = None,
+    sync: Annotated[Sync, typer.Option(help="How the journal is synced.")] = Sync.PROCESS,
+    seed: Annotated[int, typer.Option(min=0, help="What random bytes are drawn from.")] = 1,
+    list_: Annotated[bool, typer.Option("--list", help="Show the attacks and exit.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a broker process on loopback, and show what honest clients beside the attack noticed.
+
+    Exit code 1 if an honest client lost a message, waited for more than 100 ms or did not get in, or if the
+    broker took more memory than 1.5 times its quotas.
+    """
+    from roamcast.bench.attack import run as benchmark
+    from roamcast.bench.attack.table import ATTACKS
+
+    if list_:
+        rows = [{"attack": one.name, "what": one.what} for one in ATTACKS.values()]
+        show_cases({"cases": rows}, "bench attack", as_json)
+        return
+    names = check_names("--only", only or ATTACKS, ATTACKS)
+    with progress("attacking") as report, failing_plainly():
+        result = benchmark.run(
+            names, seconds=seconds, sync=sync.value, config=config, settings=set_ or (), seed=seed,
+            progress=report,
+        )  # fmt: skip
+    if as_json:
+        emit_json(result)
+    else:
+        show_attacks(result)
+    if not result["holds"]:
+        raise typer.Exit(1)
+
+
+def show_attacks(result: dict[str, Any]) -> None:
+    columns = [
+        "attack", "ping_p99_ms", "ping_worst_ms", "own_late_ms", "lost", "connect_worst_ms",
+        "connect_failed", "healthz_worst_ms", "healthz_failed", "memory_mb_before", "memory_mb_peak",
+        "memory_mb_max", "holds",
+    ]  # fmt: skip
+    table_of(result["cases"], "bench attack: what honest clients noticed", columns)
+    for case in result["cases"]:
+        did = ", ".join(f"{count} {what}" for what, count in case["did"].items())
+        print(f"{case['attack']}: {case['what']} ({did})")
+        for line in case["said"]:
+            print(f"  the broker said: {line}")
+        for why in case["why"]:
+            print(f"  does not hold: {why}")
+    show_skipped(result)
 
 
 @contextmanager

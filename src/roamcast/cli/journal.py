@@ -1,4 +1,4 @@
-"""`roamcast journal`: what is in a broker's journal, and whether it is whole."""
+"""`roamcast journal`: what is in a broker's journal, whether it is whole, and how to repair it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXIT_DAMAGED = 1
 
 VERIFY = "roamcast journal verify site-a/journal"
+REPAIR = "roamcast journal repair site-a/journal"
 SHOW = "roamcast journal show site-a/journal --from 1000 --limit 20"
 
 Folder = Annotated[
@@ -30,9 +31,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group("Look into a broker's journal; nothing is changed.", examples=[VERIFY, SHOW])
+    group = new_group("Look into a broker's journal, or repair it.", examples=[VERIFY, SHOW, REPAIR])
     app.add_typer(group, name="journal")
     group.command("verify", epilog=show_examples(VERIFY, f"{VERIFY} --json"))(verify)
+    group.command("repair", epilog=show_examples(REPAIR, f"{REPAIR} --accept-loss"))(repair)
     group.command("show", epilog=show_examples(SHOW, "roamcast journal show site-a --json"))(show)
 
 
@@ -53,6 +55,40 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     else:
         print_report(report)
     if not report.is_sound:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def repair(
+    folder: Folder,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Give up the missing entries; without it nothing changes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a damaged journal usable again: keep the entries before the damage, and give up the rest.
+
+    Without --accept-loss the command says what would be lost and ends with exit code 1. After a repair peers
+    may refuse the broker, because they remember more of its history ('roamcast broker accept-history').
+    """
+    from roamcast.storage import repair as repairing
+    from roamcast.storage.inspection import find_journal
+
+    with reading(folder):
+        place = find_journal(folder)
+        loss = repairing.repair(place) if accept_loss else repairing.find_loss(place)
+    if as_json:
+        told = {} if loss is None else {**loss._asdict(), "entries": loss.entries}
+        emit_json({"folder": str(place), "damaged": loss is not None, "repaired": accept_loss, **told})
+    elif loss is None:
+        print("nothing to repair")
+    else:
+        print(loss.damage)
+        lost = count(loss.entries, "acknowledged entry", "acknowledged entries")
+        print(f"{'kept' if accept_loss else 'would keep'}: entries up to {loss.last_kept}")
+        print(f"{'given up' if accept_loss else 'would give up'}: {lost}, and what came later")
+        if not accept_loss:
+            print("nothing was changed; --accept-loss does it", file=sys.stderr)
+    if loss is not None and not accept_loss:
         raise typer.Exit(EXIT_DAMAGED)
 
 

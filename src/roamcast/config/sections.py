@@ -52,6 +52,7 @@ Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1024)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Stay = Annotated[float, Meta(ge=0, le=31_536_000)]
+Distance = Annotated[float, Meta(gt=0, le=20_000_000)]
 Change = Annotated[float, Meta(ge=0, le=1e12)]
 Bound = Annotated[float, Meta(ge=-1e12, le=1e12)]
 VariableName = Annotated[
@@ -421,7 +422,16 @@ class Location(Section, frozen=True):
     """Logical mobility: filters that depend on where the client is; the same at every broker."""
 
     movement_graph: PathText = ""
-    """The file of the movement graph; empty allows no filters on myloc."""
+    """The file of the movement graph; empty allows no filters on myloc, but for positions."""
+    position_step_m: Distance | None = None
+    """Locations are positions on the earth: how many metres a client may get between two of its reports;
+    "none": they are names."""
+    zones: PathText = ""
+    """A GeoJSON file of polygons, each with a property "name": filters may say INSIDE 'that name'."""
+    zone_dwell_s: Stay = 0.0
+    """How long a client must have been in a zone before $roamcast/zones/NAME/enter is published."""
+    zone_hysteresis_m: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    """How far outside a zone a client must be before $roamcast/zones/NAME/leave is published."""
     stay_s: Stay | None = None
     """How long clients stay at a location at least; "none" learns it from the moves of each."""
     stay_first_s: Stay = 1.0

@@ -18,6 +18,7 @@ from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.loading import Program, Warn, check_secret
 from roamcast.config.private_files import check_readable
 from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection
+from roamcast.daemon.settings import read_zones
 from roamcast.errors import InputError, did_you_mean
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
 from roamcast.mobility.moving.mobile import MobileProtocol
@@ -74,7 +75,14 @@ def check(config: Config, warn: Warn) -> None:
 def check_location(location: Location) -> None:
     if location.movement_graph:
         check_readable(location.movement_graph, "location.movement_graph")
-    names: dict[str, None] = {"location": None} if location.movement_graph else {}
+    if location.movement_graph and location.position_step_m is not None:
+        raise InputError("location: give movement_graph (locations are names) or position_step_m, not both")
+    if location.zones:
+        check_readable(location.zones, "location.zones")
+        read_zones(location.zones)
+    names: dict[str, None] = {}
+    if location.movement_graph or location.position_step_m is not None:
+        names["location"] = None
     for number, state in enumerate(location.states):
         key = f"location.state.{number}"
         if state.name in names:
@@ -260,7 +268,7 @@ def check_mobile(config: Config) -> None:
         config.election.check()
     except InputError as error:
         raise InputError(f"election: {error}") from None
-    if config.location.movement_graph or config.location.states:
+    if config.location != Location():
         raise InputError(
             f"location: {mobility.protocol} does not offer filters on the client's own state; leave it out"
         )

@@ -32,8 +32,8 @@ from roamcast.broker.inputs import (
 )
 from roamcast.broker.links.end import KEPT_BYTES_MAX
 from roamcast.broker.seeking import IsHere
+from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
-from roamcast.daemon.slow_time import SlowTime, seconds_until
 from roamcast.errors import InputError
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
@@ -98,7 +98,7 @@ class Engine:
         output: Output,
         records: Callable[[list[Row]], None] | None = None,
         kept_bytes_max: int = KEPT_BYTES_MAX,
-        clock: Callable[[], float] = time.time,
+        clock: BrokerClock | None = None,
         on_failure: OnFailure = _raise,
     ) -> None:
         self.site = site
@@ -109,12 +109,11 @@ class Engine:
         self.pressure = Pressure(site, output.hold, output.release, kept_bytes_max)
         self._output = output
         self._records = records
-        self._clock = clock
+        self.clock = clock or BrokerClock(max(time.time(), site.endpoint.now))
         self._on_failure = on_failure
         self._has_failed = False
         """True once `step` has raised: the site is in no state that anybody may see."""
         self._now = site.endpoint.now
-        self._slow_time = SlowTime()
         self._pending: list[MachineInput] = []
         self._held: MachineEffects | None = None
         """What a turn wanted that is not in the journal yet."""
@@ -187,9 +186,9 @@ class Engine:
         self._idle_since_s = monotonic()
 
     def _step(self, inputs: list[MachineInput]) -> MachineEffects:
-        # A clock may be set back; the site's time never goes back, and never stands still.
-        now = self._clock()
-        self._now = now if now > self._now else self._slow_time.after(self._now)
+        now = self.clock()
+        if now > self._now:
+            self._now = now
         self.turns += 1
         try:
             return self.site.step(self._now, inputs)
@@ -366,8 +365,7 @@ class Engine:
             self._timer = None
         self._deadline = deadline
         if deadline is not None:
-            wait_s = seconds_until(deadline, self._now, self._clock())
-            self._timer = self._loop.call_later(wait_s, self._on_timer)
+            self._timer = self._loop.call_later(self.clock.seconds_until(deadline), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = self._deadline = None

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +28,7 @@ from roamcast.broker.inputs import (
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
+from roamcast.daemon.clock import resume_clock, save_reading
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
@@ -57,6 +59,8 @@ log = logging.getLogger("roamcast")
 SWEEP_S = 1.0
 PACKETS_PER_TURN = 4096
 """What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
+SAVE_CLOCK_S = 60.0
+"""How often the broker's time is written down for the next start."""
 FAREWELL_S = 2.0
 """How long clients may take to read their last bytes."""
 
@@ -82,6 +86,7 @@ class Server:
         self.kept_out = fail_stop.kept_out
         self.engine = Engine(
             site, journal, self, records, config.link.unacknowledged_bytes_max,
+            clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
@@ -120,6 +125,7 @@ class Server:
         self.engine.push(Started(site_settings(self.config)))
         self.engine.push(RulesChanged(self.config.access_rules))
         self.engine.turn()
+        self._save_clock()
         await self.operations.start()
         await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
@@ -216,6 +222,7 @@ class Server:
         self.operations.stop()
         await self.linking.stop()
         self.engine.stop()
+        self._save_clock()
         log.info("broker %s has stopped", self.config.id)
 
     def _farewell(self, client: ClientConnection, reason: Reason) -> bytes:
@@ -229,9 +236,13 @@ class Server:
 
     async def _sweep(self) -> None:
         """Close connections that have been silent for too long."""
+        saved_at = time.monotonic()
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            if now - saved_at >= SAVE_CLOCK_S:
+                saved_at = now
+                self._save_clock()
             limit = self.config.quotas.buffered_bytes_max
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
@@ -248,6 +259,9 @@ class Server:
                         # Whether it takes note of the end or not, to the site it is gone now.
                         self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
+
+    def _save_clock(self) -> None:
+        save_reading(Path(self.config.data), self.engine.clock.reading())
 
     # --- connections (see clients.Door) ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -10,6 +11,8 @@ from roamcast.broker.core import CoreSettings
 from roamcast.broker.links.rules import PeerRules
 from roamcast.broker.settings import MachineSettings, StateSettings
 from roamcast.config.sections import Config, Peer, StateSection
+from roamcast.errors import InputError
+from roamcast.filters.geography import NamedZone, read_geojson
 from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.mobility.base import Settings
 from roamcast.mqtt.server.endpoint import EndpointSettings
@@ -54,6 +57,10 @@ def site_settings(config: Config) -> MachineSettings:
             serves_unreachable=mobility.unreachable == "serve",
         ),
         movement_graph=_read_graph(config.location.movement_graph),
+        position_step_m=config.location.position_step_m or 0.0,
+        zones=read_zones(config.location.zones),
+        dwell_s=config.location.zone_dwell_s,
+        hysteresis_m=config.location.zone_hysteresis_m,
         states=tuple(_read_state(state) for state in config.location.states),
         stay_s=config.location.stay_s,
         stay_first_s=config.location.stay_first_s,
@@ -94,3 +101,38 @@ def _read_graph(path: str) -> str:
     text = Path(path).read_text(encoding="utf-8")
     parse_movement_graph(text, path)  # Says in one line what is wrong with it.
     return text
+
+
+def read_zones(path: str) -> tuple[tuple[str, str], ...]:
+    """The zones of a GeoJSON file: the name of each, and its polygon."""
+    if not path:
+        return ()
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=_Features)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"location.zones: {path}: is not a GeoJSON FeatureCollection: {error}") from None
+    zones: dict[str, str] = {}
+    for number, feature in enumerate(found.features):
+        name = feature.properties.get("name")
+        where = f"location.zones: {path}: features.{number}"
+        if not isinstance(name, str) or not name:
+            raise InputError(f'{where}: has no "name" among its properties')
+        if any(character in name for character in "/+#\0"):
+            raise InputError(f"{where}: name {name!r}: a level of a topic; valid is one without / + #")
+        if name in zones:
+            raise InputError(f"{where}: there is another zone with the name {name!r}")
+        try:
+            NamedZone(name)
+            zones[name] = read_geojson(msgspec.json.encode(feature.geometry)).shape
+        except InputError as error:
+            raise InputError(f"{where} ({name}): {error}") from None
+    return tuple(zones.items())
+
+
+class _Feature(msgspec.Struct):
+    geometry: dict[str, Any]
+    properties: dict[str, Any]
+
+
+class _Features(msgspec.Struct):
+    features: list[_Feature]

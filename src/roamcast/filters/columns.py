@@ -11,6 +11,7 @@ from functools import partial
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.expression import Attributes
 from roamcast.filters.patterns import TopicPattern
+from roamcast.filters.region_index import RegionIndex
 from roamcast.filters.values import FALSE, TRUE, ValueSet, number_points, string_points
 
 # Python takes True and 1 for the same dictionary key.
@@ -50,17 +51,22 @@ class Bucket:
 class Column:
     """All that the index knows about one attribute alone."""
 
-    __slots__ = ("_equal", "_topics")
+    __slots__ = ("_equal", "_regions", "_topics")
 
     def __init__(self) -> None:
         self._equal: dict[object, Bucket] = {}
         self._topics: TopicTree | None = None
+        self._regions: RegionIndex | None = None
 
     def add(self, number: int, values: ValueSet, check: Predicate | None) -> Callable[[], None]:
-        """Enter a list of values or a topic filter; returns how to take it out.
+        """Enter a list of values, a topic filter or a region; returns how to take it out.
 
         With a `check` there are further conditions: the filter is asked where this one is met.
         """
+        if values.region is not None and (values.region_exact or check is not None):
+            if self._regions is None:
+                self._regions = RegionIndex()
+            return self._regions.add(number, values.region, check)
         points = points_of(values)
         if points is None:
             assert values.topic is not None
@@ -86,7 +92,7 @@ class Column:
         return 0 if bucket is None else len(bucket.checks)
 
     def __bool__(self) -> bool:
-        return bool(self._equal or self._topics)
+        return bool(self._equal or self._topics or self._regions)
 
     def collect(self, value: object, attributes: Attributes, found: list[int]) -> None:
         if self._equal and value is not None:
@@ -96,6 +102,8 @@ class Column:
                 bucket.collect(attributes, found)
         if value.__class__ is str and self._topics is not None:
             self._topics.collect(str(value), attributes, found)
+        if value.__class__ is str and self._regions is not None:
+            self._regions.collect(str(value), attributes, found)
 
     def _remove_points(self, number: int, points: list[object]) -> None:
         for point in points:
@@ -110,7 +118,8 @@ class Column:
 
 def is_looked_up(values: ValueSet) -> bool:
     """Whether a column can hold exactly this set."""
-    return points_of(values) is not None or (values.topic is not None and values.topic_exact)
+    is_named = (values.topic is not None and values.topic_exact) or values.region_exact
+    return is_named or points_of(values) is not None
 
 
 def points_of(values: ValueSet) -> list[object] | None:

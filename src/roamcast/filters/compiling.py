@@ -20,6 +20,7 @@ from roamcast.filters.expression import (
     Constant,
     Expression,
     In,
+    Inside,
     IsNull,
     Like,
     Matches,
@@ -27,6 +28,7 @@ from roamcast.filters.expression import (
     Own,
     Value,
 )
+from roamcast.filters.geography import NamedZone, Outside, Region
 from roamcast.filters.patterns import LikePattern, Pattern, Wild
 
 Predicate = Callable[[Attributes], bool]
@@ -133,6 +135,11 @@ def compile_predicate(expression: Expression) -> Predicate:
             return _like(name, pattern, negative)
         case Matches(name, topic, negative):
             return _search(name, topic, negative)
+        case Inside(name, region, negative):
+            if isinstance(region, NamedZone):
+                return lambda a: False  # Nobody has said yet what it is.
+            # What is no position is neither inside nor outside.
+            return _search(name, Outside(region) if negative else region, False)
         case IsNull(name, negative):
             if negative:
                 return lambda a: a.get(name) is not None
@@ -189,6 +196,6 @@ def _like(name: str, pattern: LikePattern, negative: bool) -> Predicate:
     return test
 
 
-def _search(name: str, pattern: Pattern, negative: bool) -> Predicate:
+def _search(name: str, pattern: Pattern | Region, negative: bool) -> Predicate:
     test: Predicate = _STRING_TESTS["NOT PATTERN" if negative else "PATTERN"](name, pattern.search)
     return test

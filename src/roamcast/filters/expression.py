@@ -8,9 +8,10 @@ left can be evaluated with plain two-valued logic, because without a NOT
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from roamcast.filters.geography import Region, metres_text
 from roamcast.filters.patterns import LikePattern, TopicPattern
 
 Value = str | int | float | bool
@@ -162,6 +163,18 @@ class Matches(_Test):
 
 
 @dataclass(frozen=True, slots=True)
+class Inside(_Test):
+    """The attribute is a position, and lies in this region."""
+
+    name: str
+    region: Region
+    negative: bool = False
+
+    def text(self) -> str:
+        return self._text(self.region.text)
+
+
+@dataclass(frozen=True, slots=True)
 class IsNull(_Test):
     name: str
     negative: bool = False
@@ -184,6 +197,8 @@ class Own(Expression):
     owner: str = ""
     within: int | float = 0
     negative: bool = False
+    is_metric: bool = False
+    """Whether `within` counts metres on the earth; else it counts steps, or is a difference of numbers."""
 
     def text(self) -> str:
         variable = "myloc" if self.variable == "location" else f"my.{self.variable}"
@@ -191,7 +206,10 @@ class Own(Expression):
             variable += f"({string_text(self.owner)})"
         if self.operator != "IN":
             return f"{name_text(self.name)} {self.operator} {variable}"
-        relation = f"WITHIN {value_text(self.within)} OF" if self.within else "IN"
+        if self.is_metric:
+            relation = f"WITHIN {metres_text(self.within)} M OF"
+        else:
+            relation = f"WITHIN {value_text(self.within)} OF" if self.within else "IN"
         return f"{name_text(self.name)} {'NOT ' if self.negative else ''}{relation} {variable}"
 
     def negated(self) -> Expression:
@@ -240,7 +258,7 @@ def names_of(expression: Expression) -> frozenset[str]:
     if isinstance(expression, Own):
         # It speaks about more than the attribute, and a condition on that alone cannot replace it.
         return frozenset((expression.name, own_mark(expression)))
-    assert isinstance(expression, Compare | Between | In | Like | Matches | IsNull)
+    assert isinstance(expression, Compare | Between | In | Like | Matches | Inside | IsNull)
     return frozenset((expression.name,))
 
 
@@ -254,6 +272,15 @@ def own_conditions(expression: Expression) -> tuple[Own, ...]:
     if isinstance(expression, And | Or):
         return tuple(one for child in expression.children for one in own_conditions(child))
     return (expression,) if isinstance(expression, Own) else ()
+
+
+def mapped(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
+    """The same with other leaves."""
+    if isinstance(expression, And):
+        return conjunction(mapped(child, change) for child in expression.children)
+    if isinstance(expression, Or):
+        return disjunction(mapped(child, change) for child in expression.children)
+    return change(expression)
 
 
 def conjunction(children: Iterable[Expression]) -> Expression:
@@ -310,12 +337,17 @@ def membership(name: str, values: Iterable[Value]) -> Expression:
 
 
 def own(
-    name: str, operator: str, variable: str, owner: str = "", within: int | float = 0
+    name: str,
+    operator: str,
+    variable: str,
+    owner: str = "",
+    within: int | float = 0,
+    is_metric: bool = False,
 ) -> Expression:
     """Being equal to one value is being in the set of it; at first a variable has one."""
     if operator in ("=", "<>"):
         return Own(name, "IN", variable, owner, 0, operator == "<>")
-    return Own(name, operator, variable, owner, canonical_number(within))
+    return Own(name, operator, variable, owner, canonical_number(within), is_metric=is_metric)
 
 
 def like(name: str, pattern: LikePattern) -> Expression:

@@ -2,6 +2,7 @@
 
 A filter is a union of boxes (covering.py). Each box is entered in one place:
 
+- a box with a region, in the column of that attribute: few others are there;
 - a box with one attribute, in that attribute's column if it lists values or is a
   topic filter, else in a table of the boxes with this attribute alone;
 - a box with several attributes, in the table of such boxes as long as that is small;
@@ -148,8 +149,11 @@ class FilterIndex(Generic[K]):
         """Put a box where it belongs; returns how to take it out again."""
         name = next(iter(box)) if len(box) == 1 else None
         table, spot, check = self._tables.get(name), None, None
+        region = next((name for name, values in box.items() if values.region is not None), None)
         if name is not None and is_looked_up(box[name]):
             spot = name
+        elif region is not None:
+            spot, check = region, predicate
         elif name is None and table is not None and not table.has_room():
             spot, check = self._quiet_spot(box), predicate
         if spot is not None:

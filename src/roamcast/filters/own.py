@@ -16,20 +16,20 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from roamcast.filters.expression import (
-    And,
     Constant,
     Expression,
+    Inside,
     IsNull,
-    Or,
     Own,
     Value,
     between,
     comparison,
-    conjunction,
     disjunction,
+    mapped,
     membership,
 )
 from roamcast.filters.filter import Filter
+from roamcast.filters.geography import Region
 
 BINDINGS_KEPT = 65_536
 INSTANCE_LENGTH_MAX = 64 * 1024 * 1024
@@ -43,6 +43,13 @@ class Values(NamedTuple):
     is_exact: bool = False
 
 
+class Around(NamedTuple):
+    """It, or what is near it, lies in one of these regions."""
+
+    regions: tuple[Region, ...]
+    is_exact: bool = False
+
+
 class Span(NamedTuple):
     """It is a number between these two."""
 
@@ -51,7 +58,7 @@ class Span(NamedTuple):
     is_exact: bool = False
 
 
-Possible = Values | Span | None
+Possible = Values | Span | Around | None
 """What a variable may be; None is anything, and no values are nothing at all."""
 
 NOTHING = Values(())
@@ -86,14 +93,7 @@ def widest(filter: Filter) -> Filter:
 
 
 def _mapped(expression: Expression, change: Callable[[Own], Expression]) -> Expression:
-    match expression:
-        case And():
-            return conjunction(_mapped(child, change) for child in expression.children)
-        case Or():
-            return disjunction(_mapped(child, change) for child in expression.children)
-        case Own():
-            return change(expression)
-    return expression
+    return mapped(expression, lambda leaf: change(leaf) if isinstance(leaf, Own) else leaf)
 
 
 def _resolved(condition: Own, resolve: Resolve) -> Expression:
@@ -105,11 +105,15 @@ def _resolved(condition: Own, resolve: Resolve) -> Expression:
         # Two values rule each other out, so what is "not this one" may be anything.
         return IsNull(name, negative=True)
     if operator == "IN":
-        if isinstance(possible, Span):
+        if isinstance(possible, Around):
+            near = disjunction(Inside(name, region) for region in possible.regions)
+        elif isinstance(possible, Span):
             near = between(name, possible.low, possible.high)
         else:
             near = membership(name, possible.values)
         return near.negated() if condition.negative else near
+    if isinstance(possible, Around):
+        return Constant(False)  # Positions have no order.
     bounds = (possible.low, possible.high) if isinstance(possible, Span) else possible.values
     if isinstance(bounds[0], bool):
         return Constant(False)  # Booleans have no order.

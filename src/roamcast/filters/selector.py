@@ -1,10 +1,11 @@
 """Text to filter: the selector language, and the short form used in MQTT subscriptions.
 
 The selector language is the one JMS users know (a subset of SQL-92 conditions),
-with four additions: strings can be ordered, attribute names that are not plain
+with five additions: strings can be ordered, attribute names that are not plain
 words can be written in double quotes, `name MATCHES 'a/+/#'` tests an
-attribute against an MQTT topic filter, and `myloc` and `my.something` stand for
-the client's own state (`location WITHIN 2 OF myloc`; see own.py).
+attribute against an MQTT topic filter, `myloc` and `my.something` stand for
+the client's own state (`location WITHIN 2 OF myloc`; see own.py), and positions can be
+compared with regions of the earth (`location WITHIN 2 KM OF (43.26, -2.93)`; see geography.py).
 
     speed > 12.5 AND (line IN ('A', 'B') OR NOT tram)
 
@@ -30,6 +31,7 @@ from roamcast.filters.expression import (
     OWN_NAME,
     Constant,
     Expression,
+    Inside,
     IsNull,
     Value,
     between,
@@ -42,6 +44,7 @@ from roamcast.filters.expression import (
     topic_matches,
 )
 from roamcast.filters.filter import MAX_TEXT_LENGTH, Filter, living
+from roamcast.filters.geography import RADIUS_MAX_M, Cell, Disc, Region, zone
 from roamcast.filters.patterns import TopicPattern, parse_like
 from roamcast.filters.plain import read_plain
 
@@ -76,6 +79,10 @@ test: BETWEEN literal _AND literal                      -> between
     | _MATCHES STRING                                   -> matches
     | IN own                                            -> own_in
     | _WITHIN NUMBER _OF own                            -> within
+    | _WITHIN NUMBER UNIT _OF own                       -> within_distance
+    | _WITHIN NUMBER UNIT _OF LPAR NUMBER _COMMA NUMBER _RPAR -> disc
+    | INSIDE STRING                                     -> inside
+    | IN CELL STRING                                    -> cell
 
 own: OWN (LPAR STRING _RPAR)?
 name: NAME                                              -> plain_name
@@ -91,6 +98,9 @@ QUOTED_NAME: /"(?:[^"]|"")+"/
 STRING: /'(?:[^']|'')*'/
 NUMBER: /[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?/
 OPERATOR: /<>|!=|<=|>=|=|<|>/
+INSIDE.1: /inside(?=\s*')/i
+CELL.1: /cell(?=\s*')/i
+UNIT.1: /(?:km|m)(?=\s+of\b)/i
 LPAR: "("
 _RPAR: ")"
 _COMMA: ","
@@ -105,6 +115,7 @@ _READABLE = {
     "STRING": "a string in single quotes",
     "NUMBER": "a number",
     "OWN": "myloc or my.something",
+    "UNIT": "M or KM",
     "OPERATOR": "a comparison (= <> < <= > >=)",
     "LPAR": "'('",
     "_RPAR": "')'",
@@ -342,6 +353,22 @@ class _Builder(Transformer[Token, Any]):
             raise InputError(f"{_place(token.start_pos or 0)}: found {str(token)!r}, expected 0 or more")
         return lambda name: own(name, "IN", *variable, within=distance)
 
+    # Regions of the earth.
+
+    def within_distance(self, token: Token, unit: Token, variable: tuple[str, str]) -> _Test:
+        metres = _metres(token, unit)
+        return lambda name: own(name, "IN", *variable, within=metres, is_metric=True)
+
+    def disc(self, token: Token, unit: Token, _: Token, latitude: Token, longitude: Token) -> _Test:
+        metres = _metres(token, unit)
+        return _region(token, lambda: Disc(_number(latitude), _number(longitude), metres))
+
+    def inside(self, _: Token, shape: Token) -> _Test:
+        return _region(shape, lambda: zone(_unquoted(shape)))
+
+    def cell(self, _: Token, __: Token, cell: Token) -> _Test:
+        return _region(cell, lambda: Cell(_unquoted(cell)))
+
     def compare_own(self, name: str, operator: Token, variable: tuple[str, str]) -> _Nested:
         return own(name, "<>" if operator == "!=" else str(operator), *variable), 0
 
@@ -363,6 +390,23 @@ def _located(pattern: Token, read: Callable[[str], P]) -> P:
         return read(_unquoted(pattern))
     except InputError as error:
         raise InputError(f"{_place(pattern.start_pos or 0)}: {error}") from None
+
+
+def _metres(token: Token, unit: Token) -> float:
+    metres = _number(token) * (1000 if unit.upper() == "KM" else 1)
+    if not 0 <= metres <= RADIUS_MAX_M:
+        most = f"0 to {RADIUS_MAX_M:,} M"
+        raise InputError(f"{_place(token.start_pos or 0)}: found {str(token)!r} {unit}, expected {most}")
+    return metres
+
+
+def _region(at: Token, read: Callable[[], Region]) -> _Test:
+    """A condition on a region; an error says where it stands."""
+    try:
+        region = read()
+    except InputError as error:
+        raise InputError(f"{_place(at.start_pos or 0)}: {error}") from None
+    return lambda name: Inside(name, region)
 
 
 def _check_same_kind(first: _Literal, other: _Literal) -> None:

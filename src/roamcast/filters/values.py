@@ -29,18 +29,21 @@ from roamcast.filters.expression import (
     Compare,
     Expression,
     In,
+    Inside,
     IsNull,
     Like,
     Matches,
     Value,
 )
+from roamcast.filters.geography import Outside, Region, none_in_all
 from roamcast.filters.patterns import LikePattern, Pattern, TopicPattern, Wild
 
 NumberCut = tuple[float, int]
 StringCut = tuple[int, str]
 Numbers = tuple[NumberCut, ...]
 Strings = tuple[StringCut, ...]
-Literal = tuple[Pattern, bool]
+Machine = tuple[Pattern, bool]
+Literal = tuple[Pattern | Region, bool]
 
 ABSENT, NAN, FALSE, TRUE = 1, 2, 4, 8
 EVERY_MARK = ABSENT | NAN | FALSE | TRUE
@@ -77,8 +80,8 @@ class Effort:
 class ValueSet:
     """Some of the values an attribute may take, being absent included.
 
-    `topic` is a hint for the index: if set, all members are strings that match
-    that topic filter, and `topic_exact` says that they are all of those.
+    `topic` and `region` are hints for the index: if set, all members are strings that
+    match that topic filter, or lie in that region; `…_exact` says that they are all of those.
     """
 
     marks: int = 0
@@ -87,6 +90,8 @@ class ValueSet:
     patterns: tuple[Literal, ...] = ()
     topic: TopicPattern | None = field(default=None, compare=False)
     topic_exact: bool = field(default=False, compare=False)
+    region: Region | None = field(default=None, compare=False)
+    region_exact: bool = field(default=False, compare=False)
 
     def is_empty(self, effort: Effort) -> bool:
         """Whether nothing is in the set; False when the search for a member was given up."""
@@ -184,6 +189,7 @@ def intersection(one: ValueSet, other: ValueSet) -> ValueSet:
         intersection_of(one.strings, other.strings),
         patterns,
         one.topic or other.topic,
+        one.region or other.region,
     )
 
 
@@ -245,6 +251,7 @@ def _make(
     strings: Strings,
     patterns: tuple[Literal, ...],
     topic: TopicPattern | None = None,
+    region: Region | None = None,
 ) -> ValueSet:
     if patterns and strings:
         points = string_points(strings)
@@ -256,7 +263,7 @@ def _make(
             patterns = ()
     if not strings:
         patterns = ()
-    return ValueSet(marks, numbers, strings, patterns, topic)
+    return ValueSet(marks, numbers, strings, patterns, topic, region=region)
 
 
 # --- from a leaf of an expression to a set ------------------------------------------------------------
@@ -280,6 +287,11 @@ def set_of(leaf: Expression) -> tuple[str, ValueSet]:
             return name, _pattern_set(pattern, _like_strings(pattern), negative)
         case Matches(name, pattern, negative):
             return name, _pattern_set(pattern, _topic_strings(pattern), negative)
+        case Inside(name, region, negative):
+            if negative:
+                return name, ValueSet(strings=EVERY_STRING, patterns=((Outside(region), True),))
+            within: tuple[Literal, ...] = ((region, True),)
+            return name, ValueSet(strings=EVERY_STRING, patterns=within, region=region, region_exact=True)
         case IsNull(name, negative):
             return name, PRESENT if negative else ValueSet(ABSENT)
     raise TypeError(f"not a leaf: {leaf!r}")
@@ -375,14 +387,19 @@ def _topic_strings(pattern: TopicPattern) -> Strings | None:
 def _inhabited(strings: Strings, patterns: tuple[Literal, ...], effort: Effort) -> bool:
     if not patterns or not strings:
         return bool(strings)
+    regions = [(one, wanted) for one, wanted in patterns if isinstance(one, Region)]
+    if regions:
+        # Whether a text is a position, no machine tells; what other patterns ask of it is not looked at.
+        return not none_in_all(regions)
+    machines = tuple((one, wanted) for one, wanted in patterns if isinstance(one, Pattern))
     return any(
-        not effort.spend_search() or _search(low[1], None if high == END else high[1], patterns)
+        not effort.spend_search() or _search(low[1], None if high == END else high[1], machines)
         for low, high in zip(strings[::2], strings[1::2], strict=True)
     )
 
 
 @lru_cache(maxsize=4096)
-def _search(low: str, high: str | None, patterns: tuple[Literal, ...]) -> bool:
+def _search(low: str, high: str | None, patterns: tuple[Machine, ...]) -> bool:
     """Run all machines side by side over strings from `low` up to `high` until all are content.
 
     Characters that no pattern and no bound mentions behave alike between two
@@ -431,7 +448,7 @@ def _step_high(high: str, at: int, character: str) -> int | None:
     return at + 1 if character == high[at] and at + 1 < len(high) else None
 
 
-def _alphabet(low: str, high: str | None, patterns: tuple[Literal, ...]) -> list[str]:
+def _alphabet(low: str, high: str | None, patterns: tuple[Machine, ...]) -> list[str]:
     mentioned = {"/", "$", *low, *(high or "")}
     for pattern, _ in patterns:
         mentioned |= pattern.characters

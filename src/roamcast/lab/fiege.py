@@ -23,7 +23,7 @@ from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility import Settings
 from roamcast.mobility.relocation import Relocation, Replay, Resubscribe
 from roamcast.protocol import records
-from roamcast.protocol.messages import Message, Settled, Update
+from roamcast.protocol.messages import AttachRequest, Locate, Message, Relayed, Settled, Update
 from roamcast.routing.router import Interface
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.network import Network, NetworkSettings
@@ -75,6 +75,8 @@ at 4.1 Q publish {"x": 8}
 PLACED = "B1→C B2→B1 B3→B2 B4→B3 B7→B4"
 """The final entries for the filter of C: at which broker, and where they point."""
 TABLES = {ONE_PRODUCER: PLACED, SEVERAL_PRODUCERS: "B1→C B2→B1 B3→B2 B4→B3 B5→B4 B7→B4 B8→B5"}
+FOUND = "B1→B2, B2→B3, B3→B4, B4→B5, B5→B6"
+"""The attach request: towards the producer as far as the junction, and from there along the entries to B6."""
 WAY = (
     "B1→B2 Resubscribe, B2→B3 Resubscribe, B3→B4 Resubscribe, B4→B5 Fetch, B5→B6 Fetch, "
     "B6→B5 Replay, B5→B4 Replay, B4→B3 Replay, B3→B2 Replay, B2→B1 Replay"
@@ -87,12 +89,17 @@ class Witness:
     """The messages of the protocol, and what the clients got or did not get, in order."""
 
     messages: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    """Every hop of a message that looks for a session."""
     delivered: dict[str, list[str]] = field(default_factory=dict)
     dropped: dict[str, list[str]] = field(default_factory=dict)
 
     def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
         if isinstance(message, Resubscribe | Replay):
             self.messages.append(f"{sender}→{receiver} {type(message).__name__}")
+        inner = message.message if isinstance(message, Relayed) else message
+        if isinstance(inner, AttachRequest | Locate):
+            self.requests.append(f"{sender}→{receiver}")
 
     def on_rows(self, rows: list[records.Row]) -> None:
         for row in rows:
@@ -143,10 +150,11 @@ def left_over(network: Network) -> list[str]:
 
 def judge_figure_5(claim: Claim, text: str) -> Outcome:
     run, witness = play(parse_story(text))
-    result, messages = run.result, ", ".join(witness.messages)
+    result, messages, requests = run.result, ", ".join(witness.messages), ", ".join(witness.requests)
     entries, left = entries_of(run.network, FILTER), left_over(run.network)
     parts = {
         "the entries are others": entries == TABLES[text],
+        "the old broker is found on another way": requests == FOUND,
         "messages go another way": messages == WAY,
         f"left over: {', '.join(left)}": not left,
         "not everything was delivered once and in order": result.violations_total == result.lost == 0,
@@ -154,6 +162,7 @@ def judge_figure_5(claim: Claim, text: str) -> Outcome:
     figures = {
         "final entries (C, F)": entries,
         "told": TABLES[text],
+        "hops that find the old broker": f"{len(witness.requests)}: {requests}",
         "messages": messages,
         "left over at brokers without the session": len(left),
         "delivered to C": " ".join(witness.delivered.get("C", [])),

@@ -129,6 +129,8 @@ def judge_f4() -> Outcome:
 class Surroundings:
     """Locations on a ring, of which each step multiplies those in reach: a window of 4, 16, 64, then all."""
 
+    is_metric = False
+
     def check(self, value: Value) -> None:
         if value not in range(LOCATIONS):
             raise InputError(f"location {value!r}: valid are 0 to {LOCATIONS - 1}")

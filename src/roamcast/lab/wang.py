@@ -127,11 +127,6 @@ NEAR_MAX = 1.2
 FLAT_MAX = 1.25
 """Flat over four decades of the period: the slowest point is at most a quarter above the fastest."""
 
-WHY_HOME_IS_SLOWER = (
-    "a client here names its last broker, not its home: the session is fetched from there before it is "
-    "registered at home, which makes two round trips where the paper counts one"
-)
-
 PERIODS_S = (1.0, 4.64, 21.5, 100.0, 464.0, 2154.0, 10_000.0)
 """Evenly spaced on the paper's logarithmic axis."""
 PERIODS_QUICK_S = (1.0, 10.0, 100.0, 1000.0, 3000.0)
@@ -245,10 +240,7 @@ def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
         "MHH is not flat": mhh_flat <= FLAT_MAX,
         "home broker is not flat": home_flat <= FLAT_MAX,
     }
-    return W2.judge(
-        parts, {"periods_s": mhh.xs, "delay_s": means_of(curves, 4), **figures},
-        why=WHY_HOME_IS_SLOWER if most > NEAR_MAX else "",
-    )  # fmt: skip
+    return W2.judge(parts, {"periods_s": mhh.xs, "delay_s": means_of(curves, 4), **figures})
 
 
 # --- figure 6: the size of the network ---

@@ -13,7 +13,7 @@ The base class is reverse-path routing with nothing kept for those who are away.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -143,6 +143,9 @@ class Host(Protocol):
         The client is the subscriber, unless its protocol has another name for it (`subscriber_of`).
         """
 
+    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
+        """Where entries of such a subscriber lead; without any, the only peer with advertisements."""
+
     def divert(
         self,
         subscriptions: Mapping[str, float],
@@ -192,6 +195,10 @@ class Host(Protocol):
     def adopt(self, session: Session) -> None:
         """… and says when it has arrived; this calls `on_attach`."""
 
+    def send_home(self, client: str, number: int) -> None:
+        """The session goes to where its client will ask for it (`named_next`), if nobody has attached or
+        asked for it since it had this attach number."""
+
     def take_back(self, session: Session) -> None:
         """As `adopt`, of a session that cannot reach the broker that asked for it."""
 
@@ -230,6 +237,8 @@ class MobilityProtocol:
     """Whether its brokers watch each other if its settings say so; with faults, the fuzzer draws that."""
     takes_back: ClassVar[bool] = False
     """Whether a session that was on its way to a broker which is gone can go on at another one."""
+    follows_routes: ClassVar[bool] = False
+    """Whether a session is sought along its trail first, and not at the broker that the client names."""
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""
@@ -351,6 +360,14 @@ class MobilityProtocol:
     def keeps_for(self, session: Session) -> bool:
         """Whether what is for the client is kept here already; not, where its session came ahead of it."""
         return True
+
+    def named_next(self, session: Session) -> str:
+        """The broker that the client is to name when it attaches next."""
+        return self.host.id
+
+    def trail_of(self, client: str) -> str:
+        """Where a session that is not here may be; "" if that is not known."""
+        return ""
 
     def subscriber_of(self, owner: Owner) -> str:
         """Under which name other brokers know the entries of a local owner."""

@@ -3,9 +3,12 @@
 The broker where a client attaches first is its home broker: it maintains the
 client's subscriptions and its queue for ever. Any other broker is a foreign
 broker. When the client attaches there, the foreign broker registers it with the
-home broker (`Register`), which forwards everything stored and everything that
-arrives (`ForwardEvents`): all of it travels by way of the home broker, the
-triangle. The foreign broker delivers and keeps nothing for those who are gone:
+home broker (`Register`), which forwards everything that arrives (`ForwardEvents`):
+all of it travels by way of the home broker, the triangle. A client names its home
+broker when it attaches, as a mobile node knows its home agent. The session is
+there while the client is away, and comes to the foreign broker with what is
+stored: one round trip until the client reads. When the client leaves, its session
+goes home again. The foreign broker delivers and keeps nothing for those who are gone:
 what is on its way from the home broker then, waits at the foreign broker or is
 on the air may be lost. Nothing is repeated and nothing overtakes, because the
 home broker sends each notification once, in order, to one place at a time.
@@ -26,7 +29,8 @@ the forwarding, and whatever is published while it is away is lost, too:
 
 So the foreign broker deregisters the client as soon as it notices that it is
 gone (`Deregister`), and lost is only what was under way until then. For the same
-reason a client that is gone before its session came is not registered at all.
+reason a client that is gone before its session came is not registered at all; what
+came with the session stays beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +40,15 @@ from typing import ClassVar
 
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mobility.base import Host, MobilityProtocol, OwnToken, Promise, Settings, register
+from roamcast.mobility.base import (
+    Host,
+    MobilityProtocol,
+    OwnToken,
+    Promise,
+    Settings,
+    queue_of,
+    register,
+)
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
@@ -70,7 +82,18 @@ class ForwardEvents(Message, frozen=True):
     client: str
     number: int
     bursts: tuple[Burst, ...]
-    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+
+class GoHome(Message, frozen=True):
+    """From a foreign broker to itself: unless it is asked for elsewhere by then, the session goes home."""
+
+    client: str
+    number: int
+    cause: ClassVar[Cause] = "handoff"
 
 
 class LeaveHome(Message, frozen=True):
@@ -129,7 +152,7 @@ class HomeBroker(MobilityProtocol):
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))
     own_state = False
 
-    __state__ = State("home-broker", saved=("homes", "visits", "changing"))
+    __state__ = State("home-broker", saved=("homes", "visits", "changing", "ahead"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -137,23 +160,47 @@ class HomeBroker(MobilityProtocol):
         self.visits: dict[str, Visit] = {}
         self.changing: dict[tuple[str, Filter], Token] = {}
         """Changes of visitors that their home brokers have not settled yet."""
+        self.ahead: dict[str, Session] = {}
+        """Sessions that came to a foreign broker when their clients were gone, with what they are owed."""
 
     # --- the client attaches: at home, or at a foreign broker, which registers it ---
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client, host = session.client, self.host
+        self.ahead.pop(client, None)
         if came_from == "":
             session.luggage = host.id.encode()
             self.homes[client] = Home(DeliveryQueue(host.id, buffer=host.buffer))
-        home = self.homes.get(client)
+        home = self.home_here(session)
         if home is not None:
-            home.location = ""
+            self.come_home(session, home)
             self.begin_delivery(client, home.queue, received.get(host.id, 0))
         elif host.is_attached(client):
             queue = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
             self.visits[client] = Visit(session.number, queue)
+            self.take_owed(session, queue)
             host.deliver_from(client, queue)
             host.send(home_of(session), Register(client, session.number))
+        else:
+            self.ahead[client] = session
+
+    def come_home(self, session: Session, home: Home) -> None:
+        """From now on everything stays here. What nobody has read abroad comes first."""
+        home.location = ""
+        if session.owed:
+            stored = home.queue.drain()
+            self.take_owed(session, home.queue)
+            for burst in stored:
+                self.keep(home.queue, session.client, burst)
+
+    def take_owed(self, session: Session, queue: DeliveryQueue) -> None:
+        for burst in session.owed:
+            self.keep(queue, session.client, burst)
+        session.owed = ()
+
+    def home_here(self, session: Session) -> Home | None:
+        """What this broker has of the session, if it is the home of this very session."""
+        return self.homes[session.client] if home_of(session) == self.host.id else None
 
     def on_register(self, sender: str, message: Register) -> None:
         home = self.homes[message.client]
@@ -177,11 +224,15 @@ class HomeBroker(MobilityProtocol):
     # --- the client leaves ---
 
     def on_detach(self, session: Session) -> None:
-        """At home everything stays; a foreign broker keeps nothing, and says so."""
+        """At home everything stays; a foreign broker keeps nothing, says so, and sends the session home."""
         visit = self.visits.pop(session.client, None)
         if visit is not None:
             self.give_up(session.client, visit.queue.drain(), IN_TRANSIT)
             self.deregister(session, visit)
+            self.host.send(self.host.id, GoHome(session.client, session.number))
+
+    def on_go_home(self, sender: str, message: GoHome) -> None:
+        self.host.send_home(message.client, message.number)
 
     def deregister(self, session: Session, visit: Visit) -> None:
         self.host.send(home_of(session), Deregister(session.client, visit.number))
@@ -192,15 +243,21 @@ class HomeBroker(MobilityProtocol):
             home.location = ""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        home = self.homes.get(session.client)
+        home = self.home_here(session)
         if home is not None:
             home.queue.rewind(received.get(self.host.id, 0))
+            session.owed = tuple(home.queue.drain())
+        self.ahead.pop(session.client, None)
         self.host.hand_over(session, destination)
 
     def on_end(self, session: Session) -> None:
         """The home broker takes the subscriptions back, wherever the session ends."""
         self.visits.pop(session.client, None)
-        self.host.send(home_of(session), LeaveHome(session.client, tuple(map(parse, session.subscriptions))))
+        leave = LeaveHome(session.client, tuple(map(parse, session.subscriptions)))
+        if self.home_here(session) is not None:
+            self.on_leave_home(self.host.id, leave)  # At once: the next session may begin here now.
+        else:
+            self.host.send(home_of(session), leave)
 
     def on_leave_home(self, sender: str, message: LeaveHome) -> None:
         for filter in message.filters:
@@ -220,13 +277,13 @@ class HomeBroker(MobilityProtocol):
     # --- the client's own requests: the home broker maintains the subscriptions ---
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        if session.client in self.homes:
+        if self.home_here(session) is not None:
             self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=True)
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        if session.client in self.homes:
+        if self.home_here(session) is not None:
             self.host.unsubscribe((session.client,), filter, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=False)
@@ -251,11 +308,21 @@ class HomeBroker(MobilityProtocol):
 
     # --- the rest ---
 
+    def named_next(self, session: Session) -> str:
+        return home_of(session) or self.host.id
+
+    def trail_of(self, client: str) -> str:
+        """The foreign broker where the client is registered."""
+        home = self.homes.get(client)
+        return home.location if home is not None else ""
+
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for client, home in self.homes.items():
             yield client, home.queue
         for client, visit in self.visits.items():
             yield client, visit.queue
+        for client, session in self.ahead.items():
+            yield client, queue_of(session.owed)
 
 
 class HomeBrokerPublished(HomeBroker):
@@ -265,7 +332,14 @@ class HomeBrokerPublished(HomeBroker):
     __state__ = State("home-broker-published")
 
     def deregister(self, session: Session, visit: Visit) -> None:
-        """The home broker learns of it when the client is registered elsewhere, or comes home."""
+        """The home broker learns of it when the client is registered elsewhere, or comes home…"""
+
+    def come_home(self, session: Session, home: Home) -> None:
+        """… and the session alone is not the client."""
+        location = home.location
+        super().come_home(session, home)
+        if not self.host.is_attached(session.client):
+            home.location = location
 
 
 def home_of(session: Session) -> str:

@@ -8,6 +8,10 @@ what it has stored for s, after the last timestamp that s has received. Nothing 
 missed on the way, because MIG follows what was sent before it and meets what is
 sent after it.
 
+MIG also asks for the session of s. The holder decides about that alone, so MIG is here in two parts.
+The attach request says what s has received, and the session comes back with what is stored:
+one round trip until s reads. MIG itself follows, turns the entries round and brings back the rest.
+
 In this file s is local (in C_i of the paper) where `local` has an entry for it;
 SUB, UNS and PUB are the host's `Update` and `Burst`. As links do not overtake and
 the session of s comes before its MIG, the way of a PUB for s is the way to the
@@ -40,8 +44,8 @@ What goes wrong as published (`phoenix:published`), and what is done about it:
     at 4.0 p publish {}
     at 5.0 s attach a
 
-A subscriber that is gone again before its session came has sent no MIG: what is
-stored stays where it is, and the next MIG goes there.
+A subscriber that is gone again before its session came has sent no MIG: what came with
+the session waits beside it, the rest stays where it is, and the next MIG goes there.
 """
 
 from __future__ import annotations
@@ -120,9 +124,17 @@ class Luggage(msgspec.Struct, array_like=True):
     base: int
     """How far it has acknowledged."""
     ts_last: Timestamp
-    acknowledged: dict[str, Number]
+    newest: dict[str, Number]
+    """The last event of each publisher up to `ts_sent`, while not everything of earlier stays has come."""
     stays: tuple[tuple[int, str], ...] = ()
     """The last stay, and earlier ones from which not everything has come: attach number and broker."""
+    timestamps: tuple[Timestamp, ...] = ()
+    """Of the events that travel with the session."""
+
+    @property
+    def ts_sent(self) -> Timestamp:
+        """Up to here everything is with the session, or acknowledged."""
+        return self.timestamps[-1] if self.timestamps else self.ts_last
 
 
 class Local:
@@ -132,12 +144,12 @@ class Local:
         "phoenix-local",
         saved=(
             "stay", "count", "queue", "log", "logged", "ts_last", "ts_reached", "early", "newest",
-            "acknowledged", "nexts", "stays", "is_stored",
+            "nexts", "stays", "is_stored",
         ),
     )  # fmt: skip
 
     def __init__(
-        self, stay: int, queue: DeliveryQueue, ts_last: Timestamp, acknowledged: dict[str, Number]
+        self, stay: int, queue: DeliveryQueue, ts_last: Timestamp, newest: dict[str, Number]
     ) -> None:
         self.stay = stay
         self.count = 0
@@ -152,10 +164,8 @@ class Local:
         """Up to here everything has come and is in the queue."""
         self.early: dict[Timestamp, Burst] = {}
         """Events that came before those they follow, by the timestamp of their first."""
-        self.newest = dict(acknowledged)
-        """Until everything of earlier stays is in: incarnation and last number of each publisher…"""
-        self.acknowledged = dict(acknowledged)
-        """… and the same of what the subscriber has acknowledged."""
+        self.newest = dict(newest)
+        """Until everything of earlier stays is in: incarnation and last number of each publisher."""
         self.nexts: dict[Timestamp, Timestamp] = {}
         """What NXT says."""
         self.stays: tuple[tuple[int, str], ...] = ()
@@ -187,8 +197,6 @@ class Local:
             left = event.count - gone
             self.logged -= gone
             self.ts_last = (ts[0], ts[1] - left)
-            if not self.is_complete and not event.is_picked:
-                self.acknowledged[event.publisher] = (event.incarnation, event.number + gone - 1)
             if left:
                 self.log.appendleft((ts, event.tail(gone)))
 
@@ -200,13 +208,15 @@ class Phoenix(MobilityProtocol):
     strategies = ("simple",)
     advertisements = False
 
-    __state__ = State("phoenix", saved=("local", "towards"))
+    __state__ = State("phoenix", saved=("local", "towards", "ahead"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
         self.local: dict[str, Local] = {}
         self.towards: dict[str, str] = {}
         """Of subscribers whose MIG has passed: the neighbour it came from."""
+        self.ahead: dict[str, Session] = {}
+        """Sessions that came when their subscribers were gone, with what they are owed."""
 
     # --- algorithm 2.2: SUB, UNS, PUB ---
 
@@ -227,32 +237,59 @@ class Phoenix(MobilityProtocol):
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         subscriber = session.client
+        self.ahead.pop(subscriber, None)
         if came_from == "":
             self.begin_stay(session, Luggage("", 0, self.first_ts(session), {}))
         elif (luggage := unpack(session)).broker == self.host.id:
-            self.return_to(subscriber, self.local[subscriber], received.get(STREAM, 0))
+            local = self.local[subscriber]
+            self.put_back(session, local, luggage)
+            self.return_to(subscriber, local, received.get(STREAM, 0))
         elif self.host.is_attached(subscriber):
             self.begin_stay(session, luggage)
             filters = dict(session.subscriptions)
-            mig = MIG(subscriber, luggage.broker, session.number, luggage.ts_last, filters)
+            mig = MIG(subscriber, luggage.broker, session.number, luggage.ts_sent, filters)
             self.redirect(mig, self.host.next_hop(luggage.broker), (subscriber,))
-        local = self.local.get(subscriber)
-        if local is not None:
-            self.host.deliver_from(subscriber, local.queue)
-            self.deliver(subscriber, local)
+        else:
+            self.ahead[subscriber] = session
+            return
+        local = self.local[subscriber]
+        self.host.deliver_from(subscriber, local.queue)
+        self.deliver(subscriber, local)
 
     def begin_stay(self, session: Session, luggage: Luggage) -> None:
         queue = DeliveryQueue(STREAM, luggage.base, self.host.buffer)
-        local = Local(session.number, queue, luggage.ts_last, luggage.acknowledged)
+        local = Local(session.number, queue, luggage.ts_last, luggage.newest)
         local.stays = luggage.stays
         self.local[session.client] = local
         self.towards.pop(session.client, None)
+        self.take_owed(session, local, luggage)
         self.pack(session, local)
 
-    def pack(self, session: Session, local: Local) -> None:
+    def take_owed(self, session: Session, local: Local, luggage: Luggage) -> None:
+        """What came with the session is delivered first, and MIG asks for what is after it."""
+        for ts, event in zip(luggage.timestamps, session.owed, strict=True):
+            local.append(ts, event)
+            self.keep(local.queue, session.client, event)
+        local.ts_reached, session.owed = luggage.ts_sent, ()
+
+    def put_back(self, session: Session, local: Local, luggage: Luggage) -> None:
+        """The session is back, and s was nowhere else: what went with it comes before what is stored."""
+        if not session.owed:
+            return
+        log, local.log, local.logged = local.log, deque(), 0
+        local.queue.drain()
+        local.queue, local.ts_last = DeliveryQueue(STREAM, luggage.base, self.host.buffer), luggage.ts_last
+        for ts, event in (*zip(luggage.timestamps, session.owed, strict=True), *log):
+            local.append(ts, event)
+            self.keep(local.queue, session.client, event)
+        session.owed = ()
+        self.pack(session, local)
+
+    def pack(self, session: Session, local: Local, timestamps: tuple[Timestamp, ...] = ()) -> None:
         here = (local.stay, self.host.id)
         stays = (here,) if local.is_complete else (*local.stays, here)
-        luggage = Luggage(self.host.id, local.queue.base, local.ts_last, local.acknowledged, stays)
+        base = local.queue.base
+        luggage = Luggage(self.host.id, base, local.ts_last, local.newest, stays, timestamps)
         session.luggage = msgspec.msgpack.encode(luggage)
 
     def first_ts(self, session: Session) -> Timestamp:
@@ -289,13 +326,17 @@ class Phoenix(MobilityProtocol):
 
     def replay(self, target: str, message: MIG, local: Local) -> None:
         """Whatever is stored here after the last timestamp…"""
+        for ts, event in self.after(message.subscriber, local, message.ts_last):
+            self.host.send(target, REP(event, message.subscriber, ts))
+        self.replay_early(target, message, local)
+
+    def after(self, subscriber: str, local: Local, ts_last: Timestamp) -> list[tuple[Timestamp, Burst]]:
+        """The stored events after this timestamp."""
         local.forget_acknowledged()
         for ts, event in local.log:
-            if ts > message.ts_last:
-                self.host.send(target, REP(event, message.subscriber, ts))
-            else:
-                self.host.dropped(message.subscriber, event, "timestamp")
-        self.replay_early(target, message, local)
+            if ts <= ts_last:
+                self.host.dropped(subscriber, event, "timestamp")
+        return [(ts, event) for ts, event in local.log if ts > ts_last]
 
     def replay_early(self, target: str, message: MIG, local: Local) -> None:
         """… and what is here of this stay and earlier ones that cannot be delivered yet."""
@@ -352,7 +393,6 @@ class Phoenix(MobilityProtocol):
         self.host.pump(subscriber)
         if local.is_complete:
             local.newest.clear()
-            local.acknowledged.clear()
             self.host.handoff_finished(subscriber)
 
     def skip_lost(self, local: Local) -> bool:
@@ -388,10 +428,19 @@ class Phoenix(MobilityProtocol):
         """It stays in the local set until its MIG arrives."""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
+        """What is stored so far goes with the session; s stays in the local set until its MIG arrives."""
+        self.ahead.pop(session.client, None)
         local = self.local.get(session.client)
         if local is not None:
             self.acknowledge(session.client, local, received.get(STREAM, 0))
-            self.pack(session, local)
+            owed = self.after(session.client, local, local.ts_last)
+            self.pack(session, local, tuple(ts for ts, _ in owed))
+            session.owed = tuple(event for _, event in owed)
+            local.queue.drain()
+            local.log.clear()
+            local.logged = 0
+            if owed:
+                local.ts_last = owed[-1][0]
         self.host.hand_over(session, destination)
 
     def on_acknowledged(self, client: str) -> None:
@@ -405,6 +454,8 @@ class Phoenix(MobilityProtocol):
         for subscriber, local in self.local.items():
             yield subscriber, local.queue
             yield subscriber, queue_of(local.early.values())
+        for subscriber, session in self.ahead.items():
+            yield subscriber, queue_of(session.owed)
 
 
 class PhoenixPublished(Phoenix):
@@ -427,6 +478,12 @@ class PhoenixPublished(Phoenix):
         super().begin_stay(session, luggage)
         local = self.local[session.client]
         local.ts_reached = (local.stay, 0)  # Nothing of earlier stays is waited for.
+
+    def take_owed(self, session: Session, local: Local, luggage: Luggage) -> None:
+        """It is replayed as everything else."""
+        owed, session.owed = session.owed, ()
+        for ts, event in zip(luggage.timestamps, owed, strict=True):
+            self.enqueue(session.client, local, ts, event)
 
     def enqueue(self, subscriber: str, local: Local, ts: Timestamp, event: Burst) -> None:
         """Algorithm 2.2, lines 16 to 24, and algorithm 2.3, lines 22 to 24: ts is the clock's."""

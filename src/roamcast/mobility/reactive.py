@@ -7,10 +7,15 @@ has and forgets the client. The new one merges both and delivers in publishing
 order. In JEDI's words: `Leave` is moveOut, for clients that say so; for the
 others the broker notices. `Hello` is moveIn.
 
-The session, which comes first, stands for what the client's mobility library
-passes along (step 5). A client that is gone again before its session came has not
-reconnected: the session waits, its queue stays where it was, and the next broker
-where the client is found requests it from there.
+The attach request is the request of step 6A. It says what the client has received,
+and what is stored at that moment comes back with the session: one round trip until
+the client reads. Only now does the new broker know the subscriptions, which in the
+thesis the client's mobility library brings along (step 5). So the old broker goes on
+storing until the new one, which subscribes, asks for the rest (`RequestBuffered`).
+
+A client that is gone again before its session came has not reconnected: what came
+with the session waits beside it, and the next broker where the client is found
+requests the rest from where it is stored.
 
 What goes wrong as published, always within one propagation delay of a move-in:
 
@@ -30,7 +35,7 @@ broker had before the request arrived is here before its answer is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -54,7 +59,7 @@ from roamcast.state import State
 
 
 class RequestBuffered(Message, frozen=True):
-    """Steps 6A to 9: forward what the stay of this number has stored, for the stay `number` at the sender."""
+    """Steps 6A to 9: forward what the stay of this number stores, for the stay `number` at the sender."""
 
     client: str
     old_number: int
@@ -63,13 +68,28 @@ class RequestBuffered(Message, frozen=True):
 
 
 class ForwardBuffered(Message, frozen=True):
-    """Steps 10 to 13: what was stored; `base` is how far the client has acknowledged."""
+    """Steps 10 to 13: what was stored since the session left."""
 
     client: str
     number: int
-    base: int
     bursts: tuple[Burst, ...]
-    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
+
+
+class MoveIn(msgspec.Struct, frozen=True, array_like=True):
+    """What travels with the session."""
+
+    __state__ = State("reactive-move-in")
+
+    broker: str
+    """The broker that stores for the client…"""
+    number: int
+    """… and the attach number of the move-in there."""
+    base: int = 0
+    """How far the client has acknowledged."""
 
 
 class ProxyObject:
@@ -77,19 +97,20 @@ class ProxyObject:
 
     __state__ = State(
         "proxy-object",
-        saved=("queue", "merged", "filters", "source", "received", "requested_by", "next_number"),
+        saved=("queue", "own", "merged", "filters", "source", "requested_by", "next_number"),
     )  # fmt: skip
 
-    def __init__(self, queue: DeliveryQueue, merged: bool) -> None:
+    def __init__(self, queue: DeliveryQueue, own: DeliveryQueue, merged: bool) -> None:
         self.queue = queue
+        """From which the client reads."""
+        self.own = own
+        """What is stored here until everything that comes before it is in the queue."""
         self.merged = merged
         """Whether what the old broker had is here (or there was none)."""
         self.filters: list[str] = []
         """Its subscriptions, as they were when the session left."""
         self.source = ""
-        """The broker that was asked for what is missing…"""
-        self.received = 0
-        """… and what the client said it has, in case that broker is gone for good."""
+        """The broker that was asked for what is missing."""
         self.requested_by = ""
         self.next_number = 0
 
@@ -99,7 +120,7 @@ class Reactive(MobilityProtocol):
     summary = "fetched after attach; loses and repeats what is published within one delay of a move-in"
     promise = Promise(lost=frozenset({"move_in", "overflow"}), duplicate=frozenset({"move_in"}))
 
-    __state__ = State("reactive", saved=("proxies", "current"))
+    __state__ = State("reactive", saved=("proxies", "current", "ahead"))
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
@@ -107,40 +128,65 @@ class Reactive(MobilityProtocol):
         """By client and the attach number of its move-in."""
         self.current: dict[str, ProxyObject] = {}
         """Of those whose session is here, too."""
+        self.ahead: dict[str, DeliveryQueue] = {}
+        """Of clients that were gone before their session came: what came with it."""
 
     # --- steps 1 to 5: the client registers, disconnects (nothing to do), reconnects ---
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
-        client = session.client
+        client, host = session.client, self.host
         if came_from == "":
-            self.begin(session, merged=True)
-        broker, number = last_move_in(session)
-        if broker == self.host.id:
-            proxy = self.current[client] = self.proxies[client, number]
-            if proxy.merged:
-                self.begin_delivery(client, proxy.queue, received.get(STREAM, 0))
-        elif self.host.is_attached(client):
-            proxy = self.current[client] = self.begin(session, merged=False)
-            proxy.source, proxy.received = broker, received.get(STREAM, 0)
-            self.move_in(session, broker, number)
-            if not self.host.is_reachable(broker):
-                self.do_without(client, session.number, proxy)
+            self.begin(session, self.new_queue(), merged=True)
+        moved_in = last_move_in(session)
+        queue = self.ahead.pop(client, None)
+        if queue is None:
+            queue = self.new_queue(moved_in.base)
+            self.extend(client, queue, session.owed)
+            session.owed = ()
+        if moved_in.broker == host.id:
+            proxy = self.current[client] = self.proxies[client, moved_in.number]
+            if queue:
+                self.extend(client, queue, proxy.queue.drain())
+                proxy.queue = queue
+        elif host.is_attached(client):
+            proxy = self.current[client] = self.begin(session, queue, merged=False)
+            proxy.source = moved_in.broker
+            self.move_in(session, moved_in)
+        else:
+            self.ahead[client] = queue
+            return
+        proxy.queue.rewind(received.get(STREAM, 0))
+        host.deliver_from(client, proxy.queue)
+        if proxy.merged:
+            host.handoff_finished(client)
+        elif not host.is_reachable(proxy.source):
+            self.do_without(client, session.number, proxy)
 
-    def begin(self, session: Session, merged: bool) -> ProxyObject:
-        proxy = ProxyObject(DeliveryQueue(STREAM, buffer=self.host.buffer), merged)
-        self.proxies[session.client, session.number] = proxy
-        session.luggage = msgspec.msgpack.encode((self.host.id, session.number))
+    def new_queue(self, base: int = 0) -> DeliveryQueue:
+        return DeliveryQueue(STREAM, base, self.host.buffer)
+
+    def extend(self, client: str, queue: DeliveryQueue, bursts: Iterable[Burst]) -> None:
+        for burst in bursts:
+            self.keep(queue, client, burst)
+
+    def begin(self, session: Session, queue: DeliveryQueue, merged: bool) -> ProxyObject:
+        proxy = self.proxies[session.client, session.number] = ProxyObject(queue, self.new_queue(), merged)
+        session.luggage = msgspec.msgpack.encode(MoveIn(self.host.id, session.number))
         return proxy
 
     def on_detach(self, session: Session) -> None:
         """Step 4: from now on the broker stores, as a durable subscription does."""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        proxy = self.current.pop(session.client, None)
+        """Steps 6A to 9: the attach request came; what is stored so far goes back with the session."""
+        client, moved_in = session.client, last_move_in(session)
+        proxy = self.current.pop(client, None)
         if proxy is not None:
             proxy.filters = list(session.subscriptions)
-            if proxy.merged:
-                proxy.queue.rewind(received.get(STREAM, 0))
+        queue = proxy.queue if proxy is not None else self.ahead.pop(client)
+        queue.rewind(received.get(STREAM, 0))
+        session.luggage = msgspec.msgpack.encode(MoveIn(moved_in.broker, moved_in.number, queue.base))
+        session.owed = tuple(queue.drain())
         self.host.hand_over(session, destination)
 
     def on_end(self, session: Session) -> None:
@@ -149,14 +195,15 @@ class Reactive(MobilityProtocol):
         if proxy is not None:
             self.proxies = {key: one for key, one in self.proxies.items() if one is not proxy}
 
-    # --- steps 6A to 9: request what is stored, and meanwhile subscribe ---
+    # --- steps 6A to 9: request the rest, and meanwhile subscribe ---
 
-    def move_in(self, session: Session, broker: str, number: int) -> None:
-        self.request(session, broker, number)
+    def move_in(self, session: Session, moved_in: MoveIn) -> None:
+        self.request(session, moved_in)
         self.subscribe(session)
 
-    def request(self, session: Session, broker: str, number: int) -> None:
-        self.host.send(broker, RequestBuffered(session.client, number, session.number))
+    def request(self, session: Session, moved_in: MoveIn) -> None:
+        message = RequestBuffered(session.client, moved_in.number, session.number)
+        self.host.send(moved_in.broker, message)
 
     def subscribe(self, session: Session) -> None:
         self.subscribe_all((session.client, session.number), session.subscriptions)
@@ -173,9 +220,8 @@ class Reactive(MobilityProtocol):
     def try_forward(self, client: str, number: int, proxy: ProxyObject) -> None:
         """Not before what was stored at earlier brokers has come."""
         if proxy.merged and proxy.requested_by:
-            base = proxy.queue.base
             bursts = tuple(proxy.queue.drain())
-            self.host.send(proxy.requested_by, ForwardBuffered(client, proxy.next_number, base, bursts))
+            self.host.send(proxy.requested_by, ForwardBuffered(client, proxy.next_number, bursts))
             del self.proxies[client, number]
 
     # --- steps 14 and 15: merge, order, deliver ---
@@ -186,12 +232,11 @@ class Reactive(MobilityProtocol):
         if proxy is None or proxy.merged:
             self.give_up(client, message.bursts, "broker is gone")
             return
-        merged = self.merge(list(message.bursts), proxy.queue.drain())
-        proxy.queue, proxy.merged = DeliveryQueue(STREAM, message.base, self.host.buffer), True
-        for burst in merged:
-            self.keep(proxy.queue, client, burst)
+        proxy.merged = True
+        self.extend(client, proxy.queue, self.merge(list(message.bursts), proxy.own.drain()))
         if self.current.get(client) is proxy:
-            self.begin_delivery(client, proxy.queue, message.base)
+            self.host.pump(client)
+            self.host.handoff_finished(client)
         self.try_forward(client, number, proxy)
 
     def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
@@ -204,7 +249,7 @@ class Reactive(MobilityProtocol):
 
     def do_without(self, client: str, number: int, proxy: ProxyObject) -> None:
         """What was stored is gone with its broker; the client goes on with what there is."""
-        self.on_forward_buffered(self.host.id, ForwardBuffered(client, number, proxy.received, ()))
+        self.on_forward_buffered(self.host.id, ForwardBuffered(client, number, ()))
 
     # --- notifications ---
 
@@ -213,14 +258,14 @@ class Reactive(MobilityProtocol):
         proxy = self.proxies.get((client, number))
         if proxy is None:
             return  # Its session was lost with a broker that is gone.
-        self.keep(proxy.queue, client, burst)
+        self.keep(proxy.queue if proxy.merged else proxy.own, client, burst)
         if proxy.merged and self.current.get(client) is proxy:
             self.host.pump(client)
 
     # --- the client's own requests; the host has kept back those of a handoff ---
 
     def owner_of(self, session: Session) -> Owner:
-        return (session.client, last_move_in(session)[1])
+        return (session.client, last_move_in(session).number)
 
     def keeps_for(self, session: Session) -> bool:
         return self.owner_of(session) in self.proxies
@@ -230,6 +275,8 @@ class Reactive(MobilityProtocol):
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for (client, _), proxy in self.proxies.items():
             yield client, proxy.queue
+            yield client, proxy.own
+        yield from self.ahead.items()
 
 
 class ReactiveMerged(Reactive):
@@ -239,9 +286,9 @@ class ReactiveMerged(Reactive):
 
     __state__ = State("reactive-merged")
 
-    def move_in(self, session: Session, broker: str, number: int) -> None:
+    def move_in(self, session: Session, moved_in: MoveIn) -> None:
         self.subscribe(session)
-        self.request(session, broker, number)
+        self.request(session, moved_in)
 
     def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
         """What only this broker has is newer than whatever was fetched of the same publisher.
@@ -253,9 +300,8 @@ class ReactiveMerged(Reactive):
         return [*fetched, *in_publishing_order([burst for burst in newer if burst is not None])]
 
 
-def last_move_in(session: Session) -> tuple[str, int]:
-    """The broker that stores for the client, and the attach number of its move-in there."""
-    return msgspec.msgpack.decode(session.luggage, type=tuple[str, int])
+def last_move_in(session: Session) -> MoveIn:
+    return msgspec.msgpack.decode(session.luggage, type=MoveIn)
 
 
 def in_publishing_order(bursts: list[Burst]) -> list[Burst]:

@@ -8,6 +8,11 @@ turning each entry on it round. It travels behind everything that was sent towar
 the old border broker, which then answers with `Replay`: what its cache holds. The
 new border broker holds back what arrives meanwhile and delivers the replay first.
 
+The old broker decides alone who gets the session. So the paper's message is here in two
+parts. The attach request takes the way that is told above, without turning anything, and
+the session comes back with what the cache holds: one round trip until the client reads.
+`Resubscribe` and `Fetch` follow on the same way, and `Replay` brings the rest.
+
 Which part of the old path can be freed (sections 4.1 and A.2)? Each hop of the
 fetch says whether its sender wants anything from the receiver, which is so if
 advertisements that overlap came from there. The receiver keeps an entry, which
@@ -65,8 +70,7 @@ from roamcast.state import State
 class Resubscribe(Message, frozen=True):
     """The subscription (X, F, num) of a client that roams, on its way to the junction.
 
-    `number` is the attach number, `received` the last sequence number that the client
-    has (the paper's num), `last_broker` where the session came from, and `update` what
+    `number` is the attach number, `last_broker` where the session came from, and `update` what
     the sender wants from the receiver from now on. Others know its entries by `known_as`.
     """
 
@@ -74,7 +78,6 @@ class Resubscribe(Message, frozen=True):
     known_as: str
     number: int
     subscriptions: dict[str, float]
-    received: int
     last_broker: str
     update: Update
     cause: ClassVar[Cause] = "handoff"
@@ -85,7 +88,7 @@ class Fetch(Resubscribe, frozen=True):
 
 
 class Replay(Message, frozen=True):
-    """What the old broker's cache holds, from the sequence number `base` + 1 on, on its way back.
+    """What came to the old broker's cache since the session left, on its way back.
 
     `update` is what the sender no longer wants from the receiver.
     """
@@ -93,10 +96,12 @@ class Replay(Message, frozen=True):
     client: str
     known_as: str
     number: int
-    base: int
     bursts: tuple[Burst, ...]
     update: Update
-    cause: ClassVar[Cause] = "transfer"
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.bursts else "handoff"
 
 
 class Cache:
@@ -104,18 +109,25 @@ class Cache:
 
     __state__ = State(
         "relocation-cache",
-        saved=("subscriber", "number", "queue", "blocked", "received", "fetch"),
+        saved=("subscriber", "number", "queue", "held_back", "blocked", "fetch"),
     )  # fmt: skip
 
-    def __init__(self, subscriber: str, number: int, queue: DeliveryQueue, blocked: bool) -> None:
+    def __init__(
+        self,
+        subscriber: str,
+        number: int,
+        queue: DeliveryQueue,
+        held_back: DeliveryQueue,
+        blocked: bool,
+    ) -> None:
         self.subscriber = subscriber
         self.number = number
         """The attach number under which the client's session came."""
         self.queue = queue
+        """From which the client reads; while it is blocked, what came with the session."""
+        self.held_back = held_back
         self.blocked = blocked
-        """Whether the replay that comes before all this is still on its way."""
-        self.received = 0
-        """What the client said it has when it attached here."""
+        """Whether the replay that comes before what is held back is still on its way."""
         self.fetch: Resubscribe | None = None
         """The client has moved on, and this is to be replayed there."""
 
@@ -128,7 +140,6 @@ class Due(msgspec.Struct, frozen=True):
     """The broker that it goes to from here."""
     onward: str
     """The peer that it comes from; "" if it begins here."""
-    received: int
 
 
 class Relocation(MobilityProtocol):
@@ -137,6 +148,7 @@ class Relocation(MobilityProtocol):
     promise = Promise(lost=frozenset({"overflow", "expired"}))
     strategies = ("simple",)
     """Others forget whose entry it is."""
+    follows_routes = True
 
     __state__ = State("relocation", saved=("caches", "current", "left", "replays_due"))
 
@@ -164,44 +176,49 @@ class Relocation(MobilityProtocol):
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client = session.client
         if came_from == "":  # A new client.
-            self.begin_cache(session, blocked=False)
+            self.begin_cache(session, 0, blocked=False)
         elif came_from != self.host.id:  # A roaming client, suspended meanwhile or not.
-            self.begin_cache(session, blocked=True)
-            self.relocate(session, received.get(STREAM, 0))
-        cache = self.current[client]
-        cache.received = max(cache.received, received.get(STREAM, 0))
-        if not cache.blocked:  # Also a client that resumes at the same broker.
-            self.deliver(client, cache)
+            self.begin_cache(session, msgspec.msgpack.decode(session.luggage, type=int), blocked=True)
+            self.relocate(session)
+        # Otherwise it resumes at the same broker.
+        self.deliver(client, self.current[client], received.get(STREAM, 0))
 
-    def begin_cache(self, session: Session, blocked: bool) -> None:
-        queue = DeliveryQueue(STREAM, buffer=self.host.buffer)
-        cache = Cache(subscriber_name(session), session.number, queue, blocked)
-        self.caches[session.client, session.number] = self.current[session.client] = cache
+    def begin_cache(self, session: Session, base: int, blocked: bool) -> None:
+        client, host = session.client, self.host
+        queue, held_back = (DeliveryQueue(STREAM, first, host.buffer) for first in (base, 0))
+        cache = Cache(subscriber_name(session), session.number, queue, held_back, blocked)
+        self.caches[client, session.number] = self.current[client] = cache
+        owed, session.owed = session.owed, ()
+        for burst in owed:
+            self.store(client, cache.queue, burst)
 
-    def relocate(self, session: Session, received: int) -> None:
+    def relocate(self, session: Session) -> None:
         """Begin to look for the old border broker."""
         client, number = session.client, session.number
         subscriptions = dict(session.subscriptions)
         message = Resubscribe(
-            client, subscriber_name(session), number, subscriptions, received, session.last_broker, Update()
+            client, subscriber_name(session), number, subscriptions, session.last_broker, Update()
         )
         self.turn(message, (client, number), self.host.id)
 
-    def deliver(self, client: str, cache: Cache) -> None:
-        cache.queue.rewind(cache.received)
-        self.expire(client, cache)
+    def deliver(self, client: str, cache: Cache, received: int) -> None:
+        cache.queue.rewind(received)
+        self.expire(client, cache.queue)
         self.host.deliver_from(client, cache.queue)
-        self.host.handoff_finished(client)
+        if not cache.blocked:
+            self.host.handoff_finished(client)
 
     def on_detach(self, session: Session) -> None:
         """The client is suspended, or gone: from now on its cache is limited."""
-        self.trim(session.client, self.current[session.client])
+        self.trim(session.client, self.current[session.client].queue)
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        """The client is elsewhere. Its session goes there; the cache waits until it is fetched."""
+        """The client is elsewhere. Its session goes there with the cache; what comes yet waits for the fetch."""
         cache = self.current.pop(session.client)
-        if not cache.blocked:
-            cache.queue.rewind(received.get(STREAM, 0))
+        cache.queue.rewind(received.get(STREAM, 0))
+        self.expire(session.client, cache.queue)
+        session.luggage = msgspec.msgpack.encode(cache.queue.base)
+        session.owed = tuple(cache.queue.drain())
         self.left[session.client, session.number] = cache
         self.host.hand_over(session, destination)
 
@@ -216,7 +233,7 @@ class Relocation(MobilityProtocol):
         client, subscriber = message.client, message.known_as
         old = self.host.direction(message.subscriptions, client, subscriber)
         onward = old if isinstance(old, str) else self.host.next_hop(message.last_broker)
-        due = Due(client, replay_to, onward, message.received)
+        due = Due(client, replay_to, onward)
         if onward == self.host.id or not self.host.is_reachable(onward):
             self.host.divert(message.subscriptions, client, subscriber, target, None, message.update)
             self.replays_due.setdefault(subscriber, {})[message.number] = due
@@ -232,7 +249,6 @@ class Relocation(MobilityProtocol):
                 subscriber,
                 message.number,
                 message.subscriptions,
-                message.received,
                 message.last_broker,
                 update or Update(),
             ),
@@ -253,7 +269,7 @@ class Relocation(MobilityProtocol):
     def fetch_from(self, cache: Cache, sender: str, message: Resubscribe) -> None:
         subscriber = message.known_as
         self.host.divert(message.subscriptions, message.client, subscriber, sender, None, message.update)
-        due = Due(message.client, sender, "", message.received)
+        due = Due(message.client, sender, "")
         self.replays_due.setdefault(subscriber, {})[message.number] = due
         cache.fetch = message
         self.try_replay(cache)
@@ -264,10 +280,9 @@ class Relocation(MobilityProtocol):
         if fetch is None or cache.blocked:
             return
         client = fetch.client
-        cache.queue.rewind(fetch.received)
-        self.expire(client, cache)
+        self.expire(client, cache.queue)
         bursts = tuple(cache.queue.drain())
-        replay = Replay(client, fetch.known_as, fetch.number, cache.queue.base, bursts, Update())
+        replay = Replay(client, fetch.known_as, fetch.number, bursts, Update())
         del self.caches[client, cache.number]
         self.pass_replay((client, cache.number), replay, fetch.subscriptions)
 
@@ -296,7 +311,8 @@ class Relocation(MobilityProtocol):
         cache = self.caches[client, message.number]
         self.unblock(client, cache, message)
         if self.current.get(client) is cache:
-            self.deliver(client, cache)
+            self.host.pump(client)
+            self.host.handoff_finished(client)
         else:
             self.try_replay(cache)
 
@@ -309,15 +325,14 @@ class Relocation(MobilityProtocol):
 
     def do_without(self, subscriber: str, number: int, due: Due) -> None:
         """The client goes on with what there is."""
-        self.on_replay(self.host.id, Replay(due.client, subscriber, number, due.received, (), Update()))
+        self.on_replay(self.host.id, Replay(due.client, subscriber, number, (), Update()))
 
     def unblock(self, client: str, cache: Cache, message: Replay) -> None:
         """Put the replay before what was held back."""
-        held_back = cache.queue.drain()
-        cache.queue = DeliveryQueue(STREAM, message.base, self.host.buffer)
         cache.blocked = False
-        for burst in (*message.bursts, *self.without_replayed(held_back, message.bursts)):
-            self.store(client, cache, burst)
+        held_back = self.without_replayed(cache.held_back.drain(), message.bursts)
+        for burst in (*message.bursts, *held_back):
+            self.store(client, cache.queue, burst)
 
     def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
         """Of what was held back, what is newer than all that is replayed of the same publisher."""
@@ -334,19 +349,20 @@ class Relocation(MobilityProtocol):
         cache = self.caches.get((client, owner[1]))
         if cache is None:
             return  # Its session was lost with a broker that is gone.
-        self.store(client, cache, burst)
+        self.store(client, cache.held_back if cache.blocked else cache.queue, burst)
         if not cache.blocked and self.current.get(client) is cache:
             self.host.pump(client)
 
-    def store(self, client: str, cache: Cache, burst: Burst) -> None:
-        self.keep(cache.queue, client, burst)
-        is_read = not cache.blocked and self.current.get(client) is cache and self.host.is_attached(client)
+    def store(self, client: str, queue: DeliveryQueue, burst: Burst) -> None:
+        self.keep(queue, client, burst)
+        cache = self.current.get(client)
+        is_read = cache is not None and cache.queue is queue and self.host.is_attached(client)
         if not is_read:
-            self.trim(client, cache)
+            self.trim(client, queue)
 
-    def trim(self, client: str, cache: Cache) -> None:
+    def trim(self, client: str, queue: DeliveryQueue) -> None:
         """Give up the oldest of what nobody reads at present: past the time to live, or past the room."""
-        room, ttl_s, queue = self.settings.cache_notifications, self.settings.cache_ttl_s, cache.queue
+        room, ttl_s = self.settings.cache_notifications, self.settings.cache_ttl_s
         while ttl_s is not None and queue and _front(queue).published_at < self.host.now - ttl_s:
             self.give_up_first(client, queue, _front(queue).count, "expired")
         while room is not None and len(queue) > room:
@@ -356,16 +372,16 @@ class Relocation(MobilityProtocol):
         self.host.dropped(client, _front(queue).head(count), reason)
         queue.acknowledge(queue.base + count)
 
-    def expire(self, client: str, cache: Cache) -> None:
+    def expire(self, client: str, queue: DeliveryQueue) -> None:
         """Before a cache is read: give up whatever is too old, wherever in the queue it is."""
         if self.settings.cache_ttl_s is None:
             return
         oldest_s = self.host.now - self.settings.cache_ttl_s
-        for burst in cache.queue.drain():
+        for burst in queue.drain():
             if burst.published_at < oldest_s:
                 self.host.dropped(client, burst, "expired")
             else:
-                self.keep(cache.queue, client, burst)
+                self.keep(queue, client, burst)
 
     # --- the client's own requests ---
 
@@ -375,11 +391,19 @@ class Relocation(MobilityProtocol):
     def subscriber_of(self, owner: Owner) -> str:
         return self.caches[owner[0], owner[1]].subscriber
 
+    # --- section 4.1: the old broker is found along the entries ---
+
+    def trail_of(self, client: str) -> str:
+        """Where the entries of the client lead; where there are none, where the only producers are."""
+        way = self.host.way_to(lambda subscriber: client_named(subscriber) == client)
+        return way if isinstance(way, str) else ""
+
     # --- the rest ---
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for (client, _), cache in self.caches.items():
             yield client, cache.queue
+            yield client, cache.held_back
 
 
 class RelocationPublished(Relocation):
@@ -396,6 +420,10 @@ def subscriber_name(session: Session) -> str:
     """Whose a routing entry is. Not the client's name alone: when two trees join, each may have a session
     of the same client, and what is turned or withdrawn for one of them must not be the other's."""
     return f"{session.client} {session.life} {session.begun[1]}"
+
+
+def client_named(subscriber: str) -> str:
+    return subscriber.rsplit(" ", 2)[0]
 
 
 def _front(queue: DeliveryQueue) -> Burst:

@@ -11,7 +11,16 @@ from typing import ClassVar, Literal
 import msgspec
 
 from roamcast.filters.filter import Filter, Value
-from roamcast.protocol.notification import Area, Burst, Cause, ClientMessage, Command, Fleeting, Message
+from roamcast.protocol.notification import (
+    Area,
+    Burst,
+    Cause,
+    ClientMessage,
+    Command,
+    Fleeting,
+    Message,
+    count_of,
+)
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Whereabouts
 
@@ -240,7 +249,14 @@ class Grant(Message, frozen=True):
     """
 
     session: Session
-    cause: ClassVar[Cause] = "handoff"
+
+    @property
+    def cause(self) -> Cause:
+        return "transfer" if self.session.owed else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return count_of(self.session.owed) or 1
 
 
 class GrantReceived(Message, frozen=True):
@@ -291,8 +307,9 @@ class Drain(Command, frozen=True):
 class Hello(ClientMessage, frozen=True):
     """First message of a client on a new connection.
 
-    `received` says per stream the highest sequence that arrived. `last_broker`
-    may be "" (the client need not know), `fresh` is set by a client that never
+    `received` says per stream the highest sequence that arrived. `last_broker` is
+    where the client was last, or what that broker told it to name instead; it
+    may be "" (the client need not know). `fresh` is set by a client that never
     attached anywhere before, so that nobody needs to be asked. `clean` ends the
     session that is found, before a new one begins. `window` is how many
     notifications the client takes without acknowledging; 0 leaves it to the broker.
@@ -391,10 +408,14 @@ class Leave(ClientMessage, frozen=True):
 
 
 class Welcome(ClientMessage, frozen=True):
-    """The session is here. Requests up to `accepted` need not be sent again."""
+    """The session is here. Requests up to `accepted` need not be sent again.
+
+    `named_next` is the broker that the client names as its last when it attaches next.
+    """
 
     number: int
     accepted: int
+    named_next: str = ""
 
 
 class Deliver(ClientMessage, frozen=True, gc=False):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from roamcast.protocol.whereabouts import Pace, Place
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.whereabouts import InZone, Pace, Place
 
 SERVED_KEPT_MAX = 16
 """More copies of a request cannot be under way, since copies arise only where a session is moving."""
@@ -48,10 +49,15 @@ class Session(msgspec.Struct):
     places_number: int = 0
     """One higher whenever brokers are to be told anew."""
     paces: dict[str, Pace] = {}
+    zones: dict[str, InZone] = {}
+    """The zones on the earth in which the client is."""
     owner: str = ""
     """Who may have it; nobody else gets it by giving the same name."""
     luggage: bytes = b""
     capsule: bytes = b""
+    owed: tuple[Burst, ...] = ()
+    """During a handoff: what is stored for the client and travels with its session. The protocol takes it
+    out where the session arrives."""
 
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""
@@ -67,4 +73,5 @@ class Session(msgspec.Struct):
             deferred=list(self.deferred),
             places=dict(self.places),
             paces=dict(self.paces),
+            zones=dict(self.zones),
         )

@@ -33,6 +33,14 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
     """Whether it took its value later than the client said, so that the next change seems early."""
 
 
+class InZone(msgspec.Struct, frozen=True, array_like=True):
+    """That a client is in a zone."""
+
+    since: float
+    is_told: bool = True
+    """Whether others have been told; not before it has been there for long enough."""
+
+
 class Whereabouts(msgspec.Struct, frozen=True, array_like=True):
     """What a broker knows of a client's variables."""
 

@@ -354,6 +354,17 @@ class Router:
                 return interface
         return None
 
+    def way_to(self, is_theirs: Callable[[str], bool]) -> Interface | None:
+        """Where what such a subscriber wants goes; without any, the only peer from which something comes."""
+        for subscriber, interface in self._diverted.items():
+            if is_theirs(subscriber):
+                return interface
+        for interface, collected in self._collected.items():
+            if any(is_theirs(subscriber) for _, subscriber in collected):
+                return interface
+        producing = [peer for peer, state in self._peers.items() if state.advertised]
+        return producing[0] if len(producing) == 1 else None
+
     def divert(
         self,
         filters: Iterable[Filter],

@@ -14,6 +14,7 @@ For one that is, only what it should not have got is judged.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -22,12 +23,14 @@ from typing import NamedTuple
 import networkx as nx
 
 from roamcast.filters.filter import Attributes, Filter, Value
-from roamcast.filters.own import NOTHING, Possible, Values, instance
+from roamcast.filters.geography import EARTH_RADIUS_M, EVERYWHERE, Position, Region
+from roamcast.filters.own import NOTHING, Around, Possible, Values, instance
 from roamcast.filters.selector import parse
 from roamcast.protocol.notification import decode_attributes
 from roamcast.protocol.records import Row
 from roamcast.protocol.whereabouts import Pace
 from roamcast.routing.location import pace
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.checkers import ROUNDING_S, Identity
@@ -75,6 +78,21 @@ NEVER = float("inf")
 
 DelayBetween = Callable[[str, str], float]
 """How long a notification takes from one broker to another."""
+
+
+class NearPosition(Region):
+    """What is near a position, by another formula than that of the brokers (the haversine)."""
+
+    def __init__(self, centre: str, metres: float) -> None:
+        super().__init__(f"near {centre} by {metres!r}", EVERYWHERE)
+        self._centre = [math.radians(float(part)) for part in centre.split(",")]
+        self._metres = metres
+
+    def holds(self, place: Position) -> bool:
+        (north, east), latitude, longitude = self._centre, *map(math.radians, place[:2])
+        upwards, sideways = math.sin((latitude - north) / 2), math.sin((longitude - east) / 2)
+        root = math.sqrt(upwards**2 + math.cos(north) * math.cos(latitude) * sideways**2)
+        return 2 * EARTH_RADIUS_M * math.asin(min(root, 1.0)) <= self._metres
 
 
 class LocationChecker:
@@ -184,6 +202,8 @@ class LocationChecker:
     def _near(self, values: dict[str, Value], name: str, within: float) -> Possible:
         if name not in values:
             return NOTHING
+        if isinstance(self.settings.variables[name], Earth):
+            return Around((NearPosition(str(values[name]), within),), is_exact=True)
         if name not in self._graphs:
             return self.settings.variables[name].near((values[name],), 0, within)
         return Values(tuple(self.within(name, values[name], within)), is_exact=True)

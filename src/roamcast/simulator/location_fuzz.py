@@ -5,6 +5,7 @@ owed, and the timing what is missed. A third of those who walk are faster than t
 brokers take for granted. In the others clients change broker, too; there they are
 never too fast, and nothing may be missing. Some jump where no edge leads, and some
 are brisk: they stand still while they change broker, and set out as soon as they are there.
+In a third of the stories locations are positions on the earth, at a pole and across the date line, too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps
 from roamcast.simulator.drawing import Span, draw_moves, draw_publishes, in_order
 from roamcast.simulator.links import Delay
+from roamcast.simulator.location_earth import Earth, draw_earth
 from roamcast.simulator.location_oracle import delivers_once
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import Story
@@ -77,6 +79,17 @@ class Setting:
     span: Span
     is_fast: bool
     is_brisk: bool
+    filters: tuple[str, ...] = FILTERS
+    plain_filters: tuple[str, ...] = PLAIN_FILTERS
+    earth: Earth | None = None
+    """Where locations are positions; the graph is then one of positions that are one step apart."""
+
+    def first_filter(self, client: str) -> list[str]:
+        return [self.filters[0]] if client == "c0" else []
+
+    def about(self, location: Value) -> Value:
+        """What a notification says of a location: of a position, one that is near."""
+        return location if self.earth is None else self.earth.beside(str(location), self.rng)
 
 
 def draw_location_story(protocol: str, seed: int) -> Story:
@@ -95,6 +108,9 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     # On a small graph one is everywhere at once, however fast.
     kind = 1 if is_brisk else rng.choice((1, 4)) if is_fast else rng.randrange(7)
     graph = _draw_graph(rng, kind)
+    earth = draw_earth(random.Random(f"fuzz/location/{seed}/earth")) if seed % 3 == 1 else None
+    if earth is not None:
+        graph, is_fast = earth.graph, False
     delays = [0.001 * rng.randint(1, 100) for _ in topology.overlay]
     if is_brisk or seed % 8 in (0, 5):
         # Where all links are alike, a client may be as far away as before, and yet somewhere else.
@@ -103,14 +119,16 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     stays = rng.uniform(2.1, 3.9) if is_brisk else rng.choice((0.3, 1.0, 3.0, 20.0))
     stay_s = round(stays * max(delays, default=0.01), 4)
     learnt = not roams and rng.random() < 0.4
-    location = LocationSettings(
-        {"location": graph, "budget": BUDGET}, stay_s=None if learnt else stay_s, stay_first_s=stay_s
-    )
+    variables = {"location": graph if earth is None else earth.variable, "budget": BUDGET}
+    location = LocationSettings(variables, stay_s=None if learnt else stay_s, stay_first_s=stay_s)
     settings = _draw_settings(name, seed, rng, topology, delays, location)
     if is_brisk:
         settings = replace(settings, notice_delay=Delay(0.0, 0.0), names_last_broker=True)
     span = Span(START_S, stay_s * rng.randint(8, 30))
     setting = Setting(rng, topology, graph, settings, stay_s, span, is_fast, is_brisk)
+    if earth is not None:
+        filters = earth.filters(rng)
+        setting = replace(setting, filters=filters, plain_filters=earth.plain_filters(rng), earth=earth)
     # Rounded as a story tells them.
     actions = in_order((round(at, 6), client, item) for at, client, item in _draw_actions(setting, roams))
     chance = random.Random(f"fuzz/location/{seed}/jumps")
@@ -177,7 +195,7 @@ def _draw_actions(setting: Setting, roams: bool) -> list[Action]:
     actions: list[Action] = []
     walks: list[list[Action]] = []
     for client in clients:
-        filters = _draw_filters(rng) if not setting.is_brisk else [FILTERS[0]] if client == "c0" else []
+        filters = _draw_filters(setting) if not setting.is_brisk else setting.first_filter(client)
         start, budget = rng.choice(setting.graph.locations), rng.randint(0, 4)
         broker = rng.choice(setting.topology.brokers)
         first = MoveTo({"location": start, "budget": budget})
@@ -204,9 +222,10 @@ def _draw_actions(setting: Setting, roams: bool) -> list[Action]:
     return actions
 
 
-def _draw_filters(rng: random.Random) -> list[str]:
-    filters = rng.sample(FILTERS, rng.choice((1, 1, 2))) if rng.random() < 0.7 else []
-    return filters + rng.sample(PLAIN_FILTERS, rng.choice((0, 0, 0, 1)))
+def _draw_filters(setting: Setting) -> list[str]:
+    rng = setting.rng
+    filters = rng.sample(setting.filters, rng.choice((1, 1, 2))) if rng.random() < 0.7 else []
+    return filters + rng.sample(setting.plain_filters, rng.choice((0, 0, 0, 1)))
 
 
 def _opening(client: str, setting: Setting, broker: str, filters: list[str], start: MoveTo) -> list[Action]:
@@ -267,7 +286,7 @@ def _publishes(client: str, setting: Setting, walks: list[list[Action]]) -> list
         near = [location for at, location in steps if abs(at - now_s) < 3 * setting.stay_s]
         anywhere = not near or rng.random() < 0.2
         attributes: dict[str, Value] = {
-            "location": rng.choice(setting.graph.locations if anywhere else near),
+            "location": setting.about(rng.choice(setting.graph.locations if anywhere else near)),
             "service": rng.choice(("parking", "news")),
             "cost": rng.randrange(4),
         }
@@ -307,5 +326,5 @@ def _changes(client: str, setting: Setting, filters: list[str]) -> list[Action]:
         if rng.random() < 0.5:
             actions.append((at, client, UnsubscribeFrom(parse(rng.choice(filters)).text)))
         else:
-            actions.append((at, client, SubscribeTo(parse(rng.choice(FILTERS)).text)))
+            actions.append((at, client, SubscribeTo(parse(rng.choice(setting.filters)).text)))
     return actions

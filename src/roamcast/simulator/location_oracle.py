@@ -23,9 +23,10 @@ from roamcast.filters.expression import And, Expression, Or, Own, Value
 from roamcast.filters.filter import Attributes, Filter
 from roamcast.mobility import Promise, find_protocol
 from roamcast.protocol.effects import AttachTo, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.variables import NumberSteps
 from roamcast.simulator.checkers import Identity
-from roamcast.simulator.location_checks import Epoch, LocationChecker, Published
+from roamcast.simulator.location_checks import Epoch, LocationChecker, NearPosition, Published
 
 if TYPE_CHECKING:
     from roamcast.simulator.network import NetworkSettings
@@ -188,8 +189,11 @@ class Timing:
         variable = self._checker.settings.variables[condition.variable]
         if isinstance(variable, NumberSteps):
             return _number_may_be(condition, attribute, variable, value, steps)
-        near = self._checker.within(condition.variable, value, steps + int(condition.within))
-        return (attribute in near) is not condition.negative
+        if isinstance(variable, Earth):
+            near = NearPosition(str(value), condition.within + steps * variable.step_m)
+            return near.accepts(str(attribute)) is not condition.negative
+        reached = self._checker.within(condition.variable, value, steps + int(condition.within))
+        return (attribute in reached) is not condition.negative
 
 
 def _steps(distance_s: float, stay_s: float, rounding: str) -> float:

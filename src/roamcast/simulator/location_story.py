@@ -2,11 +2,14 @@
 
     graph a-b b-c c>d e
     number budget 10 0 0 100
+    earth 250
+    zone harbour {"type": "Polygon", "coordinates": [[[0, 0], [1, 0], [1, 1]]]}
     stay 0.5
     at 1.0 car move b
     at 2.0 car move {"budget": 80}
 
-`c>d` is one way only, and `e` has no edge. A number variable has the most that it
+`c>d` is one way only, and `e` has no edge. With `earth` locations are positions, and a step is
+no longer than so many metres (`at 1.0 car move 43.263,-2.935`). A number variable has the most that it
 falls and rises in one step, and its lowest and highest value. Without `stay`, how
 long clients stay at a location is learnt from their moves, `first_stay` until then.
 """
@@ -20,14 +23,16 @@ from collections.abc import Iterator
 import msgspec
 
 from roamcast.errors import InputError
+from roamcast.filters.geography import read_geojson
 from roamcast.protocol.effects import MoveTo
 from roamcast.protocol.notification import encode_attributes
+from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.ploc import Rule
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps, Variable
 
-LINES = ("graph", "number", "stay", "first_stay", "steps")
+LINES = ("graph", "earth", "zone", "dwell", "hysteresis", "number", "stay", "first_stay", "steps")
 _EDGE = re.compile(r"([^\s>-]+)([->])([^\s>-]+)")
 _RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("one_way", "down")}
 
@@ -35,6 +40,12 @@ _RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("o
 def parse_location_line(settings: LocationSettings, key: str, text: str) -> LocationSettings:
     if key == "graph":
         return _with_variable(settings, "location", _parse_graph(text))
+    if key == "earth":
+        return _with_variable(settings, "location", Earth(float(text)))
+    if key == "zone":
+        name, _, shape = text.partition(" ")
+        zones = {**settings.zones, name: read_geojson(shape).shape}
+        return msgspec.structs.replace(settings, zones=zones)
     if key == "number":
         words = text.split()
         if len(words) != 5:
@@ -44,7 +55,10 @@ def parse_location_line(settings: LocationSettings, key: str, text: str) -> Loca
         if text not in _RULES:
             raise InputError(f"steps {text!r}: valid are {', '.join(_RULES)}")
         return msgspec.structs.replace(settings, rule=_RULES[text])
-    field = {"stay": "stay_s", "first_stay": "stay_first_s"}[key]
+    fields = {
+        "stay": "stay_s", "first_stay": "stay_first_s", "dwell": "dwell_s", "hysteresis": "hysteresis_m",
+    }  # fmt: skip
+    field = fields[key]
     return msgspec.structs.replace(settings, **{field: float(text)})
 
 
@@ -52,9 +66,17 @@ def format_location_lines(settings: LocationSettings) -> Iterator[str]:
     for name, variable in settings.variables.items():
         if isinstance(variable, MovementGraph):
             yield f"graph {_format_graph(variable)}"
+        elif isinstance(variable, Earth):
+            yield f"earth {variable.step_m!r}"
         elif isinstance(variable, NumberSteps):
             numbers = (variable.fall, variable.rise, variable.lowest, variable.highest)
             yield f"number {name} {' '.join(f'{number:g}' for number in numbers)}"
+    for name, shape in settings.zones.items():
+        yield f"zone {name} {shape}"
+    if settings.dwell_s:
+        yield f"dwell {settings.dwell_s!r}"
+    if settings.hysteresis_m:
+        yield f"hysteresis {settings.hysteresis_m!r}"
     if settings.stay_s is not None:
         yield f"stay {settings.stay_s!r}"
     elif settings.stay_first_s != LocationSettings().stay_first_s:

@@ -13,7 +13,8 @@ Nothing here looks at the brokers' tables. The rules, each checked by the functi
 `repeated`      QoS 0 and 2 come once. QoS 1 is repeated only with DUP on a later connection, or if its
                 publisher sent it more than once.
 `ordered`       What one publisher published with the same QoS comes in that order, repeats aside; QoS 0
-                while both stay connected.
+                while both stay connected. What was sent more than once has the place of its first sending
+                only if that was owed. A publisher whose session a stand-in replaces is promised no order.
 `shared`        Each notification for a group goes to one member, and none is lost. Another member may get it
                 once more if the session of the first has ended.
 `expired`       Nothing is delivered later than its expiry, and what is left of the expiry never grows.
@@ -167,6 +168,14 @@ class MqttChecker:
         publisher = self._ledger.clients.get(message.publisher)
         return publisher is not None and any(
             publisher.lives[one.life].is_doubtful for one in message.sendings
+        )
+
+    def _has_overtaken(self, message: Message) -> bool:
+        """Whether it came by a session that stood in for the publisher's own, which could not be asked what
+        it had sent before."""
+        publisher = self._ledger.clients.get(message.publisher)
+        return publisher is not None and any(
+            publisher.lives[one.life].has_stand_in for one in message.sendings
         )
 
     def _acceptances_max(self, message: Message) -> int:
@@ -343,7 +352,7 @@ class MqttChecker:
             seen[message.key] = None
             lives = {one.life for one in message.sendings}
             is_doubtful = life.has_stand_in or _left_groups(life, message) or self._is_from_doubtful(message)
-            if len(lives) != 1 or is_doubtful or self._may_be_denied(message):
+            if len(lives) != 1 or is_doubtful or self._may_be_denied(message) or self._has_overtaken(message):
                 continue
             place: tuple[object, ...] = (message.publisher, message.qos, *lives)
             if not delivery.qos:
@@ -352,11 +361,10 @@ class MqttChecker:
             last = newest.get(place)
             may_be_left_out = message.expiry_s is not None or self._ledger.dropped[client.id] > 0
             was_owed = not may_be_left_out and any(
-                one.granted_at <= message.first_at and one.wants(message, client.id)
-                for one in life.subscriptions
+                self._owes(one, message, client) for one in life.subscriptions
             )
             if len(message.sendings) > 1 and not was_owed:
-                continue  # Perhaps only a later sending was to be delivered.
+                continue  # Perhaps only a later sending was to be delivered, or the first one with QoS 0.
             if last is not None and last.message.number > message.number:
                 self.result.out_of_order += 1
                 text = f"{client.id} got {_told(message)} at {delivery.at:.6f} after {last.message.key}"

@@ -70,6 +70,7 @@ class MqttNetwork(Network):
         for edge in self._joins:
             one, other = edge
             self._outages[edge][NOT_JOINED] = self._told_down[one, other] = self._told_down[other, one] = None
+            del self._connections[edge]
 
     def _make_access(self) -> MqttAccess:
         return MqttAccess(self, self._ledger, self._drains)

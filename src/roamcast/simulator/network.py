@@ -248,8 +248,10 @@ class Network(NetworkBase):
             frozenset(ends): {} for ends in topology.overlay
         }
         """Why each link is down; nothing if it is up."""
-        self._cuts: Counter[frozenset[str]] = Counter()
-        """How often each link went down; what was under way then never arrives."""
+        self._connections = {frozenset(ends): 0 for ends in topology.overlay}
+        """The number of the connection that each link has now; none from an outage until the next handshake.
+        What is written into a connection that breaks never arrives."""
+        self._connections_made = 0
         self._told_down: dict[tuple[str, str], None] = {}
         """Brokers, and the peers that they know to be out of reach."""
         self.machines = {id: self._make_machine(id) for id in topology.brokers}
@@ -439,13 +441,14 @@ class Network(NetworkBase):
                 self._send_frame(broker, peer, end.take(1, apart=True))
 
     def _send_frame(self, broker: str, peer: str, frame: bytes) -> None:
-        if frame:  # Otherwise the link is down.
+        connection = self._connections.get(frozenset((broker, peer)))
+        if frame and connection is not None:  # Otherwise the link is down, whether the broker knows or not.
             at = self._links[broker][peer].arrival_s(self.now, CONTROL_BYTES)
-            self.push(at, self._arrive_over, (broker, peer, self._cuts[frozenset((broker, peer))]), frame)
+            self.push(at, self._arrive_over, (broker, peer, connection), frame)
 
     def _arrive_over(self, way: tuple[str, str, int], frame: bytes) -> None:
-        broker, peer, cuts = way
-        if cuts == self._cuts[frozenset((broker, peer))]:
+        broker, peer, connection = way
+        if connection == self._connections.get(frozenset((broker, peer))):
             self.arrive(peer, (LinkFrames(broker, frame),))
 
     # --- faults ---
@@ -550,7 +553,7 @@ class Network(NetworkBase):
         was_up = not outages
         outages[why] = None
         if was_up:
-            self._cuts[edge] += 1
+            self._connections.pop(edge, None)
             # In events of their own, because either may crash when it hears of it.
             self.push(self.now, self._tell_down, broker, peer)
             self.push(self.now, self._tell_down, peer, broker)
@@ -587,6 +590,8 @@ class Network(NetworkBase):
                     self._broken.append(f"{end} refuses the link to {peer}: {refusal}")
                 return
         anew = {end: links[end].begins_anew(peer, offers[end]) for end, peer in ((one, other), (other, one))}
+        self._connections_made += 1
+        self._connections[frozenset((one, other))] = self._connections_made
         for end, peer in ((one, other), (other, one)):
             self._told_down.pop((end, peer), None)
             if peer not in self._down:

@@ -25,17 +25,19 @@ One process at a time can have a folder open; the folder and its files are its o
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from roamcast.errors import InputError
+from roamcast.storage.locking import lock_folder
 from roamcast.storage.mapping import FILE_SYSTEMS, MAPPED_BYTES_MAX, MappedSegment, file_system_of
 from roamcast.storage.recovery import Found, Recovered, check_replay, find_recoverable
 from roamcast.storage.segments import (
+    CONTINUED,
     END_MARK,
     HEADER_BYTES,
     LENGTH_BYTES,
@@ -43,15 +45,17 @@ from roamcast.storage.segments import (
     SEGMENT_SUFFIX,
     SNAPSHOT_SUFFIX,
     TEMPORARY_SUFFIX,
+    WATERMARK_AT,
     SegmentHead,
+    current_boot,
     encode_version,
     new_marker,
     numbered,
     pack_length,
+    pack_watermark,
     seal_record,
     segment_path,
     single_record,
-    sync_folder,
     write_all,
 )
 from roamcast.storage.snapshots import SnapshotChild, SnapshotFile, SnapshotOutcome
@@ -197,6 +201,9 @@ class Journal:
         """What that was when the last snapshot was begun that is now on the disk."""
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
+        self._boot = current_boot()
+        self._mark_place = 0
+        """Which of the two places of the watermark was written last."""
         self._file = -1
         self._map: MappedSegment | None = None
         """The file's memory, where that can be used."""
@@ -233,7 +240,7 @@ class Journal:
         settings.check()
         lock = -1
         try:
-            lock = _lock_folder(folder)
+            lock = lock_folder(folder)
             found = find_recoverable(folder)
             check_replay(folder, found, replay, version)
             journal = cls(folder, lock, found, settings)
@@ -265,6 +272,9 @@ class Journal:
             write_all(self._file, END_MARK, last.end)
             if self._syncs_commits:
                 os.fdatasync(self._file)
+            # In both places: after a power loss an older watermark may be ahead of what is left.
+            self._mark()
+            self._mark()
         else:
             self._begin_segment()
         self._remove_before(found.sequence, found.scans[0].head.number)
@@ -328,6 +338,7 @@ class Journal:
             if is_written:
                 self._offset, self._next = end, self._next + 1
                 self.commits += 1
+                self._mark()
                 return
         self.append(entry)
         self.commit()
@@ -404,8 +415,20 @@ class Journal:
         self._offset += size
         self._next += self._pending
         self.commits += 1
+        self._mark()
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
+
+    def _mark(self, flags: int = 0) -> None:
+        """Move the watermark behind what is promised now."""
+        flags |= self._syncs_commits
+        packed = pack_watermark(self._head.marker, self._offset, self._next, self._boot, flags)
+        self._mark_place ^= 1
+        place = WATERMARK_AT[self._mark_place]
+        if self._map is None or not self._map.put_in_head(packed, place):
+            # A watermark that stays behind promises less, and the next commit meets the same disk.
+            with suppress(OSError):
+                os.pwrite(self._file, packed, place)
 
     def _sync(self) -> None:
         started_s = time.perf_counter()
@@ -417,6 +440,8 @@ class Journal:
     def _begin_segment(self) -> None:
         head = SegmentHead(self._head.number + 1, self._next, new_marker(), *self._written_by)
         file = self._spares.begin_segment(head)
+        if self._file >= 0:
+            self._mark(CONTINUED)
         self._let_go()
         self._take(file)
         self._before_bytes += self._offset - HEADER_BYTES
@@ -516,26 +541,6 @@ class Journal:
         for found, path in numbered(self.folder, SEGMENT_SUFFIX).items():
             if found < number:
                 self._spares.recycle(path)
-
-
-def _lock_folder(folder: Path) -> int:
-    """Make the folder if need be, for its owner alone, and lock it until the file is closed."""
-    if not folder.is_dir():
-        folder.mkdir(mode=0o700, parents=True)
-        sync_folder(folder.parent)
-    folder.chmod(0o700)
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(file, 20, 0).decode(errors="replace").strip() or "another process"
-        os.close(file)
-        raise InputError(
-            f"journal folder {folder}: in use by process {owner}; stop that, or name another folder"
-        ) from None
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-    return file
 
 
 def _reason(error: OSError) -> str:

@@ -45,6 +45,18 @@ class MappedSegment:
         self._size = len(self._map)
         self._from = self._until = 0
         """Between these the pages are ready."""
+        self._is_head_ready = False
+
+    def put_in_head(self, data: bytes, offset: int) -> bool:
+        """As `put`, for the first page, which stays ready."""
+        if not self._is_head_ready:
+            try:
+                self._map.madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
+            except OSError:
+                return False
+            self._is_head_ready = True
+        self._map[offset : offset + len(data)] = data
+        return True
 
     def put(self, record: bytes, offset: int) -> bool:
         """False if there is no room, or no page can be had: then it has to be written."""

@@ -8,10 +8,11 @@ The rules, in the order in which they are applied:
 2. Segments follow each other without a gap, each whole up to where the next one begins. Anything
    else is damage, and refused with the file and the offset.
 3. In the last segment, what is behind the last whole record is cut, if no whole record comes after
-   it: that is a commit that was torn, and was not promised (or, if a bit of it was flipped later,
-   the one promise that cannot be told from that). If one does come after it, a promised record in
-   the middle was damaged, and the journal is refused.
-4. Entries written with another replay number are refused: replaying them could give other results.
+   it and the watermark is not beyond it: that is a commit that was torn, and was not promised. Otherwise
+   promised records are damaged or gone, and the journal is refused.
+4. With `sync = "process"` a power loss may take promised entries at the end. Where the operating system
+   has been started since they were written, the journal opens without them, and says so.
+5. Entries written with another replay number are refused: replaying them could give other results.
    A snapshot without entries after it, as a clean stop leaves it, is good for every later version
    that can lift its state.
 """
@@ -27,6 +28,7 @@ from roamcast.errors import InputError
 from roamcast.storage.segments import (
     SEGMENT_SUFFIX,
     SNAPSHOT_SUFFIX,
+    WAYS_OUT,
     JournalDamaged,
     SegmentHead,
     SegmentScan,
@@ -124,8 +126,9 @@ def _chain_instead(
     except JournalDamaged as error:
         if not notes:
             raise
+        why = str(error).removesuffix(f"; {WAYS_OUT}")
         raise JournalDamaged(
-            f"{notes[0]}; an older state cannot serve instead ({error}): restore the folder from a copy"
+            f"{notes[0]}; an older state cannot serve instead ({why}): restore the folder from a copy"
         ) from None
     return scans
 
@@ -167,5 +170,10 @@ def _noting(scans: list[SegmentScan], notes: list[str]) -> list[SegmentScan]:
         notes.append(
             f"{last.path}: {last.torn_bytes} bytes at offset {last.end} are no whole record and are cut;"
             f" the last whole entry is {last.next - 1}"
+        )
+    if last.lost:
+        notes.append(
+            f"{last.path}: {last.lost} entries after {last.next - 1} were acknowledged and are lost:"
+            ' the system was started again, and journal.sync = "process" does not survive a power loss'
         )
     return scans

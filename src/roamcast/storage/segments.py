@@ -16,6 +16,9 @@ Why this is enough to tell what was written from what was not:
   against accidents, not against those who may write to the folder.
 - A record is the unit, not an entry, because the parts of one commit may reach a disk in any order.
   The next commit is written only after it, so a whole record behind a broken one means damage.
+- The watermark says how far entries were promised. It is written into the segment's first block after a
+  commit (with `sync = "group"`: after the sync), so it is never ahead of what a crash leaves. Entries that
+  are missing below the watermark were there once: the file was cut or overwritten.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from zlib import crc32
 
 from roamcast.errors import InputError
 
-FORMAT = 2
+FORMAT = 3
 HEADER_BYTES = 4096
 """Room for the head of a segment: a disk's block, so that writing records never touches it."""
 VERSION_BYTES_MAX = 64
@@ -38,6 +41,11 @@ SNAPSHOT_SUFFIX, SEGMENT_SUFFIX, SPARE_SUFFIX, TEMPORARY_SUFFIX = ".snapshot", "
 _SEGMENT_MAGIC, _SNAPSHOT_MAGIC = b"RoamJrnl", b"RoamSnap"
 _SEGMENT_HEAD = struct.Struct(f">8sHIQQI{VERSION_BYTES_MAX}s")
 _SNAPSHOT_HEAD = struct.Struct(f">8sHQQI{VERSION_BYTES_MAX}s")
+_WATERMARK = struct.Struct(">IQQIB")
+SYNCED, CONTINUED = 1, 2
+WATERMARK_AT = (512, 1024)
+"""The two places of the watermark, in blocks of their own. They are written in turn, so that one of them is
+whole even if a process is killed while it writes the other."""
 _RECORD_HEAD = struct.Struct(">IQII")
 _SINGLE_HEAD = struct.Struct(">IQIII")
 """The head of a record with one entry, and the length of that."""
@@ -50,6 +58,9 @@ SNAPSHOT_HEAD_BYTES = _SNAPSHOT_HEAD.size + _U32.size
 
 LENGTH_BYTES = _U32.size
 pack_length = _U32.pack
+
+
+WAYS_OUT = "restore the folder from a copy, or accept the loss with 'roamcast journal repair'"
 
 
 class JournalDamaged(InputError):
@@ -67,6 +78,28 @@ class SegmentHead(NamedTuple):
     """Of the package that wrote it, for people."""
 
 
+class Watermark(NamedTuple):
+    """How far the entries of a segment were promised."""
+
+    end: int
+    """The offset behind the last record that was promised."""
+    next: int
+    """The sequence after its last entry."""
+    boot: int
+    """The start of the operating system in which the watermark was written (see `current_boot`)."""
+    is_synced: bool
+    """True if the entries survive a power loss."""
+    is_continued: bool
+    """True if another segment follows."""
+
+    def outlives(self, boot: int) -> bool:
+        """True if every entry below the watermark must be there now.
+
+        Without a sync, entries outlive the process but not the operating system.
+        """
+        return self.is_synced or self.boot == boot
+
+
 class SegmentScan(NamedTuple):
     """What is in a segment."""
 
@@ -79,6 +112,8 @@ class SegmentScan(NamedTuple):
     """Where its last whole record ends."""
     torn_bytes: int
     """What is behind that and is no record, as far as it can be told from what was there before."""
+    lost: int = 0
+    """Entries below the watermark that a power loss took, where the journal did not promise to survive it."""
 
     @property
     def record_bytes(self) -> int:
@@ -125,12 +160,28 @@ def encode_version(version: str) -> bytes:
 
 
 def pack_segment_head(head: SegmentHead) -> bytes:
-    """The first block of a segment, and the end mark of its no records."""
+    """The first block of a segment that has no record yet, and the end mark behind it."""
     version = encode_version(head.version)
     packed = _SEGMENT_HEAD.pack(
         _SEGMENT_MAGIC, FORMAT, head.marker, head.number, head.first, head.replay, version
     )
-    return (packed + _U32.pack(crc32(packed))).ljust(HEADER_BYTES, b"\0") + END_MARK
+    block = (packed + _U32.pack(crc32(packed))).ljust(WATERMARK_AT[0], b"\0")
+    block += pack_watermark(head.marker, HEADER_BYTES, head.first, 0, SYNCED)
+    return block.ljust(HEADER_BYTES, b"\0") + END_MARK
+
+
+def pack_watermark(marker: int, end: int, next: int, boot: int, flags: int) -> bytes:
+    """See `Watermark`; written at every commit, so without one. `flags` are SYNCED and CONTINUED."""
+    packed = _WATERMARK.pack(marker, end, next, boot, flags)
+    return packed + _U32.pack(crc32(packed))
+
+
+def current_boot() -> int:
+    """A number for this start of the operating system; 0 where the system does not name its starts."""
+    try:
+        return crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    except OSError:
+        return 0
 
 
 def new_marker() -> int:
@@ -229,12 +280,44 @@ def scan_segment(path: Path, before: int | None = None) -> SegmentScan:
     broken = f"{path}: damaged at offset {scan.end}: entry {scan.next} is broken or missing, but"
     if before is not None:
         if scan.next != before:
-            raise JournalDamaged(f"{broken} entries from {before} on follow in the next segment")
+            raise JournalDamaged(f"{broken} entries from {before} on follow in the next segment; {WAYS_OUT}")
         return scan
     behind = _whole_record_behind(data, scan.end, scan.head.marker, scan.next)
     if behind is not None:
-        raise JournalDamaged(f"{broken} a whole record follows at offset {behind}")
-    return scan._replace(torn_bytes=_torn_bytes(data, scan.end, scan.head.marker))
+        raise JournalDamaged(f"{broken} a whole record follows at offset {behind}; {WAYS_OUT}")
+    mark = _parse_watermark(path, data, scan.head.marker)
+    must_be_there = mark.outlives(current_boot())
+    if scan.next < mark.next and must_be_there:
+        raise JournalDamaged(
+            f"{path}: damaged at offset {scan.end}: entries {scan.next} to {mark.next - 1} were acknowledged"
+            f" and are missing; the file was cut or overwritten; {WAYS_OUT}"
+        )
+    if mark.is_continued and must_be_there:
+        raise JournalDamaged(f"{path.parent}: segment {scan.head.number + 1} is missing; {WAYS_OUT}")
+    return scan._replace(
+        torn_bytes=_torn_bytes(data, scan.end, scan.head.marker), lost=max(0, mark.next - scan.next)
+    )
+
+
+def read_watermark(path: Path) -> Watermark:
+    """How far the entries of a segment were promised."""
+    with path.open("rb") as file:
+        block = file.read(HEADER_BYTES)
+    return _parse_watermark(path, block, _parse_segment_head(path, block).marker)
+
+
+def _parse_watermark(path: Path, data: bytes, marker: int) -> Watermark:
+    found = []
+    for place in WATERMARK_AT:
+        packed = data[place : place + _WATERMARK.size]
+        checksum = data[place + _WATERMARK.size : place + _WATERMARK.size + _U32.size]
+        if len(checksum) == _U32.size and checksum == _U32.pack(crc32(packed)):
+            written_for, end, next, boot, flags = _WATERMARK.unpack(packed)
+            if written_for == marker:
+                found.append(Watermark(end, next, boot, bool(flags & SYNCED), bool(flags & CONTINUED)))
+    if not found:
+        raise JournalDamaged(f"{path}: damaged at offset {WATERMARK_AT[0]}: it has no whole watermark")
+    return max(found, key=lambda mark: (mark.end, mark.is_continued))
 
 
 def read_whole_part(path: Path, before: int | None = None) -> SegmentScan:

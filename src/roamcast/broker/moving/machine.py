@@ -53,6 +53,7 @@ from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.expression import names_of
 from roamcast.filters.filter import Filter, Value
+from roamcast.filters.zones import with_zones
 from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.mobility.moving.mft import Bmig
@@ -260,7 +261,7 @@ class MovingMachine(MachineBase[MqttFront]):
         self.core.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
-        if settings.movement_graph or settings.states:
+        if settings.movement_graph or settings.states or settings.position_step_m or settings.zones:
             raise InputError(NO_PLACES)
         settings.election.check()
         self.settings = settings
@@ -446,6 +447,9 @@ class MovingMachine(MachineBase[MqttFront]):
     def leave(self, client: str, subscription: Subscription) -> None: ...
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
+
+    def with_zones(self, filter: Filter) -> Filter:
+        return with_zones(filter, {})
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         if filter.own:

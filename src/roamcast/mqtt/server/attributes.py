@@ -4,7 +4,9 @@
   `"12"` with quotes is a string), and is otherwise the text as it stands. Of several with one name the last
   counts.
 - If the content type says JSON, the top-level fields of the payload whose values are strings, numbers or
-  booleans are attributes too. A payload that is not a JSON object has none; that is no error.
+  booleans are attributes too. A payload that is not a JSON object has none; that is no error. A field that
+  is a position (`{"lat": …, "lon": …}`, or a GeoJSON point) becomes its text, `43.263,-2.935`; and if the
+  payload itself has a latitude and a longitude, they make an attribute `location`, unless there is one.
 - For one name, user properties come before the payload, and `topic` is always the topic itself: nothing
   here is ever called so.
 - Integers beyond 64 bits become floats. Numbers beyond those, names and strings that are too long, what
@@ -18,8 +20,10 @@ from typing import Annotated, Any
 import msgspec
 
 from roamcast.filters.expression import INT_MAX, INT_MIN, Value
+from roamcast.filters.geography import read_position
 from roamcast.filters.selector import TOPIC
 from roamcast.mqtt.codec.properties import PUBLISH, decode
+from roamcast.mqtt.server.moves import LOCATION
 
 ATTRIBUTES_MAX = 256
 NAME_LENGTH_MAX = 256
@@ -124,9 +128,11 @@ def _fields(payload: bytes) -> dict[str, Value]:
     """The top-level scalar fields of a JSON object."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         return {}
+    found: dict[str, Any]
     try:
         found = _decode_flat(payload)
         if len(payload) <= PAYLOAD_BYTES_SMALL:
+            _locate(found)
             return found
     except msgspec.ValidationError:
         try:
@@ -139,9 +145,21 @@ def _fields(payload: bytes) -> dict[str, Value]:
     for name, value in found.items():
         if len(kept) == ATTRIBUTES_MAX:
             break
+        if isinstance(value, dict):
+            value = read_position(value)
         if not isinstance(value, str | int | float) or len(name) > NAME_LENGTH_MAX:
             continue
         in_range = _in_range(value)
         if in_range is not None and not (isinstance(value, str) and len(value) > TEXT_LENGTH_MAX):
             kept[name] = in_range
+    if len(kept) < ATTRIBUTES_MAX:
+        _locate(kept)
     return kept
+
+
+def _locate(fields: dict[str, Value]) -> None:
+    """Where a payload is about, if it says so at its top level."""
+    if ("lat" in fields or "latitude" in fields) and LOCATION not in fields:
+        place = read_position(fields)
+        if place is not None:
+            fields[LOCATION] = place

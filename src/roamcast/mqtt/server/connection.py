@@ -23,7 +23,7 @@ from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import ClientAccess, Identity
 from roamcast.mqtt.server.marks import PLAIN, RETAIN
 from roamcast.mqtt.server.publishing import Described, resolve
-from roamcast.mqtt.server.sessions import MqttSession
+from roamcast.mqtt.server.sessions import PROVISIONAL, MqttSession
 from roamcast.mqtt.server.traffic import Traffic
 from roamcast.protocol.effects import Input, Submitted
 from roamcast.protocol.messages import Acknowledge, ClientPublish
@@ -96,15 +96,15 @@ class PacketTaker(Protocol):
 class MqttConnection:
     __slots__ = (
         "_chunks", "_have", "_held", "_need", "access", "aliases", "client", "connect", "guarded", "id",
-        "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "published", "qos_max",
-        "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
+        "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "own_names", "published",
+        "qos_max", "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
     )  # fmt: skip
 
     __state__ = State(
         "mqtt-connection",
         derived=(
             "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
-            "published", "sent_aliases", "taken", "topics",
+            "own_names", "published", "sent_aliases", "taken", "topics",
         ),
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
@@ -132,6 +132,8 @@ class MqttConnection:
         self._restore()
 
     def _restore(self) -> None:
+        self.own_names = (self.identity.client, PROVISIONAL + self.identity.client)
+        """The names under which this client publishes."""
         self.out: list[bytes] = []
         """What is to be written in this turn."""
         self.is_durable = False

@@ -43,7 +43,7 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
                 return 0
     elif connection.is_slow:
         return burst.count
-    own = burst.publisher == connection.client
+    own = burst.publisher in connection.own_names
     if burst.varied:
         return _deliver_varied(endpoint, connection, session, burst, sequence, own)
     # Nearly all goes out like the last one of its kind, with or without packet ids.
@@ -179,7 +179,7 @@ def _send_singly(
     options: Options | None,
 ) -> int:
     """One by one, because each has options, an identity, an expiry or a size of its own."""
-    own, limit, left_out = burst.publisher == connection.client, connection.connect.maximum_packet_size, 0
+    own, limit, left_out = burst.publisher in connection.own_names, connection.connect.maximum_packet_size, 0
     contents = endpoint.contents(burst) if options is None else [{}] * burst.count
     for position, attributes in enumerate(contents):
         single = burst.part(position, position + 1)
@@ -223,7 +223,7 @@ def _send_again(
             break
         packet_id, qos, has_it = known
         if not has_it:
-            own, shared = single.publisher == connection.client, _is_shared(single)
+            own, shared = single.publisher in connection.own_names, _is_shared(single)
             options = session.options(single.attributes, own, shared)
             options = options or session.options_of(endpoint.contents(single)[0], own, shared)
             frame = encoder.again(single, connection.version, qos, options, packet_id, endpoint.now)

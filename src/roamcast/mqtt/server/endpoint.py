@@ -29,7 +29,7 @@ from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
-from roamcast.mqtt.server.sessions import NEVER, MqttSession, Subscription
+from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Subscription, client_of
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
@@ -59,8 +59,8 @@ PUBCOMP = b"\x70\x02"
 TOPICS_KEPT_MAX = 4096
 
 
-PROVISIONAL = "\0provisional/"
-"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
+UNUSED_S = 30
+"""How long a new session waits for its client, if the client left before the session was made."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True):
@@ -116,6 +116,9 @@ class Keeper(Protocol):
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         """A session ends without what its shared subscription owed it: for another member."""
+
+    def with_zones(self, filter: Filter) -> Filter:
+        """The filter with zones instead of their names; InputError if one is not known."""
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
         """Why the client cannot subscribe to a filter on its own state; "" if it can."""
@@ -195,7 +198,8 @@ class Endpoint:
         if will is not None and at <= self.now:
             self._publish_will(will)
             will = None
-        return session.pack(will, at)
+        # A session that its client has never seen is new wherever it arrives.
+        return session.pack(will, at) if self._present.pop(client, True) else b""
 
     def can_unpack(self, client: str, capsule: bytes) -> bool:
         return not capsule or MqttSession.is_readable(client, capsule)
@@ -211,10 +215,16 @@ class Endpoint:
         self._join_groups(session)
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
+        stand_in = self.sessions.get(PROVISIONAL + client)
         if not is_coming:
+            if not capsule:
+                # The client did not wait so long. It comes again, and must not have to wait as long again.
+                session.expiry_s = max(UNUSED_S, stand_in.expiry_s if stand_in is not None else 0)
             self._begin_expiry(session)
-        if PROVISIONAL + client in self.sessions:
-            self._reunite(client, session)
+        if stand_in is not None:
+            self._reunite(client, session, stand_in)
+            if not is_coming:
+                self._present[client] = True  # The client has seen it: by way of its stand-in.
 
     def is_connected(self, client: str) -> bool:
         session = self.sessions.get(client)
@@ -258,6 +268,7 @@ class Endpoint:
             return
         will, _ = self._take_will(session)
         del self.sessions[client]
+        self._present.pop(client, None)
         if will is not None:
             self._publish_will(will)
         for subscription in session.subscriptions.values():
@@ -365,10 +376,9 @@ class Endpoint:
         self.inputs.append(Attached(name, id, hello))
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
-    def _reunite(self, client: str, session: MqttSession) -> None:
+    def _reunite(self, client: str, session: MqttSession, stand_in: MqttSession) -> None:
         """The session has come after all: what its stand-in has goes over, and the client connects again."""
-        name = PROVISIONAL + client
-        stand_in = self.sessions[name]
+        name = stand_in.client
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
@@ -455,7 +465,7 @@ class Endpoint:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
-        self.keeper.retain(self._attributes[topic][0], marks, body, connection.client)
+        self.keeper.retain(self._attributes[topic][0], marks, body, client_of(connection.client))
 
     def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         session = connection.session
@@ -524,7 +534,7 @@ class Endpoint:
                 raise protocol_error("a session that ends with its connection cannot get an expiry now")
             session.expiry_s = min(packet.session_expiry, self.settings.session_expiry_max_s)
         destination = dict(packet.user_properties).get(DESTINATION, "")
-        if destination:
+        if destination and not connection.is_provisional:  # A stand-in stays: the session comes to it.
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
         self._note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
         self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)

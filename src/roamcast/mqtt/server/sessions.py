@@ -5,7 +5,7 @@ It lives where the session lives, and travels as the session's capsule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +27,14 @@ NEVER = 0xFFFF_FFFF
 """The session expiry that means: keep it for ever."""
 
 OPTIONS_KEPT_MAX = 1024
+
+PROVISIONAL = "\0provisional/"
+"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
+
+
+def client_of(name: str) -> str:
+    """The client whose session has this name, be it a stand-in."""
+    return name.removeprefix(PROVISIONAL)
 
 
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +84,7 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     will_at: float = 0.0
     hides_own: bool = False
     leaving: dict[str, str] = {}
+    silent: dict[str, int] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -83,14 +92,15 @@ _decode = msgspec.msgpack.Decoder(Capsule).decode
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
-    fields["hides_own"], fields["leaving"] = False, {}
+    fields["hides_own"], fields["leaving"], fields["silent"] = False, {}, {}
 
 
 class MqttSession:
     __state__ = State("mqtt-session", 2, derived=("_filters", "_options", "plans"), lifts={1: _lift_1})
     __slots__ = (
         "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "in_flight", "leaving",
-        "plans", "received", "since", "stream", "subscriptions", "timer", "will", "will_at", "will_timer",
+        "plans", "received", "silent", "since", "stream", "subscriptions", "timer", "will", "will_at",
+        "will_timer",
     )  # fmt: skip
 
     def __init__(self, client: str, capsule: Capsule | None = None) -> None:
@@ -111,6 +121,9 @@ class MqttSession:
         subscription left queued is not, either, when it has ended."""
         self.leaving: dict[str, str] = {}
         """Topic filters whose UNSUBSCRIBE has not been answered, and the core's filters for them."""
+        self.silent: dict[str, int] = {}
+        """The core's filters that the client knows to be withdrawn before every broker does, and the requests
+        to withdraw them. Nothing is sent because of them."""
         self.subscriptions: dict[str, Subscription] = {}
         self.in_flight = InFlight(capsule.in_flight if capsule is not None else None)
         self.received: dict[int, None] = {}
@@ -122,6 +135,7 @@ class MqttSession:
             self.received = dict.fromkeys(capsule.received)
             self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
             self.hides_own, self.leaving = capsule.hides_own, dict(capsule.leaving)
+            self.silent = dict(capsule.silent)
         self._restore()
 
     def _restore(self) -> None:
@@ -139,7 +153,7 @@ class MqttSession:
         since = 0.0 if self.connection else self.since
         capsule = Capsule(
             self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at,
-            self.hides_own, self.leaving,
+            self.hides_own, self.leaving, self.silent,
         )  # fmt: skip
         return _encode(capsule)
 
@@ -167,6 +181,7 @@ class MqttSession:
         self.subscriptions[subscription.name] = subscription
         self.hides_own = self.hides_own or subscription.no_local
         self.leaving.pop(subscription.name, None)
+        self.silent.pop(subscription.filter, None)
         self._count(former, -1)
         self._count(subscription, +1)
         self._forget_options()
@@ -177,6 +192,17 @@ class MqttSession:
         self._count(subscription, -1)
         self._forget_options()
         return subscription
+
+    def silence(self, filters: Mapping[str, int]) -> None:
+        """The client has been told that these are withdrawn, and the core has not settled that yet."""
+        self.silent.update(filters)
+        self._forget_options()
+
+    def settled(self, request: int) -> None:
+        """The core has carried a request out."""
+        if self.silent:
+            self.silent = {filter: one for filter, one in self.silent.items() if one != request}
+            self._forget_options()
 
     def _count(self, subscription: Subscription | None, change: int) -> None:
         if subscription is not None and not subscription.group:
@@ -221,8 +247,11 @@ class MqttSession:
             if not (own and one.no_local) and _may_want(parse(one.filter), attributes)
         ]
         if not wanting:
-            # Its subscription has gone since; or it is one's own and not wanted: then QoS is -1.
-            return Options(-1 if own and self._hides_own() else 2, False, (), self.wants_identity)
+            # Its subscription has gone since. QoS -1: it is one's own, or the client knows that it has gone.
+            is_hidden = own and self._hides_own()
+            if not shared:
+                is_hidden = is_hidden or any(_may_want(parse(text), attributes) for text in self.silent)
+            return Options(-1 if is_hidden else 2, False, (), self.wants_identity)
         return Options(
             max(one.qos for one in wanting),
             any(one.retain_as_published for one in wanting),
@@ -247,7 +276,7 @@ class MqttSession:
     def _common_options(self, own: bool, shared: bool) -> Options | None:
         """What all subscriptions ask for alike; then it does not matter which of them it was for."""
         common: tuple[int, bool] | None = None
-        if own and self._hides_own():
+        if (own and self._hides_own()) or self.silent:
             return None
         for one in self.subscriptions.values():
             if bool(one.group) is not shared:
@@ -267,7 +296,8 @@ class MqttSession:
         return any(one.identity for one in self.subscriptions.values())
 
     def _needs_contents(self) -> bool:
-        return any(_asks_more(parse(one.filter)) for one in self.subscriptions.values())
+        filters = (*(one.filter for one in self.subscriptions.values()), *self.silent)
+        return any(_asks_more(parse(filter)) for filter in filters)
 
 
 def _asks_more(filter: Filter) -> bool:

@@ -45,6 +45,8 @@ class Pending(msgspec.Struct):
     recall: list[Subscription] = []
     leaving: tuple[str, ...] = ()
     """Topic filters that are withdrawn by it."""
+    withdrawn: dict[str, int] = {}
+    """The core's filters that are withdrawn by it, and the requests for that."""
 
 
 class Subscribing:
@@ -67,6 +69,7 @@ class Subscribing:
         reasons: list[Reason] = []
         refusals: list[str] = []
         recall: list[Subscription] = []
+        withdrawn: dict[str, int] = {}
         for place, entry in enumerate(packet.entries):
             try:
                 self._check_room(session, entry.filter, place)
@@ -76,7 +79,7 @@ class Subscribing:
                 refusals.append(error.text)
                 continue
             is_new = entry.filter not in session.subscriptions
-            requests += self._enter(connection, session, subscription)
+            requests += self._enter(connection, session, subscription, withdrawn)
             if subscription.group:
                 requests.append((subscription.group, subscription.filter, packet.packet_id))
             reasons.append(GRANTED[subscription.qos])
@@ -84,7 +87,8 @@ class Subscribing:
                 recall.append(subscription)
         answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
         requests = list(dict.fromkeys(requests))
-        self._wait(connection, requests, Pending(connection.id, answer, len(requests), recall))
+        pending = Pending(connection.id, answer, len(requests), recall, withdrawn=withdrawn)
+        self._wait(connection, requests, pending)
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
         """Before a closer look at it, which takes longer."""
@@ -106,7 +110,7 @@ class Subscribing:
         shared = split_shared(entry.filter) if connection.version == 5 else None
         group, text = shared if shared is not None else ("", entry.filter)
         try:
-            filter = subscription_filter(text, asked.get(WHERE))
+            filter = endpoint.keeper.with_zones(subscription_filter(text, asked.get(WHERE)))
         except InputError as error:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, str(error)) from None
         endpoint.check_size(entry.filter, Reason.TOPIC_FILTER_INVALID)
@@ -126,7 +130,11 @@ class Subscribing:
         return subscription
 
     def _enter(
-        self, connection: MqttConnection, session: MqttSession, subscription: Subscription
+        self,
+        connection: MqttConnection,
+        session: MqttSession,
+        subscription: Subscription,
+        withdrawn: dict[str, int],
     ) -> list[Asked]:
         """Note the subscription; what it has to wait for."""
         former = session.subscriptions.get(subscription.name)
@@ -139,7 +147,7 @@ class Subscribing:
         else:
             self._endpoint.keeper.join(connection.client, subscription, asks=True)
         if former is not None and former.filter != subscription.filter:
-            requests += self._withdraw(connection, session, former)
+            requests += self._withdraw(connection, session, former, withdrawn)
         return requests
 
     def on_unsubscribe(
@@ -149,26 +157,35 @@ class Subscribing:
         connection.check_takes(packets.Unsuback(packet.packet_id, done))
         requests: list[Asked] = []
         reasons: list[Reason] = []
+        withdrawn: dict[str, int] = {}
         for name in packet.filters:
             former = session.unsubscribe(name)
             reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
             if former is not None:
                 session.leaving[name] = former.filter
-                requests += self._withdraw(connection, session, former)
+                requests += self._withdraw(connection, session, former, withdrawn)
             elif name in session.leaving:
                 # It was asked before, without an answer: the core knows whether that has settled.
                 requests.append(self._ask(connection, ClientUnsubscribe, session.leaving[name]))
+                withdrawn[session.leaving[name]] = connection.request
         answer = packets.Unsuback(packet.packet_id, tuple(reasons))
-        pending = Pending(connection.id, answer, len(requests), leaving=packet.filters)
+        pending = Pending(
+            connection.id, answer, len(requests), leaving=packet.filters, withdrawn=withdrawn
+        )
         self._wait(connection, requests, pending)
 
     def _withdraw(
-        self, connection: MqttConnection, session: MqttSession, former: Subscription
+        self,
+        connection: MqttConnection,
+        session: MqttSession,
+        former: Subscription,
+        withdrawn: dict[str, int],
     ) -> list[Asked]:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
         elif not session.holds(former.filter):
-            return [self._ask(connection, ClientUnsubscribe, former.filter)]
+            withdrawn[former.filter] = self._ask(connection, ClientUnsubscribe, former.filter)
+            return [connection.request]
         return []
 
     def _ask(
@@ -191,7 +208,13 @@ class Subscribing:
         at = endpoint.now + endpoint.settings.settle_timeout_s
         endpoint.timers.set(at, ("suback", connection.id, requests[-1]))
 
-    def on_settled(self, connection: int, request: Asked) -> None:
+    def on_settled(self, connection: int, request: int) -> None:
+        session = self._endpoint.connections[connection].session
+        if session is not None:
+            session.settled(request)
+        self._on_answer(connection, request)
+
+    def _on_answer(self, connection: int, request: Asked) -> None:
         pending = self._pending.pop((connection, request), None)
         if pending is not None:
             pending.open -= 1
@@ -201,15 +224,20 @@ class Subscribing:
     def on_group_settled(self, connection: int, group: tuple[str, str]) -> None:
         for id, asked in list(self._pending):
             if id == connection and isinstance(asked, tuple) and asked[:2] == group:
-                self.on_settled(id, asked)
+                self._on_answer(id, asked)
 
     def give_up(self, connection: int, request: Asked) -> None:
-        """It took too long: answer all the same."""
+        """It took too long: answer all the same. What is withdrawn and still comes is not sent any more."""
         pending = self._pending.get((connection, request))
-        if pending is not None:
-            for key in [key for key, one in self._pending.items() if one is pending]:
-                del self._pending[key]
-            self._answer(pending)
+        if pending is None:
+            return
+        unsettled = [asked for (_, asked), one in self._pending.items() if one is pending]
+        for asked in unsettled:
+            del self._pending[connection, asked]
+        session = self._endpoint.connections[connection].session
+        if session is not None:
+            session.silence({text: one for text, one in pending.withdrawn.items() if one in unsettled})
+        self._answer(pending)
 
     def _answer(self, pending: Pending) -> None:
         endpoint = self._endpoint

@@ -30,6 +30,8 @@ WIDE_MAX = 256
 class MovementGraph:
     """Locations and the steps between them. Staying is always possible, and no step."""
 
+    is_metric = False
+
     __state__ = State("movement-graph", saved=("_neighbours",), derived=("_balls", "_nears"))
 
     def __init__(self, edges: Iterable[tuple[Any, Any]], alone: Iterable[Any] = (), one_way: bool = False):

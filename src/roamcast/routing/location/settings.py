@@ -25,6 +25,12 @@ class LocationSettings(msgspec.Struct, frozen=True):
     rule: Rule = Rule()
     measure_every_s: float = 30.0
     """How old the measured round trip of a link may be when a client behind it moves."""
+    zones: Mapping[str, str] = {}
+    """Names that filters may use for regions of the earth, and the GeoJSON of each."""
+    dwell_s: float = 0.0
+    """How long a client is in a zone before others are told, and …"""
+    hysteresis_m: float = 0.0
+    """… how far it must be outside before it has left."""
 
     def check(self) -> None:
         """Refuse what cannot be."""

@@ -7,7 +7,9 @@ still spend, it may be enough to know how far it falls or rises in one step.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import ClassVar, Protocol, runtime_checkable
+
+import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.expression import Value
@@ -15,7 +17,12 @@ from roamcast.filters.own import Possible, Span
 from roamcast.state import State
 
 
+@runtime_checkable  # A journal holds them, and what was read of it is checked.
 class Variable(Protocol):
+    @property
+    def is_metric(self) -> bool:
+        """Whether it is a position on the earth, so that distances from it are in metres."""
+
     def check(self, value: Value) -> None:
         """Refuse what is not a value of this variable."""
 
@@ -26,20 +33,23 @@ class Variable(Protocol):
         """What is at most `within` away from it when it had one of these values, so many steps ago."""
 
 
-class NumberSteps:
+class NumberSteps(msgspec.Struct, frozen=True):
     """A number that falls and rises by no more than so much in one step, between two bounds."""
 
-    __state__ = State("number-steps", saved=("fall", "rise", "lowest", "highest"))
+    fall: float
+    rise: float
+    lowest: float = -1e300
+    highest: float = 1e300
 
-    def __init__(self, fall: float, rise: float, lowest: float = -1e300, highest: float = 1e300) -> None:
-        if not (0 <= fall < math.inf and 0 <= rise < math.inf):
-            raise InputError(f"a step of -{fall} to +{rise}: valid are 0 or more, and finite")
-        if not -1e300 <= lowest <= highest <= 1e300:
-            raise InputError(f"{lowest} to {highest}: valid is a range within -1e300 to 1e300")
-        self.fall = fall
-        self.rise = rise
-        self.lowest = lowest
-        self.highest = highest
+    is_metric: ClassVar[bool] = False
+
+    __state__ = State("number-steps")
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.fall < math.inf and 0 <= self.rise < math.inf):
+            raise InputError(f"a step of -{self.fall} to +{self.rise}: valid are 0 or more, and finite")
+        if not -1e300 <= self.lowest <= self.highest <= 1e300:
+            raise InputError(f"{self.lowest} to {self.highest}: valid is a range within -1e300 to 1e300")
 
     def check(self, value: Value) -> None:
         if isinstance(value, bool | str) or not self.lowest <= value <= self.highest:

@@ -1,0 +1,257 @@
+"""What an attack is, and the tools that attacks share.
+
+An attack is one function and one row of the table at the end of its file. The function runs in a process
+of its own until the time is over; it counts what it did and what the broker answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import selectors
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from roamcast.bench.processes import HOST
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.writing import write
+
+PATIENCE_S = 5.0
+USERS = ("honest", "visitor", "attacker")
+PASSWORD = b"a password of many"
+Door = Literal["tcp", "tls", "ws", "http", "link"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A broker under attack: its ports, and how long the attack lasts."""
+
+    ports: dict[Door, int]
+    seconds: float
+    seed: int = 1
+    other: str = ""
+    """The id of a second broker, where an attack needs one."""
+    user: str = ""
+    """Who the attacker is where clients need a password; it has one, too."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What the attack did, and what the broker answered."""
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self.started_s > self.seconds
+
+    @property
+    def rng(self) -> random.Random:
+        return random.Random(self.seed)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One row of the table of attacks."""
+
+    name: str
+    what: str
+    """One line for people: the load and its bounds."""
+    run: Callable[[Target], None]
+    prepare: Callable[[Target], None] | None = None
+    """What must be there before the attack; nothing is measured meanwhile."""
+    settings: tuple[str, ...] = ()
+    """Configuration keys for this attack, where the defaults would take too long to fill."""
+    quotas: tuple[str, ...] = ()
+    """Byte quotas that the attack may fill; memory is judged against them."""
+    door: Door = "tcp"
+    """Where new honest clients connect meanwhile."""
+    needs_peer: bool = False
+    """True if a second broker is linked to the first."""
+    is_peer_late: bool = False
+    """True if the second broker joins while the attack runs."""
+    needs_users: bool = False
+    """True if clients need a password."""
+    files_max: int | None = None
+    """The broker's limit of open files, hard; None leaves it as it is."""
+
+
+class Hostile:
+    """A client that sends what it likes. It blocks, with a time limit."""
+
+    def __init__(self, port: int, *, version: int = 5, receive_bytes: int | None = None) -> None:
+        """`receive_bytes` sets the size of the kernel's receive buffer: a small one fills up soon."""
+        self.version = version
+        self.socket = socket.socket()
+        if receive_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect((HOST, port))
+        self._read = b""
+
+    def connect(self, client_id: str, **more: object) -> packets.Connack | None:
+        """Send CONNECT; the answer, or None if the broker closed the connection."""
+        self.send(packets.Connect(self.version, client_id, **more))  # type: ignore[arg-type]
+        answer = self.receive()
+        return answer if isinstance(answer, packets.Connack) else None
+
+    def send(self, packet: Packet) -> None:
+        self.socket.sendall(write(packet, self.version))
+
+    def receive(self) -> Packet | None:
+        """The next packet; None when the broker has closed the connection."""
+        while (whole := cut(self._read, 0, 1 << 28)) is None:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                return None
+            self._read += data
+        first, start, end = whole
+        packet = parse(first, self._read[start:end], self.version, from_client=False)
+        self._read = self._read[end:]
+        return packet
+
+    def wait_for(self, kind: type[Packet]) -> Packet | None:
+        """The next packet of this kind; others are thrown away."""
+        while (packet := self.receive()) is not None and not isinstance(packet, kind):
+            pass
+        return packet
+
+    def swallow(self, seconds: float) -> int:
+        """Read and forget what comes within this time; how many bytes that was."""
+        self._read, end, size = b"", time.monotonic() + seconds, 0
+        while (left_s := end - time.monotonic()) > 0:
+            self.socket.settimeout(left_s)
+            try:
+                data = self.socket.recv(1 << 18)
+            except TimeoutError:
+                break
+            if not data:
+                break
+            size += len(data)
+        self.socket.settimeout(PATIENCE_S)
+        return size
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def connected(target: Target, client_id: str, **more: object) -> Hostile | None:
+    """A client that was let in; None, and counted, if it was not."""
+    try:
+        client = Hostile(target.ports["tcp"])
+        if target.user:
+            more |= {"username": target.user, "password": PASSWORD}
+        answer = client.connect(client_id, **more)
+    except OSError:
+        answer = None
+    if answer is None or answer.reason:
+        target.counts["refused"] += 1
+        return None
+    target.counts["connected"] += 1
+    return client
+
+
+@contextlib.contextmanager
+def failures_counted(target: Target) -> Iterator[None]:
+    """Count a connection that the broker closed or let wait, and go on."""
+    try:
+        yield
+    except TimeoutError:
+        target.counts["timed out"] += 1
+    except OSError as error:
+        target.counts["out of files" if error.errno == errno.EMFILE else "closed by the broker"] += 1
+
+
+class Crowd:
+    """Many connections at once that send next to nothing, opened again when the broker closes them."""
+
+    def __init__(self, target: Target, door: Door, size: int) -> None:
+        self._target = target
+        self._address = (HOST, target.ports[door])
+        self._size = size
+        self._selector = selectors.DefaultSelector()
+        self.first_bytes = b""
+        """What each connection sends when it is there."""
+        self.sockets: dict[socket.socket, int] = {}
+        """Open connections, and how many bytes each has sent."""
+
+    def keep(self, trickle: bytes = b"", every_s: float = 0.2) -> None:
+        """Until the time is over: keep all open, and send the next byte of `trickle` on each now and then."""
+        target, next_s = self._target, 0.0
+        while not target.is_over:
+            self._open_some()
+            if trickle and time.monotonic() >= next_s:
+                next_s = time.monotonic() + every_s
+                self._trickle(trickle)
+            for key, events in self._selector.select(0.02):
+                one = cast(socket.socket, key.fileobj)
+                if events & selectors.EVENT_WRITE:
+                    self._selector.modify(one, selectors.EVENT_READ)
+                    self._say_first(one)
+                elif events & selectors.EVENT_READ:
+                    self._read(one)
+        for one in list(self.sockets):
+            self._forget(one)
+
+    def _open_some(self) -> None:
+        for _ in range(min(50, self._size - len(self.sockets))):
+            one = socket.socket()
+            one.setblocking(False)
+            try:
+                one.connect(self._address)
+            except BlockingIOError:
+                pass
+            except OSError:
+                one.close()
+                self._target.counts["not opened"] += 1
+                return
+            self.sockets[one] = 0
+            self._selector.register(one, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            self._target.counts["opened"] += 1
+
+    def _say_first(self, one: socket.socket) -> None:
+        try:
+            one.send(self.first_bytes)
+        except OSError:
+            self._ended(one)
+
+    def _trickle(self, data: bytes) -> None:
+        for one, sent in list(self.sockets.items()):
+            try:
+                if sent < len(data) - 1:  # The last byte never comes.
+                    one.send(data[sent : sent + 1])
+                    self.sockets[one] = sent + 1
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._ended(one)
+
+    def _read(self, one: socket.socket) -> None:
+        try:
+            if one.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._ended(one)
+
+    def _ended(self, one: socket.socket) -> None:
+        self._target.counts["closed by the broker"] += 1
+        self._forget(one)
+
+    def _forget(self, one: socket.socket) -> None:
+        if self.sockets.pop(one, None) is not None:
+            self._selector.unregister(one)
+            one.close()
+
+
+def trusting_context() -> ssl.SSLContext:
+    """TLS that believes any certificate: the broker under attack has made its own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

@@ -1,0 +1,81 @@
+"""Attacks by connections: many that say nothing, or say it slowly, or come and go."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+
+from roamcast.bench.attack.base import Attack, Crowd, Hostile, Target, failures_counted, trusting_context
+from roamcast.bench.processes import HOST
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.writing import write
+
+CROWD = 1_500
+SLOW_CROWD = 500
+HTTP_CROWD = 200
+FILES = 1024
+"""What many systems allow a process: fewer than there are attackers."""
+
+
+def silent_tcp(target: Target) -> None:
+    Crowd(target, "tcp", CROWD).keep()
+
+
+def silent_tls(target: Target) -> None:
+    Crowd(target, "tls", CROWD).keep()
+
+
+def half_tls(target: Target) -> None:
+    """Begin TLS, and never go on."""
+    outgoing = ssl.MemoryBIO()
+    client = trusting_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=HOST)
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read()
+    crowd = Crowd(target, "tls", SLOW_CROWD)
+    crowd.first_bytes = hello
+    crowd.keep()
+
+
+def slow_connect(target: Target) -> None:
+    Crowd(target, "tcp", SLOW_CROWD).keep(write(packets.Connect(5, "slow"), 5))
+
+
+def slow_websocket(target: Target) -> None:
+    request = "GET /mqtt HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    Crowd(target, "ws", SLOW_CROWD).keep(request.encode())
+
+
+def silent_http(target: Target) -> None:
+    Crowd(target, "http", HTTP_CROWD).keep()
+
+
+def connect_flood(target: Target) -> None:
+    number = 0
+    while not target.is_over:
+        number += 1
+        with failures_counted(target):
+            client = Hostile(target.ports["tcp"])
+            try:
+                answer = client.connect(f"flood-{number % 1000}")
+                target.counts["refused" if answer is None or answer.reason else "connected"] += 1
+                client.send(packets.Disconnect())
+            finally:
+                client.close()
+
+
+ATTACKS = (
+    Attack("silent-tcp", f"{CROWD} connections over TCP that send nothing", silent_tcp, files_max=FILES),
+    Attack(
+        "silent-tls",
+        f"{CROWD} connections to a TLS listener that send nothing",
+        silent_tls,
+        door="tls",
+        files_max=FILES,
+    ),
+    Attack("half-tls", f"{SLOW_CROWD} TLS connections that stop after ClientHello", half_tls, door="tls"),
+    Attack("slow-connect", f"{SLOW_CROWD} connections that send a CONNECT byte by byte", slow_connect),
+    Attack("slow-websocket", f"{SLOW_CROWD} WebSocket handshakes byte by byte", slow_websocket, door="ws"),
+    Attack("silent-http", f"{HTTP_CROWD} connections to /healthz that send nothing", silent_http),
+    Attack("connect-flood", "CONNECT and DISCONNECT, one after the other, without a pause", connect_flood),
+)

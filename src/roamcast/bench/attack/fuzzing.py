@@ -1,0 +1,65 @@
+"""Attacks by nonsense: bytes that are no packets, and packets with a few wrong bytes."""
+
+from __future__ import annotations
+
+from roamcast.bench.attack.base import Attack, Hostile, Target, connected, failures_counted
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import PublishProperties
+from roamcast.mqtt.codec.writing import write
+
+SAMPLES = tuple(
+    write(packet, 5)
+    for packet in (
+        packets.Connect(5, "fuzz", will=packets.Will("will/fuzz", b"gone")),
+        packets.Publish(
+            "fuzz/topic", b"payload", 1, packet_id=7, properties=PublishProperties(message_expiry=5)
+        ),
+        packets.Subscribe(
+            3, (packets.SubscriptionEntry("fuzz/+/#", 2),), user_properties=(("where", "a > 1"),)
+        ),
+        packets.Unsubscribe(4, ("fuzz/+/#",)),
+        packets.Pubrel(7),
+        packets.Puback(9),
+        packets.Disconnect(),
+    )
+)
+
+
+def random_bytes(target: Target) -> None:
+    """To every port in turn."""
+    rng, doors = target.rng, list(target.ports)
+    number = 0
+    while not target.is_over:
+        number += 1
+        with failures_counted(target):
+            client = Hostile(target.ports[doors[number % len(doors)]])
+            try:
+                client.socket.sendall(rng.randbytes(rng.choice((1, 10, 100, 4000))))
+                target.counts["connections"] += 1
+            finally:
+                client.close()
+
+
+def mutated_packets(target: Target) -> None:
+    """Packets of an admitted client in which a few bytes are wrong."""
+    rng = target.rng
+    while not target.is_over:
+        with failures_counted(target):
+            client = connected(target, f"fuzz-{rng.randrange(20)}")
+            if client is None:
+                continue
+            try:
+                for _ in range(rng.randrange(1, 20)):
+                    data = bytearray(rng.choice(SAMPLES))
+                    for _ in range(rng.randrange(4)):
+                        data[rng.randrange(len(data))] = rng.randrange(256)
+                    client.socket.sendall(bytes(data))
+                    target.counts["packets"] += 1
+            finally:
+                client.close()
+
+
+ATTACKS = (
+    Attack("random-bytes", "random bytes to every port", random_bytes),
+    Attack("mutated-packets", "packets of admitted clients with up to three wrong bytes", mutated_packets),
+)

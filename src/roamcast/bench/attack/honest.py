@@ -1,0 +1,276 @@
+"""The honest clients beside an attack: what they send, and what they notice.
+
+A publisher sends a small QoS 1 message 50 times a second, whether or not the earlier ones have arrived, so
+that a stall delays every message that falls into it. A subscriber takes them. Both come back with their
+sessions when the broker closes a connection. Meanwhile a new client connects a few times a second, and
+/healthz is asked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from roamcast.bench.attack.base import PASSWORD, Door, trusting_context
+from roamcast.bench.processes import HOST, BenchFailed
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import cut, parse
+from roamcast.mqtt.codec.writing import write
+
+EVERY_S = 0.02
+PROBE_EVERY_S = 0.25
+FIRST_PROBE_S = 1.0
+"""A new client comes when the attack is well under way."""
+PROBE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 15.0
+TOPIC = "honest/pings"
+
+
+class HonestClient:
+    """A connection with a lasting session, made again when it is lost."""
+
+    def __init__(self, port: int, client_id: str, with_password: bool) -> None:
+        self._port = port
+        self._connect = packets.Connect(
+            5, client_id, clean_start=False, session_expiry=3600, keep_alive=60,
+            username="honest" if with_password else None, password=PASSWORD if with_password else None,
+        )  # fmt: skip
+        self.socket: socket.socket
+        self._read = b""
+        self.open()
+
+    def open(self) -> None:
+        self._read = b""
+        self.socket = socket.create_connection((HOST, self._port), CONNECT_TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.send(self._connect)
+        answer = self.receive()
+        if not isinstance(answer, packets.Connack) or answer.reason:
+            raise BenchFailed(f"the broker answered the honest client's CONNECT with {answer}")
+
+    def send(self, packet: Packet) -> None:
+        self.socket.sendall(write(packet, 5))
+
+    def receive(self) -> Packet | None:
+        """The next packet; None at the end of the connection."""
+        while (packet := self.next_packet()) is None:
+            data = self.socket.recv(65_536)
+            if not data:
+                return None
+            self._read += data
+        return packet
+
+    def take(self) -> bool:
+        """Read once from a socket that is readable; False at the end of the connection."""
+        data = self.socket.recv(65_536)
+        self._read += data
+        return bool(data)
+
+    def next_packet(self) -> Packet | None:
+        """The next packet of what has been read."""
+        whole = cut(self._read, 0, 1 << 20)
+        if whole is None:
+            return None
+        first, start, end = whole
+        packet = parse(first, self._read[start:end], 5, from_client=False)
+        self._read = self._read[end:]
+        return packet
+
+
+class HonestPair:
+    """A publisher and a subscriber, and what became of each message."""
+
+    def __init__(self, publisher_port: int, subscriber_port: int, with_password: bool) -> None:
+        self.publisher = HonestClient(publisher_port, "honest-publisher", with_password)
+        self.subscriber = HonestClient(subscriber_port, "honest-subscriber", with_password)
+        self.subscriber.send(packets.Subscribe(1, (packets.SubscriptionEntry(TOPIC, 1),)))
+        if not isinstance(self.subscriber.receive(), packets.Suback):
+            raise BenchFailed("the honest client's SUBSCRIBE was not acknowledged")
+        self.sent = 0
+        self.reconnects = 0
+        self.late_s = 0.0
+        """How late this process itself was at worst: the machine was busy with something else."""
+        self._sent_at: dict[int, float] = {}
+        self._unacknowledged: dict[int, None] = {}
+        self._latencies_s: dict[int, float] = {}
+
+    def run(self, seconds: float, on_tick: Callable[[], None]) -> None:
+        """Send and receive for so long; `on_tick` is called with each message sent."""
+        next_s = time.monotonic()
+        end = next_s + seconds
+        while (now := time.monotonic()) < end:
+            if now >= next_s:
+                self._send()
+                on_tick()
+                next_s = max(next_s + EVERY_S, now)
+            self._turn(max(0.0, next_s - time.monotonic()))
+
+    def drain(self, seconds: float) -> None:
+        """Wait for what is under way."""
+        end = time.monotonic() + seconds
+        while len(self._latencies_s) < self.sent and time.monotonic() < end:
+            self._turn(0.1)
+
+    def _send(self) -> None:
+        self.sent += 1
+        self._sent_at[self.sent] = time.monotonic()
+        self._unacknowledged[self.sent] = None
+        try:
+            self._publish(self.sent)
+        except OSError:
+            self._return()
+
+    def _publish(self, number: int) -> None:
+        body = number.to_bytes(8, "big")
+        self.publisher.send(packets.Publish(TOPIC, body, 1, packet_id=number % 65_535 + 1))
+
+    def _turn(self, timeout_s: float) -> None:
+        began = time.monotonic()
+        clients = {self.publisher.socket: self.publisher, self.subscriber.socket: self.subscriber}
+        readable, _, _ = select.select(list(clients), [], [], timeout_s)
+        if not readable:
+            self.late_s = max(self.late_s, time.monotonic() - began - timeout_s)
+        for one in readable:
+            client = clients[one]
+            try:
+                is_open = client.take()
+                while (packet := client.next_packet()) is not None:
+                    self._take(packet)
+            except OSError:
+                is_open = False
+            if not is_open:
+                self._return()
+                return
+
+    def _take(self, packet: Packet) -> None:
+        if isinstance(packet, packets.Publish):
+            number = int.from_bytes(packet.payload, "big")
+            self._latencies_s.setdefault(number, time.monotonic() - self._sent_at[number])
+            self.subscriber.send(packets.Puback(packet.packet_id))
+        elif isinstance(packet, packets.Puback):
+            number = next((one for one in self._unacknowledged if one % 65_535 + 1 == packet.packet_id), 0)
+            self._unacknowledged.pop(number, None)
+
+    def _return(self) -> None:
+        """The broker closed a connection: come back, and publish again what was not acknowledged."""
+        self.reconnects += 1
+        for client in (self.publisher, self.subscriber):
+            client.socket.close()
+            with suppress(OSError, BenchFailed):
+                client.open()
+        with suppress(OSError):
+            for number in self._unacknowledged:
+                self._publish(number)
+
+    @property
+    def lost(self) -> int:
+        """Messages that were acknowledged and did not arrive."""
+        return sum(
+            number not in self._latencies_s and number not in self._unacknowledged
+            for number in range(1, self.sent + 1)
+        )
+
+    def summary(self) -> dict[str, Any]:
+        latencies_ms = sorted(1000 * one for one in self._latencies_s.values()) or [float("inf")]
+        is_all_here = len(self._latencies_s) == self.sent
+        return {
+            "pings": self.sent,
+            "lost": self.lost,
+            "unanswered": self.sent - len(self._latencies_s) - self.lost,
+            "ping_p50_ms": statistics.median(latencies_ms),
+            "ping_p99_ms": latencies_ms[int(0.99 * (len(latencies_ms) - 1))],
+            "ping_worst_ms": latencies_ms[-1] if is_all_here else float("inf"),
+            "own_late_ms": 1000 * self.late_s,
+            "reconnects": self.reconnects,
+        }
+
+    def close(self) -> None:
+        self.publisher.socket.close()
+        self.subscriber.socket.close()
+
+
+class Probes(threading.Thread):
+    """A new client connects, and /healthz is asked, a few times a second."""
+
+    def __init__(self, ports: dict[Door, int], door: Door, with_password: bool) -> None:
+        super().__init__(daemon=True)
+        self._ports, self._door, self._with_password = ports, door, with_password
+        self._stopping = threading.Event()
+        self._worst_s = {"connect": 0.0, "healthz": 0.0}
+        self._failures: dict[str, list[str]] = {"connect": [], "healthz": []}
+
+    def run(self) -> None:
+        pause_s = FIRST_PROBE_S
+        while not self._stopping.wait(pause_s):
+            self._try("connect", self._connect)
+            self._try("healthz", self._ask)
+            pause_s = PROBE_EVERY_S
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(2 * PROBE_TIMEOUT_S + 1)
+
+    def _try(self, name: str, probe: Callable[[], None]) -> None:
+        began = time.monotonic()
+        try:
+            probe()
+        except (OSError, BenchFailed, http.client.HTTPException) as error:
+            self._failures[name].append(str(error) or type(error).__name__)
+        self._worst_s[name] = max(self._worst_s[name], time.monotonic() - began)
+
+    def _connect(self) -> None:
+        with socket.create_connection((HOST, self._ports[self._door]), PROBE_TIMEOUT_S) as plain:
+            if self._door == "ws":
+                plain.sendall(_UPGRADE)
+                if b" 101 " not in plain.recv(4096):
+                    raise BenchFailed("the WebSocket was refused")
+                return
+            one = trusting_context().wrap_socket(plain) if self._door == "tls" else plain
+            one.sendall(
+                write(
+                    packets.Connect(
+                        5, "honest-visitor",
+                        username="visitor" if self._with_password else None,
+                        password=PASSWORD if self._with_password else None,
+                    ),
+                    5,
+                )
+            )  # fmt: skip
+            answer = one.recv(4096)
+            if len(answer) < 4 or answer[3]:
+                raise BenchFailed(f"a new client was refused with {answer[3:4].hex() or 'silence'}")
+            one.sendall(write(packets.Disconnect(), 5))
+
+    def _ask(self) -> None:
+        asking = http.client.HTTPConnection(HOST, self._ports["http"], timeout=PROBE_TIMEOUT_S)
+        try:
+            asking.request("GET", "/healthz")
+            status = asking.getresponse().status
+        finally:
+            asking.close()
+        if status != 200:
+            raise BenchFailed(f"/healthz said {status}")
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, failures in self._failures.items():
+            found[f"{name}_worst_ms"] = 1000 * self._worst_s[name]
+            found[f"{name}_failed"] = len(failures)
+            if failures:
+                found[f"{name}_failure"] = failures[0]
+        return found
+
+
+_UPGRADE = (
+    f"GET /mqtt HTTP/1.1\r\nHost: {HOST}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+).encode()

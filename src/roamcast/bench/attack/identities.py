@@ -1,0 +1,70 @@
+"""Attacks by names: wrong passwords, and sessions that nobody comes back for."""
+
+from __future__ import annotations
+
+from roamcast.bench.attack.base import Attack, Hostile, Target, connected, failures_counted
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import DESTINATION
+
+SESSIONS_MAX = 500
+
+
+def wrong_passwords(target: Target) -> None:
+    number = 0
+    while not target.is_over:
+        number += 1
+        with failures_counted(target):
+            client = Hostile(target.ports["tcp"])
+            try:
+                user = "honest" if number % 2 else f"user-{number}"
+                answer = client.connect(f"guess-{number}", username=user, password=b"wrong")
+                target.counts["refused" if answer is None or answer.reason else "let in"] += 1
+            finally:
+                client.close()
+
+
+def churn(target: Target) -> None:
+    """Leave a lasting session behind under each name."""
+    number = 0
+    while not target.is_over:
+        number += 1
+        with failures_counted(target):
+            client = connected(target, f"churn-{number}", session_expiry=0xFFFFFFFF)
+            if client is not None:
+                client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"churn/{number}/#", 1),)))
+                client.wait_for(packets.Suback)
+                client.close()
+
+
+def push_sessions(target: Target) -> None:
+    """Leave sessions behind that move to the other broker by themselves."""
+    number = 0
+    while not target.is_over:
+        number += 1
+        with failures_counted(target):
+            client = connected(target, f"pushed-{number}", session_expiry=0xFFFFFFFF)
+            if client is not None:
+                client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"pushed/{number}/#", 1),)))
+                client.wait_for(packets.Suback)
+                named = ((DESTINATION, target.other),)
+                client.send(packets.Disconnect(Reason.NORMAL_DISCONNECTION, user_properties=named))
+                target.counts["sessions pushed"] += 1
+                client.close()
+
+
+ATTACKS = (
+    Attack(
+        "wrong-passwords", "wrong passwords of an honest user and of many others, without a pause",
+        wrong_passwords, needs_users=True,
+    ),
+    Attack(
+        "client-id-churn", f"lasting sessions under many client ids, sessions_max {SESSIONS_MAX}", churn,
+        settings=(f"quotas.sessions_max={SESSIONS_MAX}",), needs_users=True,
+    ),
+    Attack(
+        "push-sessions", f"sessions sent to another broker with {DESTINATION}, sessions_max {SESSIONS_MAX}",
+        push_sessions, settings=(f"quotas.sessions_max={SESSIONS_MAX}",), needs_peer=True,
+        needs_users=True,
+    ),
+)  # fmt: skip

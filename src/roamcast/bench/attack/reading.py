@@ -1,0 +1,108 @@
+"""Attacks by not reading: what is written for such a client has to wait somewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from roamcast.bench.attack.base import Attack, Hostile, Target, connected, failures_counted
+from roamcast.mqtt.codec import packets
+
+SUBSCRIBERS = 30
+MESSAGES = 60
+MESSAGE_BYTES = 1_000_000
+BUFFERED = 100_000_000
+
+
+def silent_subscribers(target: Target, qos: int, filters: list[str]) -> list[Hostile]:
+    """Clients that subscribe and never read again; their kernels hold next to nothing for them."""
+    clients = []
+    for number in range(SUBSCRIBERS):
+        client = Hostile(target.ports["tcp"], receive_bytes=4096)
+        client.connect(f"deaf-{number}", session_expiry=3600)
+        entries = tuple(packets.SubscriptionEntry(one, qos) for one in filters)
+        client.send(packets.Subscribe(1, entries))
+        client.wait_for(packets.Suback)
+        clients.append(client)
+    return clients
+
+
+def flood(target: Target, qos: int, topics: list[str]) -> None:
+    """Publish messages of 1 MB; where the broker closes the connection, begin again."""
+    payload = bytes(MESSAGE_BYTES)
+    while not target.is_over:
+        publisher = connected(target, "loud")
+        if publisher is None:
+            return
+        with failures_counted(target):
+            for number in range(MESSAGES):
+                topic = topics[number % len(topics)]
+                publisher.send(packets.Publish(topic, payload, qos, packet_id=number + 1 if qos else 0))
+                if qos:
+                    publisher.wait_for(packets.Puback)
+                target.counts["messages published"] += 1
+            break
+    while not target.is_over:
+        time.sleep(0.05)
+
+
+def non_readers(target: Target, qos: int) -> None:
+    with failures_counted(target):
+        clients = silent_subscribers(target, qos, ["loud/#"])
+        flood(target, qos, ["loud/1"])
+        target.counts["subscribers"] += len(clients)
+
+
+def non_readers_qos_0(target: Target) -> None:
+    non_readers(target, 0)
+
+
+def non_readers_qos_1(target: Target) -> None:
+    non_readers(target, 1)
+
+
+def own_topics(target: Target) -> None:
+    """Each subscriber has a topic of its own: nothing is shared between them."""
+    with failures_counted(target):
+        clients = [Hostile(target.ports["tcp"], receive_bytes=4096) for _ in range(SUBSCRIBERS)]
+        for number, client in enumerate(clients):
+            client.connect(f"deaf-{number}", session_expiry=3600)
+            client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"own/{number}", 1),)))
+            client.wait_for(packets.Suback)
+        flood(target, 1, [f"own/{number}" for number in range(SUBSCRIBERS)])
+
+
+def unread_answers(target: Target) -> None:
+    """Ask and ask, and never read an answer."""
+    ping = b"\xc0\x00" * 10_000
+    clients = [client for number in range(20) if (client := connected(target, f"asks-{number}")) is not None]
+
+    def ask(client: Hostile) -> None:
+        with failures_counted(target):
+            while not target.is_over:
+                client.socket.sendall(ping)
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+SETTINGS = (f"quotas.buffered_bytes_max={BUFFERED}",)
+LOAD = f"{SUBSCRIBERS} subscribers that never read, messages of 1 MB"
+ATTACKS = (
+    Attack(
+        "non-readers-qos-0", f"{LOAD}, QoS 0", non_readers_qos_0, settings=SETTINGS,
+        quotas=("buffered_bytes_max",),
+    ),
+    Attack(
+        "non-readers-qos-1", f"{LOAD}, QoS 1", non_readers_qos_1, settings=SETTINGS,
+        quotas=("buffered_bytes_max",),
+    ),
+    Attack(
+        "non-readers-own", f"{LOAD}, QoS 1, a topic for each", own_topics, settings=SETTINGS,
+        quotas=("buffered_bytes_max",),
+    ),
+    Attack("unread-answers", "20 clients that send PINGREQ and never read an answer", unread_answers),
+)  # fmt: skip

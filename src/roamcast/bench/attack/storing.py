@@ -1,0 +1,109 @@
+"""Attacks by what the broker keeps: a few bytes on the wire that take many in memory."""
+
+from __future__ import annotations
+
+from roamcast.bench.attack.base import Attack, Hostile, Target, connected, failures_counted
+from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.packets import AcknowledgementProperties, PublishProperties, Will
+
+TOPICS = 4_000
+LEVELS = 256
+WILLS = 200
+WILL_LEVELS = 32_000
+PUBLISHES = 400
+PROPERTIES = 16
+PROPERTY_BYTES = 60_000
+"""16 properties of 60,000 bytes are 960 kB of user properties, within any limit on their number."""
+TEN_MB = 10_485_760
+
+
+def publish_all(target: Target, client: Hostile, publishes: list[packets.Publish]) -> None:
+    """Publish one after the other, each when the one before is acknowledged."""
+    for publish in publishes:
+        if target.is_over:
+            return
+        client.send(publish)
+        answer = client.wait_for(packets.Puback)
+        if not isinstance(answer, packets.Puback):
+            target.counts["closed by the broker"] += 1
+            return
+        target.counts["refused" if answer.reason.failed else "accepted"] += 1
+
+
+def deep_topics(target: Target) -> None:
+    client = connected(target, "deep-topics")
+    if client is None:
+        return
+    topics = ["/".join(f"{number}x{level}" for level in range(LEVELS)) for number in range(TOPICS)]
+    with failures_counted(target):
+        publish_all(
+            target, client, [packets.Publish(topic[:4000], b"1", 1, True, packet_id=1) for topic in topics]
+        )
+
+
+def many_properties(count: int, size: int) -> tuple[tuple[str, str], ...]:
+    return tuple((f"p{number}", "x" * size) for number in range(count))
+
+
+def giant_properties(target: Target) -> None:
+    """Half of the messages are retained, half wait for a subscriber that is away."""
+    away = connected(target, "away", session_expiry=3600)
+    client = connected(target, "giant-properties")
+    if away is None or client is None:
+        return
+    away.send(packets.Subscribe(1, (packets.SubscriptionEntry("giant/#", 1),)))
+    away.wait_for(packets.Suback)
+    away.close()
+    described = PublishProperties(user_properties=many_properties(PROPERTIES, PROPERTY_BYTES))
+    publishes = [
+        packets.Publish(f"giant/{number}", b"1", 1, number % 2 == 0, packet_id=1, properties=described)
+        for number in range(PUBLISHES)
+    ]
+    with failures_counted(target):
+        publish_all(target, client, publishes)
+
+
+def giant_pubrel(target: Target) -> None:
+    """As many properties as a packet of 1 MB holds, in packets that no quota counts."""
+    while not target.is_over:
+        client = connected(target, "giant-pubrel")
+        if client is None:
+            return
+        described = AcknowledgementProperties(user_properties=(("", ""),) * 200_000)
+        with failures_counted(target):
+            while not target.is_over:
+                client.send(packets.Pubrel(1, properties=described))
+                target.counts["PUBREL sent"] += 1
+                if client.wait_for(packets.Pubcomp) is None:
+                    target.counts["closed by the broker"] += 1
+                    break
+        client.close()
+
+
+def deep_wills(target: Target) -> None:
+    clients = []
+    for number in range(WILLS):
+        if target.is_over:
+            break
+        will = Will("/".join(["w"] * WILL_LEVELS), b"1", retain=True)
+        client = connected(target, f"will-{number}", will=will, session_expiry=3600)
+        if client is not None:
+            clients.append(client)
+    for client in clients:
+        client.close()
+
+
+ATTACKS = (
+    Attack(
+        "deep-topics", f"{TOPICS} retained topics of {LEVELS} levels", deep_topics,
+        settings=(f"quotas.retained_bytes_max={TEN_MB}",), quotas=("retained_bytes_max",),
+    ),
+    Attack(
+        "giant-properties", f"{PUBLISHES} messages of one byte with 960 kB of user properties, half retained",
+        giant_properties,
+        settings=(f"quotas.retained_bytes_max={TEN_MB}", f"quotas.queue_bytes_max={TEN_MB}"),
+        quotas=("retained_bytes_max", "queue_bytes_max"),
+    ),
+    Attack("giant-pubrel", "PUBREL of 1 MB, full of empty user properties", giant_pubrel),
+    Attack("deep-wills", f"{WILLS} clients with a will of {WILL_LEVELS} levels", deep_wills),
+)  # fmt: skip

@@ -1,0 +1,141 @@
+"""The broker's time: it passes as a clock that nobody can set, and follows the system's clock slowly.
+
+Sessions, messages and wills expire by this time. A system clock that is set eight days ahead for a moment
+must end none of them, so a step of that clock is noticed, logged and made up for by at most a tenth of the
+time that really passes. Small corrections are lost in that tenth.
+
+Over a restart the question is how long the broker was down. While the operating system runs, its own count
+of the time since it was started answers that, whatever the system clock says. After a reboot the system clock
+is believed for up to a day, and for longer if the system says that the clock is synchronised (NTP); what is
+beyond that is made up for slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from roamcast.storage.segments import current_boot
+
+log = logging.getLogger("roamcast")
+
+FILE_NAME = "clock"
+FOLLOW_PACE = 0.1
+"""How much faster or slower than real time the broker's time may pass, to meet the system clock."""
+STEP_S = 1.0
+"""A system clock that differs by more from what it should say was set."""
+DOWN_S_MAX = 86_400.0
+"""After a reboot: how long a broker was down, at most, if nothing but the system clock says so."""
+_TIME_ERROR = 5
+"""What adjtimex returns while the system clock is not synchronised."""
+
+
+def since_boot() -> float:
+    """Seconds since the operating system was started, also those in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def is_synchronised() -> bool:
+    """True if the system says that its clock is synchronised."""
+    buffer = ctypes.create_string_buffer(512)
+    try:
+        state: int = ctypes.CDLL(None).adjtimex(buffer)
+    except (OSError, AttributeError):
+        return False
+    return 0 <= state != _TIME_ERROR
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What time it was at a moment."""
+
+    boot: int
+    """The start of the operating system that `steady` counts from."""
+    steady: float
+    now: float
+    """The broker's time."""
+
+
+class BrokerClock:
+    """Call it for the time. It never goes back."""
+
+    def __init__(
+        self,
+        now: float,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = since_boot,
+    ) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._now = now
+        self._at = steady()
+        self._ahead = wall() - self._at
+        """What the system clock says more than the one that nobody can set."""
+
+    def __call__(self) -> float:
+        at, wall = self._steady(), self._wall()
+        passed = at - self._at
+        ahead = wall - at
+        if abs(ahead - self._ahead) > STEP_S:
+            log.warning(
+                "the system clock was set by %+.1f s: nothing expires because of that; the broker's time"
+                " follows it by %g %%", ahead - self._ahead, FOLLOW_PACE * 100,
+            )  # fmt: skip
+        self._at, self._ahead = at, ahead
+        most = FOLLOW_PACE * passed
+        self._now += passed + min(most, max(-most, wall - (self._now + passed)))
+        return self._now
+
+    def seconds_until(self, deadline: float) -> float:
+        """How long to wait for a deadline. Where the broker's time is slow it is not there yet by then."""
+        left = max(0.0, deadline - self())
+        return left / (1.0 + FOLLOW_PACE) if self._at + self._ahead > self._now + STEP_S else left
+
+    def reading(self) -> Reading:
+        now = self()
+        return Reading(current_boot(), self._at, now)
+
+
+def resume_clock(last: float, data: Path) -> BrokerClock:
+    """The clock of a broker whose journal ends at the time `last`; 0 if it has none yet."""
+    now = time_after(last, read_reading(data), Reading(current_boot(), since_boot(), time.time()))
+    return BrokerClock(now)
+
+
+def time_after(
+    last: float, saved: Reading | None, system: Reading, is_sure: Callable[[], bool] = is_synchronised
+) -> float:
+    """The broker's time at its start; `system` is what the system's clocks say."""
+    if not last:
+        return system.now
+    if saved is not None and saved.boot == system.boot:
+        return max(last, saved.now + max(0.0, system.steady - saved.steady))
+    down_s = system.now - last
+    if down_s > DOWN_S_MAX and not is_sure():
+        log.warning(
+            "the system clock says that this broker was down for %.0f s, and nothing confirms that:"
+            " %.0f s are believed, and the broker's time follows the rest slowly", down_s, DOWN_S_MAX,
+        )  # fmt: skip
+        return last + DOWN_S_MAX
+    return max(last, system.now)
+
+
+def read_reading(data: Path) -> Reading | None:
+    try:
+        return msgspec.json.decode((data / FILE_NAME).read_bytes(), type=Reading)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def save_reading(data: Path, reading: Reading) -> None:
+    """For the next start. Without the file, that start goes by the system clock."""
+    temporary = data / f"{FILE_NAME}.tmp"
+    try:
+        temporary.write_bytes(msgspec.json.encode(reading))
+        temporary.rename(data / FILE_NAME)
+    except OSError as error:
+        log.warning("%s: cannot be written (%s)", data / FILE_NAME, error.strerror or error)

@@ -1,0 +1,551 @@
+"""Regions of the earth: discs, polygons and H3 cells, and which positions lie in them.
+
+A position is latitude and longitude in degrees (WGS 84). As the value of an attribute it is a text,
+`43.263,-2.935`; any other text is no position, and no condition on regions is true of it.
+
+Distances are those on a sphere with the earth's mean radius: within half a percent of those on the
+ellipsoid. Edges of polygons are straight lines on a map of latitude and longitude, as GeoJSON has them
+(RFC 7946). A polygon may lie across the meridian of 180 degrees, but not around a pole; a disc may.
+
+Every region is a pattern over texts, so the covering algebra can calculate with it (values.py). Whether one
+region contains another is told by bounding boxes where no better way is known: then the answer may be
+"not known to", which costs a router an entry too many and never a notification.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from roamcast.errors import InputError
+
+EARTH_RADIUS_M = 6_371_008.8
+DEGREE_M = math.radians(EARTH_RADIUS_M)
+"""Between two parallels one degree apart."""
+RADIUS_MAX_M = 20_040_000
+"""No two places are farther apart."""
+LATITUDES = ("lat", "latitude")
+LONGITUDES = ("lon", "lng", "longitude")
+POSITION_NAMES = (*LATITUDES, *LONGITUDES, "type", "coordinates")
+"""What positions call their parts."""
+VERTICES_MAX = 300
+ZONE_NAME_MAX = 128
+POSITIONS_REMEMBERED = 4_096
+DIGITS = 7
+"""Of degrees, behind the point: a centimetre."""
+MARGIN = 1e-9
+"""Degrees by which calculated bounds may be wrong."""
+
+_POSITION = re.compile(r"\s*([+-]?\d{1,3}(?:\.\d{0,17})?)\s*,\s*([+-]?\d{1,3}(?:\.\d{0,17})?)\s*", re.ASCII)
+
+
+class Position(NamedTuple):
+    latitude: float
+    longitude: float
+    x: float
+    y: float
+    z: float
+    """On a sphere with radius one: then distances take no sines and cosines."""
+
+
+def position(latitude: float, longitude: float) -> Position:
+    """Refuses what is not on the earth."""
+    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
+        raise InputError(f"position {latitude}, {longitude}: valid are -90 to 90 and -180 to 180 degrees")
+    north, east = math.radians(latitude), math.radians(longitude)
+    around = math.cos(north)
+    return Position(
+        latitude, longitude, around * math.cos(east), around * math.sin(east), math.sin(north)
+    )
+
+
+@lru_cache(maxsize=POSITIONS_REMEMBERED)
+def position_of(text: str) -> Position | None:
+    """The position that a text stands for; None if it stands for none."""
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        return position(float(found[1]), float(found[2]))
+    except InputError:
+        return None
+
+
+def position_text(latitude: float, longitude: float) -> str:
+    """How a position is written as the value of an attribute."""
+    return f"{degrees(latitude)!r},{degrees(longitude)!r}"
+
+
+def degrees(value: float) -> float | int:
+    """As far as matters, in the one way to write it."""
+    rounded = round(value, DIGITS)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def read_position(said: Mapping[str, Any]) -> str | None:
+    """The text of a position that is written as {"lat": …, "lon": …} or as a GeoJSON point."""
+    latitude: Any
+    longitude: Any
+    if said.get("type") == "Point":
+        point = said.get("coordinates")
+        longitude, latitude = point[:2] if isinstance(point, list) and len(point) in (2, 3) else (None, None)
+    else:
+        latitude, longitude = (
+            next((said[name] for name in names if name in said), None) for names in (LATITUDES, LONGITUDES)
+        )
+    if type(latitude) not in (int, float) or type(longitude) not in (int, float):
+        return None
+    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
+        return None
+    return position_text(latitude, longitude)
+
+
+def distance_m(one: Position, other: Position) -> float:
+    chord = math.dist(one[2:], other[2:])
+    return 2 * EARTH_RADIUS_M * math.asin(min(chord / 2, 1.0))
+
+
+class Bounds(NamedTuple):
+    """Between two parallels, and from a meridian so many degrees to the east."""
+
+    south: float
+    north: float
+    west: float
+    width: float
+
+    def meet(self, other: Bounds) -> bool:
+        if self.south > other.north or other.south > self.north:
+            return False
+        return (other.west - self.west) % 360 <= self.width or (self.west - other.west) % 360 <= other.width
+
+    @property
+    def corners(self) -> list[tuple[float, float]]:
+        return [
+            (latitude, longitude)
+            for latitude in (self.south, self.north)
+            for longitude in (self.west, self.west + self.width)
+        ]
+
+
+EVERYWHERE = Bounds(-90.0, 90.0, -180.0, 360.0)
+
+
+class Region:
+    """A part of the earth. Two with the same text are the same."""
+
+    __slots__ = ("bounds", "key", "text")
+
+    # What every pattern has (see patterns.py); no text is known by its beginning to lie in a region.
+    prefix = ""
+    characters: frozenset[str] = frozenset()
+
+    def __init__(self, text: str, bounds: Bounds) -> None:
+        self.text = text
+        """What a condition says of an attribute."""
+        self.key = ("region", text)
+        self.bounds = bounds
+
+    def holds(self, place: Position) -> bool:
+        raise NotImplementedError
+
+    def search(self, text: str) -> object:
+        """None for a text that is no position, or lies elsewhere."""
+        place = position_of(text)
+        return True if place is not None and self.holds(place) else None
+
+    def accepts(self, text: str) -> bool:
+        return self.search(text) is not None
+
+    def contains(self, other: Region) -> bool:
+        """Whether all of the other lies in this one, as far as is known."""
+        return self == other or (not isinstance(other, Outside) and self._holds_bounds(other.bounds))
+
+    def _holds_bounds(self, bounds: Bounds) -> bool:
+        """Whether everything between these bounds lies here, as far as is known."""
+        return False
+
+    def is_apart_from(self, other: Region) -> bool:
+        """Whether nothing lies in both, as far as is known."""
+        if isinstance(other, Outside):
+            return other.inner.contains(self)
+        return not self.bounds.meet(other.bounds)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Region) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text!r})"
+
+
+class Outside(Region):
+    """All positions but those in another region."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Region) -> None:
+        super().__init__(f"NOT {inner.text}", EVERYWHERE)
+        self.inner = inner
+
+    def holds(self, place: Position) -> bool:
+        return not self.inner.holds(place)
+
+    def contains(self, other: Region) -> bool:
+        if isinstance(other, Outside):
+            return other.inner.contains(self.inner)
+        return self.inner.is_apart_from(other)
+
+    def is_apart_from(self, other: Region) -> bool:
+        return self.inner.contains(other)
+
+
+class Disc(Region):
+    """What is no farther than so many metres from a position."""
+
+    __slots__ = ("_chord2", "centre", "metres")
+
+    def __init__(self, latitude: float, longitude: float, metres: float) -> None:
+        self.centre = position(degrees(latitude), degrees(longitude))
+        if not 0 <= metres <= RADIUS_MAX_M:
+            raise InputError(f"{metres:g} m: valid is a distance from 0 to {RADIUS_MAX_M:,} m")
+        self.metres = metres
+        angle = metres / EARTH_RADIUS_M
+        self._chord2 = (2 * math.sin(min(angle / 2, math.pi / 2))) ** 2
+        where = f"({degrees(latitude)!r}, {degrees(longitude)!r})"
+        super().__init__(f"WITHIN {metres_text(metres)} M OF {where}", _disc_bounds(self.centre, angle))
+
+    def holds(self, place: Position) -> bool:
+        _, _, x, y, z = place
+        _, _, u, v, w = self.centre
+        x -= u
+        y -= v
+        z -= w
+        return x * x + y * y + z * z <= self._chord2
+
+    def contains(self, other: Region) -> bool:
+        if isinstance(other, Disc):
+            # A centimetre for the rounding of both.
+            return distance_m(self.centre, other.centre) + other.metres <= self.metres - 0.01 or self == other
+        return super().contains(other)
+
+    def _holds_bounds(self, bounds: Bounds) -> bool:
+        # Within a quarter of the earth, no point of such a box is farther away than its corners.
+        farthest = max(
+            abs((longitude - self.centre.longitude + 180) % 360 - 180) for _, longitude in bounds.corners
+        )
+        if bounds.width > 90 or farthest > 90:
+            return False
+        return all(
+            self.holds(position(latitude, (longitude + 180) % 360 - 180))
+            for latitude, longitude in bounds.corners
+        )
+
+    def is_apart_from(self, other: Region) -> bool:
+        if isinstance(other, Disc):
+            return distance_m(self.centre, other.centre) > self.metres + other.metres + 0.01
+        return super().is_apart_from(other)
+
+
+def metres_text(metres: float) -> str:
+    return repr(int(metres)) if metres == int(metres) else repr(round(metres, 3))
+
+
+def _disc_bounds(centre: Position, angle: float) -> Bounds:
+    reach = math.degrees(angle) + MARGIN
+    south, north = centre.latitude - reach, centre.latitude + reach
+    if south <= -90 or north >= 90:
+        return Bounds(max(south, -90.0), min(north, 90.0), -180.0, 360.0)
+    aside = math.sin(angle) / math.cos(math.radians(centre.latitude))
+    side = math.degrees(math.asin(min(aside, 1.0))) + MARGIN
+    return Bounds(south, north, centre.longitude - side, 2 * side)
+
+
+# --- polygons ---
+
+Point = tuple[float, float]
+"""Longitude and latitude, in GeoJSON's order; the longitude may be beyond 180 degrees."""
+
+
+class Polygon(Region):
+    """One or more polygons, each with or without holes."""
+
+    __slots__ = ("_bands", "_edges", "_step", "_west", "rings", "shape")
+
+    def __init__(self, rings: Sequence[Sequence[Sequence[Point]]]) -> None:
+        """`rings`: for each polygon its outline, and then its holes. They are checked."""
+        vertices = sum(len(ring) for polygon in rings for ring in polygon)
+        if not 0 < vertices <= VERTICES_MAX:
+            raise InputError(f"a polygon of {vertices} points: valid are 3 to {VERTICES_MAX}")
+        self.rings = tuple(tuple(_checked_ring(ring) for ring in polygon) for polygon in rings)
+        if not all(self.rings):
+            raise InputError("a polygon without an outline: valid is one ring of points, then its holes")
+        unrolled = [[_unrolled(ring) for ring in polygon] for polygon in self.rings]
+        points = [point for polygon in unrolled for ring in polygon for point in ring]
+        south, north = min(point[1] for point in points), max(point[1] for point in points)
+        self._west = min(point[0] for point in points)
+        width = max(point[0] for point in points) - self._west
+        if width > 360:
+            raise InputError("a polygon wider than the earth: valid is one around less than 360 degrees")
+        self._edges = [edge for polygon in unrolled for ring in polygon for edge in _edges(ring)]
+        _refuse_crossings(self._edges)
+        for polygon in unrolled:
+            for ring in polygon:
+                _refuse_empty(ring)
+        self._make_bands(south, north)
+        self.shape = _as_geojson(self.rings)
+        super().__init__(f"INSIDE '{self.shape}'", Bounds(south, north, self._west, width))
+
+    def _make_bands(self, south: float, north: float) -> None:
+        """The edges between two parallels, so that a question meets only few of them."""
+        count = max(1, len(self._edges) // 4)
+        self._step = (north - south) / count
+        self._bands: list[list[tuple[float, float, float, float]]] = [[] for _ in range(count)]
+        for edge in self._edges:
+            low, high = sorted((edge[1], edge[3]))
+            first = min(int((low - south) / self._step), count - 1)
+            last = min(int((high - south) / self._step), count - 1)
+            for band in self._bands[first : last + 1]:
+                band.append(edge)
+
+    def holds(self, place: Position) -> bool:
+        latitude, longitude, *_ = place
+        south, north, west, width = self.bounds
+        if not south <= latitude <= north:
+            return False
+        east_of = (longitude - west) % 360
+        if east_of > width:
+            return False
+        return self._encloses(west + east_of, latitude)
+
+    def _encloses(self, longitude: float, latitude: float) -> bool:
+        """Whether a line to the west crosses the outline an odd number of times."""
+        band = self._bands[min(int((latitude - self.bounds.south) / self._step), len(self._bands) - 1)]
+        inside = False
+        for x1, y1, x2, y2 in band:
+            if (y1 > latitude) != (y2 > latitude):
+                inside ^= longitude < x1 + (latitude - y1) / (y2 - y1) * (x2 - x1)
+        return inside
+
+    def distance_m(self, place: Position) -> float:
+        """How far outside a position is, nearly (as on a map of its surroundings); 0 inside."""
+        if self.holds(place):
+            return 0.0
+        west, width = self.bounds.west, self.bounds.width
+        # The same place, on the side where the polygon is near.
+        x = min((place.longitude + turn for turn in (-360, 0, 360)), key=lambda x: abs(x - west - width / 2))
+        narrow = math.cos(math.radians(place.latitude))
+        return DEGREE_M * min(_distance(edge, x, place.latitude, narrow) for edge in self._edges)
+
+    def _holds_bounds(self, bounds: Bounds) -> bool:
+        west = self.bounds.west + (bounds.west - self.bounds.west) % 360
+        east = west + bounds.width
+        corners = [(x, y) for y in (bounds.south, bounds.north) for x in (west, east)]
+        if bounds.south < self.bounds.south or bounds.north > self.bounds.north:
+            return False
+        if east > self.bounds.west + self.bounds.width or not all(self._encloses(*one) for one in corners):
+            return False
+        return not any(_crosses_box(edge, west, bounds.south, east, bounds.north) for edge in self._edges)
+
+
+def _checked_ring(ring: Sequence[Point]) -> tuple[Point, ...]:
+    """Without the last point, which repeats the first, nor any other that repeats the one before it."""
+    points: list[Point] = []
+    for longitude, latitude in ring:
+        place = position(latitude, longitude)
+        point = (degrees(place.longitude), degrees(place.latitude))
+        if not points or point != points[-1]:
+            points.append(point)
+    if len(points) > 1 and points[0] == points[-1]:
+        points.pop()
+    if len(points) < 3:
+        raise InputError(f"a ring of {len(points)} different points: valid are 3 or more")
+    return tuple(points)
+
+
+def _unrolled(ring: Sequence[Point]) -> list[Point]:
+    """Each point by the shorter way from the one before it, beyond 180 degrees if need be."""
+    points = [ring[0]]
+    for longitude, latitude in ring[1:]:
+        before = points[-1][0]
+        points.append((before + (longitude - before + 180) % 360 - 180, latitude))
+    first, last = points[0][0], points[-1][0]
+    if abs(last - first) > 180:
+        raise InputError("a polygon around a pole: cut it at a meridian, or take WITHIN … KM OF (90, 0)")
+    return points
+
+
+def _refuse_empty(ring: Sequence[Point]) -> None:
+    doubled = sum(x1 * y2 - x2 * y1 for x1, y1, x2, y2 in _edges(ring))
+    if abs(doubled) < 10.0 ** (2 - 2 * DIGITS):
+        raise InputError("a polygon without an area: valid are three or more points that are not in a line")
+
+
+def _edges(ring: Sequence[Point]) -> list[tuple[float, float, float, float]]:
+    return [(*one, *other) for one, other in zip(ring, [*ring[1:], ring[0]], strict=True)]
+
+
+def _refuse_crossings(edges: Sequence[tuple[float, float, float, float]]) -> None:
+    """Outlines that cross themselves or each other: what is inside is anybody's guess."""
+    ordered = sorted(edges, key=lambda edge: min(edge[0], edge[2]))
+    open_edges: list[tuple[float, float, float, float]] = []
+    for edge in ordered:
+        west = min(edge[0], edge[2])
+        open_edges = [other for other in open_edges if max(other[0], other[2]) >= west]
+        for other in open_edges:
+            if _cross(edge, other):
+                x, y = degrees((edge[0] + 180) % 360 - 180), degrees(edge[1])
+                raise InputError(f"a polygon whose outline crosses itself near latitude {y}, longitude {x}")
+        open_edges.append(edge)
+
+
+def _cross(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    """Whether two edges have a point in common that is no end of both."""
+    a, b, c, d = one[:2], one[2:], other[:2], other[2:]
+    sides = _side(a, b, c), _side(a, b, d), _side(c, d, a), _side(c, d, b)
+    return sides[0] * sides[1] < 0 and sides[2] * sides[3] < 0
+
+
+def _distance(edge: tuple[float, float, float, float], x: float, y: float, narrow: float) -> float:
+    """From a point to an edge, in degrees of latitude; those of longitude are narrower."""
+    x1, y1, x2, y2 = (edge[0] - x) * narrow, edge[1] - y, (edge[2] - x) * narrow, edge[3] - y
+    dx, dy = x2 - x1, y2 - y1
+    along = max(0.0, min(1.0, -(x1 * dx + y1 * dy) / (dx * dx + dy * dy))) if dx or dy else 0.0
+    return math.hypot(x1 + along * dx, y1 + along * dy)
+
+
+def _side(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> int:
+    turned = (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+    return (turned > 0) - (turned < 0)
+
+
+def _crosses_box(
+    edge: tuple[float, float, float, float], west: float, south: float, east: float, north: float
+) -> bool:
+    """Whether an edge may touch the box."""
+    x1, y1, x2, y2 = edge
+    if max(x1, x2) < west or min(x1, x2) > east or max(y1, y2) < south or min(y1, y2) > north:
+        return False
+    sides = {_side((x1, y1), (x2, y2), corner) for corner in
+             ((west, south), (west, north), (east, south), (east, north))}  # fmt: skip
+    return len(sides) > 1 or sides == {0}
+
+
+def _as_geojson(rings: Sequence[Sequence[Sequence[Point]]]) -> str:
+    closed = [[[*ring, ring[0]] for ring in polygon] for polygon in rings]
+    if len(closed) == 1:
+        shape: dict[str, Any] = {"type": "Polygon", "coordinates": closed[0]}
+    else:
+        shape = {"type": "MultiPolygon", "coordinates": closed}
+    return msgspec.json.encode(shape).decode()
+
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read_geojson(text: str | bytes) -> Polygon:
+    """A Polygon or MultiPolygon, or a Feature that is one."""
+    try:
+        shape = _decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"GeoJSON cannot be read: {error}") from None
+    if shape.get("type") == "Feature" and isinstance(shape.get("geometry"), dict):
+        shape = shape["geometry"]
+    kind, coordinates = shape.get("type"), shape.get("coordinates")
+    if kind not in ("Polygon", "MultiPolygon"):
+        raise InputError(f"GeoJSON {kind!r}: valid are Polygon, MultiPolygon, or a Feature that is one")
+    try:
+        rings = _read_rings([coordinates] if kind == "Polygon" else coordinates)
+    except (TypeError, ValueError, IndexError, OverflowError):
+        raise InputError(f"GeoJSON {kind}: valid are lists of rings of [longitude, latitude]") from None
+    return Polygon(rings)
+
+
+def _read_rings(polygons: Any) -> list[list[list[Point]]]:
+    # A third coordinate is a height, and does not count.
+    return [
+        [[(float(point[0]), float(point[1])) for point in ring] for ring in polygon] for polygon in polygons
+    ]
+
+
+class NamedZone(Region):
+    """A zone by its name. What it is a broker knows (see zones.py); until then nothing lies in it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        if not name or len(name) > ZONE_NAME_MAX:
+            raise InputError(f"zone {name!r}: valid is a name of 1 to {ZONE_NAME_MAX} characters, or GeoJSON")
+        self.name = name
+        quoted = name.replace("'", "''")
+        super().__init__(f"INSIDE '{quoted}'", EVERYWHERE)
+
+    def holds(self, place: Position) -> bool:
+        return False
+
+
+def zone(text: str) -> Region:
+    """A zone by its name, or as GeoJSON."""
+    return read_geojson(text) if text.lstrip().startswith("{") else NamedZone(text)
+
+
+# --- cells ---
+
+
+class Cell(Region):
+    """A hexagon of H3, by its index."""
+
+    __slots__ = ("_find", "_resolution", "cell")
+
+    def __init__(self, cell: str) -> None:
+        h3 = h3_module()
+        cell = cell.lower()
+        if not h3.is_valid_cell(cell):
+            raise InputError(f"cell {cell!r}: valid is the index of an H3 cell, as 8a39629a2d37fff")
+        self.cell = cell
+        self._resolution: int = h3.get_resolution(cell)
+        self._find = h3.latlng_to_cell
+        super().__init__(f"IN CELL '{cell}'", self._outline(h3))
+
+    def _outline(self, h3: Any) -> Bounds:
+        centre = h3.cell_to_latlng(self.cell)
+        corners = h3.cell_to_boundary(self.cell)
+        sides = [(longitude - centre[1] + 180) % 360 - 180 for _, longitude in corners]
+        south, north = min(one[0] for one in corners), max(one[0] for one in corners)
+        # Edges of cells are no straight lines on a map.
+        more = (north - south) / 10
+        south, north = max(south - more, -90.0), min(north + more, 90.0)
+        for pole in (-90.0, 90.0):
+            if h3.latlng_to_cell(pole, 0.0, self._resolution) == self.cell:
+                return Bounds(min(south, pole), max(north, pole), -180.0, 360.0)
+        if max(sides) - min(sides) >= 180:
+            return Bounds(south, north, -180.0, 360.0)
+        more = (max(sides) - min(sides)) / 10
+        return Bounds(south, north, centre[1] + min(sides) - more, max(sides) - min(sides) + 2 * more)
+
+    def holds(self, place: Position) -> bool:
+        return bool(self._find(place.latitude, place.longitude, self._resolution) == self.cell)
+
+
+def h3_module() -> Any:
+    try:
+        import h3
+    except ImportError:
+        raise InputError("H3 cells need the package h3: install roamcast[location]") from None
+    return h3
+
+
+def none_in_all(regions: Iterable[tuple[Region, bool]]) -> bool:
+    """Whether no position lies in all that are wanted and in none of the others, as far as is known."""
+    wanted = [region for region, is_wanted in regions if is_wanted]
+    others = [region for region, is_wanted in regions if not is_wanted]
+    for at, one in enumerate(wanted):
+        if any(one.is_apart_from(other) for other in wanted[:at]) or any(x.contains(one) for x in others):
+            return True
+    return False
