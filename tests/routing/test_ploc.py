@@ -150,9 +150,9 @@ def test_numbers_fall_and_rise_by_so_much() -> None:
 
 def test_impossible_steps_are_refused() -> None:
     with pytest.raises(InputError, match="0 or more"):
-        NumberSteps(fall=-1, rise=0)
+        NumberSteps(fall=-1, rise=0).validate()
     with pytest.raises(InputError, match="valid is a range"):
-        NumberSteps(fall=1, rise=1, lowest=5, highest=4)
+        NumberSteps(fall=1, rise=1, lowest=5, highest=4).validate()
     with pytest.raises(InputError, match="stay_s -1: valid is 0"):
         LocationSettings(stay_s=-1).check()
 

@@ -131,6 +131,9 @@ class Surroundings:
 
     is_metric = False
 
+    def validate(self) -> None:
+        pass
+
     def check(self, value: Value) -> None:
         if value not in range(LOCATIONS):
             raise InputError(f"location {value!r}: valid are 0 to {LOCATIONS - 1}")

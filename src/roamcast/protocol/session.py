@@ -49,8 +49,6 @@ class Session(msgspec.Struct):
     places_number: int = 0
     """One higher whenever brokers are to be told anew."""
     paces: dict[str, Pace] = {}
-    zones: dict[str, InZone] = {}
-    """The zones on the earth in which the client is."""
     owner: str = ""
     """Who may have it; nobody else gets it by giving the same name."""
     luggage: bytes = b""
@@ -58,6 +56,8 @@ class Session(msgspec.Struct):
     owed: tuple[Burst, ...] = ()
     """During a handoff: what is stored for the client and travels with its session. The protocol takes it
     out where the session arrives."""
+    zones: dict[str, InZone] = {}
+    """The zones on the earth in which the client is."""
 
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""

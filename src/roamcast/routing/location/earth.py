@@ -40,7 +40,7 @@ class Earth(msgspec.Struct, frozen=True):
 
     __state__ = State("earth")
 
-    def __post_init__(self) -> None:
+    def validate(self) -> None:
         if not 0 < self.step_m <= RADIUS_MAX_M:
             raise InputError(f"a step of {self.step_m:g} m: valid is more than 0, up to {RADIUS_MAX_M:,}")
 

@@ -34,6 +34,8 @@ class LocationSettings(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Refuse what cannot be."""
+        for variable in self.variables.values():
+            variable.validate()
         for name, value in (("stay_s", self.stay_s), ("stay_first_s", self.stay_first_s)):
             if value is not None and not value >= 0:
                 raise InputError(f"{name} {value}: valid is 0 (clients may be anywhere) or more, in seconds")

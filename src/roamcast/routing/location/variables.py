@@ -23,6 +23,9 @@ class Variable(Protocol):
     def is_metric(self) -> bool:
         """Whether it is a position on the earth, so that distances from it are in metres."""
 
+    def validate(self) -> None:
+        """Refuse what no variable can be."""
+
     def check(self, value: Value) -> None:
         """Refuse what is not a value of this variable."""
 
@@ -45,7 +48,7 @@ class NumberSteps(msgspec.Struct, frozen=True):
 
     __state__ = State("number-steps")
 
-    def __post_init__(self) -> None:
+    def validate(self) -> None:
         if not (0 <= self.fall < math.inf and 0 <= self.rise < math.inf):
             raise InputError(f"a step of -{self.fall} to +{self.rise}: valid are 0 or more, and finite")
         if not -1e300 <= self.lowest <= self.highest <= 1e300:
