@@ -35,6 +35,7 @@ STREAM = "session"
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
+    "honest_peers": "every broker following the protocol",
 }
 """What a protocol may rely on beyond what every driver provides; some faults break it."""
 

@@ -81,7 +81,7 @@ FAULTS: dict[str, FaultKind] = {
     "crash": FaultKind(breaks=frozenset({"bounded_delay"})),
     "partition": FaultKind(breaks=frozenset({"bounded_delay"})),
     "loss": FaultKind(breaks=frozenset()),
-    "hostile": FaultKind(breaks=frozenset()),
+    "hostile": FaultKind(breaks=frozenset({"honest_peers"})),
 }
 """Brokers crash and restart with a journal; links are down for a while; transmissions are lost; one more
 broker makes up what it says."""

@@ -37,6 +37,7 @@ from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRule
 from roamcast.broker.reunion import ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
 from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.properties import publish_properties
@@ -330,13 +331,19 @@ class Border:
         client = client_of(message)
         if client:
             self._check_client(guard, client)
+        elif hasattr(message, "client"):
+            raise Refused("form")
         message = self._with_bursts(guard, message)
         if message.area == "data":
             return self._retain(peer, guard, message)  # type: ignore[arg-type]
         check = self._checks.get(type(message))
         if check is not None:
             message = check(peer, origin, guard, message)
-        session = getattr(message, "session", None)
+        update, session = getattr(message, "update", None), getattr(message, "session", None)
+        if is_here and isinstance(update, Update):
+            checked = self._check_update(peer, origin, guard, update)
+            if checked is not update:
+                message = msgspec.structs.replace(message, update=checked)
         if is_here and isinstance(session, Session):
             self._check_session(peer, guard, session)
         if is_here and not self._broker.expects(origin, message):
@@ -479,9 +486,11 @@ class Border:
             if held.get(entry, 0) + changed[entry] > 0:
                 changed[entry] -= 1
                 unsubscribe.append(entry)
-        offered = Counter(update.advertise)
+        advertise = self._advertised(guard, update.advertise)
+        advertise = advertise[: max(0, guard.rules.subscriptions_max - len(advertised))]
+        offered = Counter(advertise)
         unadvertise = []
-        for filter in update.unadvertise:
+        for filter in self._advertised(guard, update.unadvertise):
             if advertised.get(filter, 0) + offered[filter] > 0:
                 offered[filter] -= 1
                 unadvertise.append(filter)
@@ -490,10 +499,17 @@ class Border:
             update,
             subscribe=tuple(subscribe),
             unsubscribe=tuple(unsubscribe),
+            advertise=tuple(advertise),
             unadvertise=tuple(unadvertise),
             whereabouts=whereabouts,
         )
         return update if checked == update else checked
+
+    def _advertised(self, guard: Guard, filters: Iterable[Filter]) -> list[Filter]:
+        """Advertisements of a peer as they are on this side; where nobody asks for any, there are none."""
+        if not self._broker.router.uses_advertisements:
+            return []
+        return [here for one in filters if (here := guard.outgoing.offered(one)) is not None]
 
     def _entries(self, guard: Guard, entries: Iterable[Entry]) -> list[Entry]:
         """Subscriptions of a peer as they are on this side."""
