@@ -41,6 +41,8 @@ def free_port() -> int:
 class BrokerProcess:
     """One broker; what it logs is kept."""
 
+    _secret = SECRET
+
     def __init__(
         self,
         folder: Path,
