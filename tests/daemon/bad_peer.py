@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.daemon.brokers import DEADLINE_S, SECRET, wait_until
 
@@ -44,7 +44,7 @@ class BadPeer:
     async def _run(self) -> None:
         site = self.site
         kept_out = KeptOut(Path(self._config.data), time.time)
-        self._linking = linking = Linking(self._config, site, self._push, kept_out)
+        self._linking = linking = Linking(self._config, site, self._push, kept_out, self._fail)
         self._push(Started(site.settings))
         await linking.start()
         while not self._is_over.is_set():
@@ -65,6 +65,9 @@ class BadPeer:
             self._linking.peers.close(peer, why)
         for peer in self.site.links.ends:
             self._linking.write(peer)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        raise error
 
     def wait_for_link(self) -> None:
         wait_until(lambda: self.has_joined, lambda: f"the bad peer has no link: {self.why}")

@@ -25,7 +25,7 @@ class Front(Protocol):
     def can_unpack(self, client: str, capsule: bytes) -> bool:
         """Whether a capsule that came from elsewhere can be read."""
 
-    def arrived(self, client: str, capsule: bytes) -> None:
+    def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         """A session is here now; with an empty capsule it is a new one."""
 
     def left_over(self, client: str, burst: Burst) -> None:

@@ -59,6 +59,20 @@ class Lie(Fault, frozen=True):
     number: int
 
 
+class Backup(Fault, frozen=True):
+    """Somebody copies the broker's disk; the last copy counts."""
+
+
+class Impostor(Fault, frozen=True):
+    """A process with the broker's id begins with the copy of its disk, or with an empty one.
+
+    While the broker runs that is a clone; after a crash, an old backup or a new disk. Peers refuse it if
+    anything is missing there, and then it serves nobody. Otherwise it is the broker from now on.
+    """
+
+    is_empty: bool = False
+
+
 class Relink(Fault, frozen=True):
     """The broker moves: its link to `old` is given up, and there is one to `new`."""
 
@@ -81,11 +95,12 @@ FAULTS: dict[str, FaultKind] = {
     "crash": FaultKind(breaks=frozenset({"bounded_delay"})),
     "partition": FaultKind(breaks=frozenset({"bounded_delay"})),
     "loss": FaultKind(breaks=frozenset()),
+    "history": FaultKind(breaks=frozenset({"bounded_delay"})),
     "hostile": FaultKind(breaks=frozenset({"honest_peers"})),
 }
-"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost; one more
-broker makes up what it says."""
-NATURAL = ("crash", "partition", "loss")
+"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost; brokers are
+cloned, or come back with an empty disk or an old backup; one more broker makes up what it says."""
+NATURAL = tuple(name for name in FAULTS if name != "hostile")
 """Those that come about by themselves."""
 
 

@@ -1,12 +1,12 @@
 """All links of one broker: their ends, who is behind them, and what their handshakes agree on.
 
-This is what a driver talks to. It turns frames into inputs of the broker, and
-what the broker sends into frames; messages about the overlay itself stay here.
+It turns frames into inputs of the broker, and what the broker sends into frames;
+messages about the overlay itself stay here. What is to be written to a connection
+a driver takes from the link's end (`LinkEnd.take`).
 
 What is journalled: the calls of `connected`, `disconnected`, `refused`, `drop` and
 `forget` with their arguments, and of `receive` the frames that it names as
-durable. Nothing else; `send` follows from the broker's own inputs. After a
-replay, `down` says that no connection is left of those that were replayed.
+durable. Nothing else; `send` follows from the broker's own inputs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from roamcast.broker.history import ToldHistory
 from roamcast.broker.links.end import (
     FLEETING_BYTES_MAX,
     KEPT_BYTES_MAX,
-    TAKE_BYTES,
     LinkEnd,
     Resume,
 )
@@ -39,6 +39,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     resume: Resume = Resume()
     brokers: tuple[str, ...] = ()
     """Whom the receiver reaches, or would reach, through the sender."""
+    history: ToldHistory = ToldHistory()
+    """How far the sender's history has come."""
     guests: tuple[str, ...] = ()
     """Those of them that are of another organisation than the sender."""
 
@@ -51,6 +53,8 @@ class GivenLink(msgspec.Struct, frozen=True, array_like=True):
     peer_incarnation: int
     behind: tuple[str, ...]
     """The brokers that are reached through the peer, itself among them."""
+    history: ToldHistory = ToldHistory()
+    """Of the peer, as it was then."""
     guests: tuple[str, ...] = ()
     """Those of them that are of another organisation."""
 
@@ -66,6 +70,10 @@ class LinkTurn(msgspec.Struct):
     """Of the frames that were received, those to be journalled."""
     closes: list[tuple[str, str]] = []
     """Connections to be closed, because their links were given up: (peer, why)."""
+    forgotten: list[str] = []
+    """Brokers that are gone for good."""
+    position: int = 0
+    """How far the history of the peer has come, as it says itself."""
 
 
 class Links:
@@ -98,7 +106,7 @@ class Links:
         end = self.ends.get(peer)
         brokers, guests = self.reach.offer(peer), dict.fromkeys(self.reach.guests)
         told = tuple(one for one in brokers if one in guests)
-        return Offer(Resume() if end is None else end.resume(), brokers, told)
+        return Offer(Resume() if end is None else end.resume(), brokers, guests=told)
 
     def refusal(self, peer: str, offer: Offer) -> str:
         """Why there must be no link with this peer, as one line; "" if there may be one."""
@@ -161,11 +169,6 @@ class Links:
         end.down()
         return LinkTurn([LinkChanged(peer, False)])
 
-    def down(self) -> None:
-        """No connection is there any more."""
-        for end in self.ends.values():
-            end.down()
-
     def refused(self, peer: str, why: str) -> LinkTurn:
         """One of the ends refused the link; if it was about to join, it is given up."""
         return self._performed(self.reach.abandon(peer, why))
@@ -185,7 +188,7 @@ class Links:
         if peer not in self.ends:
             return LinkTurn()  # The link was given up, and its connection is about to be closed.
         arrivals = self.ends[peer].receive(frames)
-        turn = LinkTurn(durable=arrivals.durable)
+        turn = LinkTurn(durable=arrivals.durable, position=arrivals.position)
         border = self.border
         for message in arrivals.numbered:
             if peer not in self.ends:
@@ -227,25 +230,6 @@ class Links:
             else:
                 end.send_encoded(encoded)
 
-    def waiting(self) -> list[str]:
-        """The peers for whom there is something to `take`."""
-        return [peer for peer, end in self.ends.items() if end.has_more]
-
-    def take(self, peer: str, bytes_max: int = TAKE_BYTES) -> bytes:
-        """What to write to the connection now; see `LinkEnd.take`."""
-        end = self.ends.get(peer)
-        return b"" if end is None else end.take(bytes_max)
-
-    def acknowledge(self) -> None:
-        """Everything received so far has been journalled."""
-        for end in self.ends.values():
-            end.acknowledge()
-
-    def heartbeat(self, peer: str) -> bytes:
-        """A frame as sign of life, which also says what has been journalled here."""
-        end = self.ends.get(peer)
-        return b"" if end is None else end.heartbeat()
-
     # --- what follows from changes of the overlay ---
 
     def _performed(self, outcome: Outcome) -> LinkTurn:
@@ -256,6 +240,7 @@ class Links:
     def _perform(self, turn: LinkTurn, outcome: Outcome) -> None:
         for peer, message in outcome.sends:
             self.ends[peer].send(message)
+        turn.forgotten += outcome.forgotten
         failed: list[Input] = []
         for peer, why in outcome.closes:
             messages = self.ends.pop(peer).give_up()
