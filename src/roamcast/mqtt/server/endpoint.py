@@ -268,6 +268,9 @@ class Endpoint:
         # A session that its client has never seen is new wherever it arrives.
         return session.pack(will, at, recalls) if self._present.pop(client, True) else b""
 
+    def can_unpack(self, client: str, capsule: bytes) -> bool:
+        return not capsule or MqttSession.is_readable(client, capsule)
+
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
