@@ -102,15 +102,26 @@ class Strangers:
             if network.silent.pop(stranger, stranger) is None:
                 network.talking[stranger] = None
 
+    def rename(self, stranger: Stranger, host: str) -> None:
+        """It comes from this host, as its load balancer has said."""
+        if stranger not in self._all:
+            return
+        self._leave_network(stranger)
+        stranger.host, stranger.network = host, network_of(host)
+        self._networks.setdefault(stranger.network, _Network()).talking[stranger] = None
+
     def settle(self, stranger: Stranger) -> None:
         """It has said who it is, or it is gone."""
         if stranger in self._all:
             del self._all[stranger]
-            network = self._networks[stranger.network]
-            network.silent.pop(stranger, None)
-            network.talking.pop(stranger, None)
-            if not len(network):
-                del self._networks[stranger.network]
+            self._leave_network(stranger)
+
+    def _leave_network(self, stranger: Stranger) -> None:
+        network = self._networks[stranger.network]
+        network.silent.pop(stranger, None)
+        network.talking.pop(stranger, None)
+        if not len(network):
+            del self._networks[stranger.network]
 
     def expire(self, after_s: float) -> None:
         """Send those away that have taken longer than this."""

@@ -16,7 +16,10 @@ ARRIVALS_KEPT_MIN = 256
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest."""
+    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest.
+
+    Bytes are memory, as `Burst.held` estimates it.
+    """
 
     notifications_max: int
     bytes_max: int
@@ -107,7 +110,7 @@ class DeliveryQueue:
         self._restore()
 
     def _restore(self) -> None:
-        self.in_flight_bytes = sum(burst.size for burst in self.in_flight)
+        self.in_flight_bytes = sum(burst.held for burst in self.in_flight)
 
     def __len__(self) -> int:
         """Notifications held."""
@@ -119,7 +122,7 @@ class DeliveryQueue:
     def limit(self, limits: QueueLimits | None) -> None:
         """Other limits from now on; what is too much gives way when the next burst comes."""
         self._limits = limits
-        self.size_bytes = sum(burst.size for burst in self.bursts()) if limits is not None else 0
+        self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
 
     def join(self, buffer: Buffer) -> list[tuple[DeliveryQueue, Burst]]:
         """Take room in a buffer from now on; return what had to be given up, here or in another queue."""
@@ -138,7 +141,7 @@ class DeliveryQueue:
         self.appended += burst.count
         limits = self._limits
         if limits is not None:
-            self.size_bytes += burst.size
+            self.size_bytes += burst.held
             is_full = (
                 self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
             )
@@ -155,7 +158,7 @@ class DeliveryQueue:
         count, limits = burst.count, self._limits
         if self.waiting or self._limited or self.sent - self.base + count > window:
             return 0
-        appended, size = self.appended + count, burst.size
+        appended, size = self.appended + count, burst.held
         if limits is not None:
             size_bytes = self.size_bytes + size
             if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
@@ -179,7 +182,7 @@ class DeliveryQueue:
             if limits.drops_newest:
                 burst = self.waiting.pop()
                 self.appended -= burst.count
-                self.size_bytes -= burst.size
+                self.size_bytes -= burst.held
                 return [(self, burst)]
             evicted.append((self, self.drop_waiting()))
         return evicted
@@ -203,7 +206,7 @@ class DeliveryQueue:
         limits, taken = self._limits, []
         while self.waiting and room > 0:
             burst = self.waiting[0]
-            in_flight_bytes = self.in_flight_bytes + burst.size
+            in_flight_bytes = self.in_flight_bytes + burst.held
             if limits is not None and in_flight_bytes > limits.in_flight_bytes_max and self.in_flight:
                 break
             self.waiting.popleft()
@@ -211,7 +214,7 @@ class DeliveryQueue:
                 self.waiting.appendleft(burst.tail(room))
                 burst = burst.head(room)
             self.in_flight.append(burst)
-            self.in_flight_bytes += burst.size
+            self.in_flight_bytes += burst.held
             taken.append((self.sent + 1, burst))
             self.sent += burst.count
             room -= burst.count
@@ -288,7 +291,7 @@ class DeliveryQueue:
 
     def _pop_front(self, bursts: deque[Burst]) -> Burst:
         burst = bursts.popleft()
-        size = burst.size
+        size = burst.held
         self.popped += burst.count
         if bursts is self.in_flight:
             self.in_flight_bytes -= size

@@ -88,14 +88,14 @@ class Visit:
         self._restore()
 
     def _restore(self) -> None:
-        self.in_flight_bytes = sum(burst.size for _, burst in self.in_flight)
+        self.in_flight_bytes = sum(burst.held for _, burst in self.in_flight)
 
     def acknowledge(self, sequence: int) -> list[Burst]:
         """What is done with."""
         done = []
         while self.in_flight and self.in_flight[0][0] <= sequence:
             burst = self.in_flight.popleft()[1]
-            self.in_flight_bytes -= burst.size
+            self.in_flight_bytes -= burst.held
             done.append(burst)
         return done
 
@@ -191,6 +191,11 @@ class MobileCore:
         self.take_burst(
             name, Burst(name, self.incarnation, self._published, attributes, self.now, (body,), 1, marks)
         )
+
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        burst = Fleeting(f"$broker/{self.id}", 0, 0, attributes, self.now, (body,), 1, marks)
+        self.route_fleeting(LOCAL, burst)
 
     # --- peers ---
 
@@ -312,7 +317,7 @@ class MobileCore:
     def _send(self, client: str, visit: Visit, burst: Burst) -> None:
         visit.sent += 1
         visit.in_flight.append((visit.sent, burst))
-        visit.in_flight_bytes += burst.size
+        visit.in_flight_bytes += burst.held
         self.tell(client, Deliver("", visit.sent, burst))
         if self._level == "full":
             self.record(
@@ -352,7 +357,7 @@ class MobileCore:
             if not queue:
                 return
             burst = queue.pop()
-            over -= burst.size
+            over -= burst.held
             self._drop(client, burst)
 
     # --- effects ---
