@@ -21,8 +21,9 @@ from roamcast.net.strangers import Stranger, Strangers
 log = logging.getLogger("roamcast.doorway")
 
 BACKLOG = 1024
-ACCEPTS_AT_ONCE = 16
-"""In one round of the loop: whoever has spoken meanwhile is noticed before the next ones come."""
+ACCEPTS_AT_ONCE = 4
+"""In one round of the loop: whoever has spoken meanwhile is noticed before the next ones come, and a flood of
+connections leaves others their turn."""
 ACCEPT_AGAIN_S = 0.2
 EXPIRE_EVERY_S = 0.5
 

@@ -228,11 +228,11 @@ def _attack(site: Site, seconds: float, seed: int) -> dict[str, Any]:
             joined_s = site.join()
         memory.on_excess = attacker.terminate
         pair.run(seconds + AFTER_S, memory.look)
+        pair.drain(DRAIN_S)
         attacker.join(DRAIN_S)
     finally:
         attacker.kill()
         attacker.join()
-    pair.drain(DRAIN_S)
     probes.stop()
     pair.close()
     counts = ours.recv() if ours.poll() else {"ended early": 1}
