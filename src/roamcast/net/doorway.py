@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from roamcast.config.addresses import join_endpoint
@@ -21,9 +22,10 @@ from roamcast.net.strangers import Stranger, Strangers
 log = logging.getLogger("roamcast.doorway")
 
 BACKLOG = 1024
-ACCEPTS_AT_ONCE = 4
-"""In one round of the loop: whoever has spoken meanwhile is noticed before the next ones come, and a flood of
-connections leaves others their turn."""
+ACCEPTS_AT_ONCE = 16
+"""In one round of the loop: whoever has spoken meanwhile is noticed before the next ones come."""
+ACCEPTING_S = 0.002
+"""A flood of connections leaves others their turn."""
 ACCEPT_AGAIN_S = 0.2
 EXPIRE_EVERY_S = 0.5
 
@@ -114,7 +116,10 @@ class Doorway:
     # --- from accept to the first byte ---
 
     def _accept(self, listening: socket.socket) -> None:
+        until_s = monotonic() + ACCEPTING_S
         for _ in range(ACCEPTS_AT_ONCE):
+            if monotonic() > until_s:
+                return
             try:
                 one, address = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
