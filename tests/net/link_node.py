@@ -42,6 +42,10 @@ class Node:
         self.links = Links(id, Codec())
         self.inputs: list[Input] = []
         self.refusals: list[tuple[str, str]] = []
+        self.fences: list[tuple[str, str]] = []
+        """Refusals of this broker's history."""
+        self.doubts: dict[str, str] = {}
+        """Peers whose history is refused here, and why."""
         self.ups: list[str] = []
         self._more = more
         self.peers = self.new_peers([])
@@ -94,7 +98,15 @@ class Node:
     def refusal(self, peer: str, offer: Offer) -> str:
         return self.links.refusal(peer, offer)
 
-    def on_refused(self, peer: str, why: str) -> None:
+    def doubt(self, peer: str, offer: Offer) -> str:
+        return self.doubts.get(peer, "")
+
+    def runs_twice(self, peer: str) -> str:
+        return f"{peer} runs twice"
+
+    def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
+        if is_fence:
+            self.fences.append((peer, why))
         self.refusals.append((peer, why))
         self.take(self.links.refused(peer, why))
 

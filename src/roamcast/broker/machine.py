@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -19,16 +19,20 @@ from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     BrokerForgotten,
     ClientSlowed,
     DrainOrdered,
+    HistoryAccepted,
     LinkDown,
     LinkFrames,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
     OverlayGiven,
+    PeerProgress,
     QueuesOverLimit,
     RulesChanged,
     SessionSought,
@@ -42,7 +46,15 @@ from roamcast.broker.inputs import (
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
-from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
+from roamcast.broker.retained import (
+    BeginRecall,
+    EndRecall,
+    GoOn,
+    KeepThis,
+    PeerListens,
+    RetainedMessages,
+    TellRetained,
+)
 from roamcast.broker.seeking import Seek, Seeking
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
@@ -51,18 +63,22 @@ from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
-from roamcast.mqtt.server.sessions import Subscription
+from roamcast.mqtt.server.sessions import Recall, Subscription, recall_of
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import (
     CommandGiven,
     Deadline,
     Input,
+    LinkChanged,
     OverlayChanged,
     ReceivedInProcess,
     TrimQueues,
 )
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
+
+UNDER_WAY_BYTES_MAX = 1 << 20
+"""A peer that has as much to take is not told yet what is retained here."""
 
 
 class BrokerMachine(MachineBase[ClientFront]):
@@ -74,6 +90,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         "broker-machine",
         saved=(
             "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
+            "_meet_until",
+            "_slowed",
         ),
         unhashed=("_now",),
     )  # fmt: skip
@@ -98,6 +116,10 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.draining = Draining(self.broker)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
+        self._meet_until = 0.0
+        """How long to wait for peers that were never met."""
+        self._slowed: dict[str, None] = {}
+        """Peers for whom too much is kept."""
         self._now = 0.0
         self._restore()
 
@@ -138,10 +160,19 @@ class BrokerMachine(MachineBase[ClientFront]):
             self._check_state()
         return out
 
+    @property
+    def _waits_for_peers(self) -> bool:
+        """True while a peer that was never met may hold sessions. Who has met nobody waits for ever."""
+        return bool(self.broker.locator.unmet) and self.history.is_settled
+
     def deadline(self) -> float | None:
         timers = self.broker.timers
         of_broker = timers[0][0] if timers else None
+        if self._waits_for_peers:
+            of_broker = min(self._meet_until, of_broker or self._meet_until)
         of_clients = self.front.timers.next() if self.front.timers is not None else None
+        if self._next_slice() is not None:
+            return 0.0
         if of_clients is None:
             return of_broker
         return of_clients if of_broker is None else min(of_broker, of_clients)
@@ -225,12 +256,20 @@ class BrokerMachine(MachineBase[ClientFront]):
         match item:
             case OverlayGiven(links):
                 self._follow(self.links.establish(links))
+                for link in links:
+                    self.history.link(link.peer, link.history)
             case LinkUp():
                 self._on_link_up(item)
             case LinkDown(peer):
                 self._follow(self.links.disconnected(peer))
-            case LinkRefused(peer, why):
+            case LinkRefused(peer, why, is_fence):
                 self._follow(self.links.refused(peer, why))
+                if is_fence:
+                    self._fence(peer, why)
+            case HistoryAccepted():
+                self._on_accepted(item)
+            case PeerProgress(peer, position):
+                self.history.progress(peer, position)
             case BrokerForgotten(broker):
                 self._follow(self.links.forget(broker))
             case QueuesOverLimit(bytes_max):
@@ -241,12 +280,40 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
             case Tick():
-                self.front.on_deadline()
-                self.front.inputs.append(Deadline())
-            case SettingsChanged() | RulesChanged() | Started():
+                self._on_tick(item)
+            case LinkSlowed(peer, is_slow):
+                self._slowed.pop(peer, None)
+                if is_slow:
+                    self._slowed[peer] = None
+                self._listen(peer)
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")
+
+    def _on_tick(self, item: Tick) -> None:
+        if self._waits_for_peers and self._now >= self._meet_until:
+            self.broker.locator.expect(())
+        self.front.on_deadline()
+        self.front.inputs.append(Deadline())
+        if not self.retained.has_more:
+            return
+        clients, peers = item.clients, item.peers
+        if clients is None:
+            # Who is slow is in no journal, so what follows from it is.
+            go_on = self._next_slice() or GoOn((), ())
+            clients, peers = go_on.clients, go_on.peers
+            self._out.durable[-1] = Tick(clients, peers)
+        self.front.inputs.append(CommandGiven(GoOn(clients, peers)))
+
+    def _next_slice(self) -> GoOn | None:
+        """The recalls and the peers with which the next turn goes on; None if it need not."""
+        if not self.retained.has_more:
+            return None
+        ends = self.links.ends
+        return self.retained.due(
+            self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
+        )
 
     def _lose_links(self) -> None:
         for peer in list(self.links.ends):
@@ -257,14 +324,51 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.front.apply(settings)
         self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
+        self.history.expect(settings.peers)
+        known = self.links.reach.members
+        self.broker.locator.expect(peer for peer in settings.peers if peer not in known)
+        self._meet_until = self._now + settings.meet_timeout_s
+
+    # --- histories (see history.py) ---
+
+    def _fence(self, peer: str, why: str) -> None:
+        """The peer refuses this broker's history: serve nobody, and talk to nobody else."""
+        self.history.fence(peer, why)
+        self._serve_or_not()
+        for other, end in self.links.ends.items():
+            if end.is_up:
+                self._follow(self.links.disconnected(other))
+                self._close_link(other, self.history.refusal)
+
+    def _serve_or_not(self) -> None:
+        self.front.refuse_all(self.history.refusal if self.history.fences else "")
+
+    def _on_accepted(self, item: HistoryAccepted) -> None:
+        self.history.accept(item.broker, item.seen)
+        if item.broker == self.id:
+            self.broker.locator.expect(())
+        if item.begins_anew:
+            self._follow(self.links.drop(item.broker, "an operator accepted another history of it"))
+        self._serve_or_not()
 
     # --- links ---
 
     def _on_link_up(self, item: LinkUp) -> None:
+        peer = item.peer
         try:
-            self._follow(self.links.connected(item.peer, item.offer, item.incarnation, item.version))
+            if item.incarnation and peer in self.links.reach.peers:
+                # What is at the other end is not what this link was made with.
+                turn = self.links.drop(peer, "the link is made anew")
+                turn.closes.clear()
+                self._follow(turn)
+            self._follow(self.links.connected(peer, item.offer, item.incarnation, item.version))
         except LinkError as error:
-            self._close_link(item.peer, str(error))
+            self._close_link(peer, str(error))
+            return
+        if not self.history.is_settled:
+            self._meet_until = self._now + self.settings.meet_timeout_s
+        self.history.link(peer, item.offer.history)
+        self._serve_or_not()
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:
@@ -275,6 +379,9 @@ class BrokerMachine(MachineBase[ClientFront]):
             return
         if turn.durable:
             self._out.durable.append(LinkFrames(peer, turn.durable))
+        if self.history.is_progress(peer, turn.position):
+            self._out.durable.append(PeerProgress(peer, turn.position))
+            self.history.progress(peer, turn.position)
         self._follow(turn)
 
     def _follow(self, turn: LinkTurn) -> None:
@@ -285,11 +392,20 @@ class BrokerMachine(MachineBase[ClientFront]):
             if type(item) is OverlayChanged:
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
-                inputs += [CommandGiven(TellRetained(peer)) for peer in new]
+                inputs.append(CommandGiven(TellRetained(tuple(new), tuple(item.peers))))
                 inputs.append(CommandGiven(MembersChanged()))
+            elif type(item) is LinkChanged:
+                self._listen(item.peer)
         inputs += turn.fleeting
+        self.history.forget(turn.forgotten)
         for peer, why in turn.closes:
             self._close_link(peer, why)
+
+    def _listen(self, peer: str) -> None:
+        """Say whether the peer takes what is retained: its link is up, and not too much is kept for it."""
+        end = self.links.ends.get(peer)
+        listens = end is not None and end.is_up and peer not in self._slowed
+        self.front.inputs.append(CommandGiven(PeerListens(peer, listens)))
 
     def _close_link(self, peer: str, why: str) -> None:
         self._out.link_closes = [*self._out.link_closes, (peer, why)]
@@ -330,10 +446,19 @@ class BrokerMachine(MachineBase[ClientFront]):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         self.front.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
-        self.front.inputs.append(CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local)))
-        self.front.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        recalls = tuple(map(recall_of, subscriptions))
+        self.front.inputs.append(CommandGiven(BeginRecall(client, recalls)))
+        self.front.inputs.append(CommandGiven(RecallAnnounced(client, recalls)))
+
+    def end_recall(self, client: str, subscription: Subscription) -> None:
+        self.front.inputs.append(CommandGiven(EndRecall(client, subscription.name)))
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        return self.retained.take_recalls(client)
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
+        self.retained.resume_recalls(client, recalls)
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         is_there = self.front.is_connected(client)

@@ -13,7 +13,17 @@ import msgspec
 from roamcast.broker.contract import AnyLinks
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront
-from roamcast.broker.inputs import MachineEffects, RulesChanged, SettingsChanged, Started, StateChecked
+from roamcast.broker.history import History
+from roamcast.broker.inputs import (
+    AccessRevoked,
+    MachineEffects,
+    PeerProgress,
+    RulesChanged,
+    SettingsChanged,
+    Started,
+    StateChecked,
+)
+from roamcast.broker.links.links import Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import PublishThat
@@ -49,7 +59,7 @@ class MachineBase(ABC, Generic[AFront]):
 
     __state__ = State(
         "machine-base",
-        saved=("settings", "id", "starts", "front", "_sessions_checked"),
+        saved=("settings", "id", "starts", "front", "history", "_sessions_checked"),
         unhashed=("_turns_unchecked",),
         derived=("_expected", "_out"),
     )
@@ -59,6 +69,7 @@ class MachineBase(ABC, Generic[AFront]):
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
+        self.history = History(settings.id)
         self._turns_unchecked = 0
         self._sessions_checked = 0
         """How many sessions were looked at since all of them were."""
@@ -77,10 +88,39 @@ class MachineBase(ABC, Generic[AFront]):
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
+    # --- the handshake: nothing of this changes anything ---
+
+    def offer(self, peer: str) -> Offer:
+        """What to tell a peer that connects."""
+        return msgspec.structs.replace(self.links.offer(peer), history=self.history.told())
+
+    def doubt(self, peer: str, offer: Offer, is_linked: bool = False) -> str:
+        """Why the peer's history is refused; "" if it is not (see `History.doubt`)."""
+        return self.history.doubt(peer, offer.history, is_linked)
+
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no link for another reason, as one line; "" if there may be one."""
+        if peer in self.history.fences:
+            return ""  # The peer has no doubt any more. If the link does not fit, it is made anew.
+        if self.history.fences:
+            return f"{self.id} makes no link: {self.history.refusal}"
+        return self.links.refusal(peer, offer)
+
+    def begins_anew(self, peer: str, offer: Offer) -> bool:
+        """Whether `LinkUp` needs an incarnation."""
+        is_refused = peer in self.history.fences and bool(self.links.refusal(peer, offer))
+        return is_refused or self.links.begins_anew(peer, offer)
+
+    def _begin(self, start: int) -> None:
+        self.starts += 1
+        self.history.begin(start)
+
     def _check_state(self) -> None:
         """A turn is over: compare the state with what the journal says of it, or say it now and then."""
         expected, self._expected = self._expected, None
         durable = self._out.durable
+        if any(type(item) is not PeerProgress for item in durable):
+            self.history.position += 1
         if expected is None:
             self._turns_unchecked += 1
             if self._turns_unchecked < CHECK_EVERY:
@@ -111,6 +151,10 @@ class MachineBase(ABC, Generic[AFront]):
         }
 
     @abstractmethod
+    def _serve_or_not(self) -> None:
+        """Take clients or refuse them, as what is known of this broker's history allows."""
+
+    @abstractmethod
     def _clients(self) -> Collection[str]:
         """Those whose sessions are here."""
 
@@ -136,17 +180,20 @@ class MachineBase(ABC, Generic[AFront]):
     def _lose_links(self) -> None:
         """No connection of before exists any more."""
 
-    def _on_setting(self, item: SettingsChanged | RulesChanged | Started) -> None:
+    def _on_setting(self, item: SettingsChanged | RulesChanged | AccessRevoked | Started) -> None:
         match item:
             case SettingsChanged(settings):
                 self._configure(settings)
             case RulesChanged(rules):
                 self.front.set_access(rules)
-            case Started(settings):
+            case AccessRevoked(owners, connections, why):
+                self.front.revoke(owners, connections, why)
+            case Started(settings, start):
                 self._check_start(settings)
-                self.starts += 1
+                self._begin(start)
                 self._configure(settings)
                 self.front.restart()
+                self._serve_or_not()
                 self._lose_links()
                 self.figures.reset()
 

@@ -76,6 +76,9 @@ class Command(msgspec.Struct, frozen=True):
     """What a broker says to itself. It follows from an input, is never encoded, and no peer can say it."""
 
 
+HELD_BYTES = 320
+"""Memory of a notification beside its attributes, body and marks, where it is alone in its burst."""
+
 PICKED = 0x28
 """Bits of the first byte of `Burst.marks`: its broker picked the burst for one client (see `is_picked`)."""
 
@@ -108,6 +111,13 @@ class Burst(Message, frozen=True, gc=False):
             return len(self.attributes) + len(self.bodies[0])
         size = self.count * len(self.attributes) if not self.varied else sum(map(len, self.varied))
         return size + sum(map(len, self.bodies))
+
+    @property
+    def held(self) -> int:
+        """Memory that this burst takes, for quotas; cutting a burst does not change the sum."""
+        if self.count == 1:
+            return HELD_BYTES + len(self.attributes) + len(self.bodies[0]) + len(self.marks)
+        return self.size + self.count * (HELD_BYTES + len(self.marks))
 
     @property
     def last(self) -> int:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
@@ -24,7 +25,9 @@ from roamcast.simulator.drawing import (
     LOSSES,
     Span,
     attached_at,
+    draw_copies,
     draw_cuts,
+    draw_impostors,
     draw_kinds,
     draw_outage,
     draw_publishes,
@@ -139,6 +142,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
         access_delay=rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040), Delay(0.0, 0.005))),
         notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, 5.0))),
         mqtt=mqtt,
+        mobility=draw_copies(protocol, seed),
         seed=seed,
     )
 
@@ -359,7 +363,8 @@ def _draw_rules(plot: Plot) -> list[Action]:
     """A right is withdrawn, at one broker or at all, and perhaps given again."""
     rng, brokers = plot.rng, plot.topology.brokers
     client, topic = f"c{rng.randrange(3)}", rng.choice(("a/#", "a/1", "#"))
-    rules = AccessRules((Rule("deny", topic=topic, action="publish", client=client),))
+    action: Literal["publish", "subscribe"] = "subscribe" if rng.random() < 0.5 else "publish"
+    rules = AccessRules((Rule("deny", topic=topic, action=action, client=client),))
     start_s, end_s = sorted((plot.scale.moment(rng), plot.scale.moment(rng)))
     where = brokers if rng.random() < 0.6 else (rng.choice(brokers),)
     drawn: list[Action] = [(start_s, broker, SetRules(rules)) for broker in where]
@@ -417,7 +422,13 @@ def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
     return draw_cuts(links, plot.settings, plot.scale, plot.rng)
 
 
+def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
+    brokers = [broker for broker in plot.topology.brokers if plot.late is None or plot.late[0] != broker]
+    return draw_impostors(brokers, plot.settings, plot.scale, plot.rng)
+
+
 _DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
     "crash": _draw_crashes,
     "partition": _draw_partitions,
+    "history": _draw_histories,
 }

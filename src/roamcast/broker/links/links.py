@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from roamcast.broker.history import ToldHistory
 from roamcast.broker.links.end import (
     FLEETING_BYTES_MAX,
     KEPT_BYTES_MAX,
@@ -34,6 +35,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     resume: Resume = Resume()
     brokers: tuple[str, ...] = ()
     """Whom the receiver reaches, or would reach, through the sender."""
+    history: ToldHistory = ToldHistory()
+    """How far the sender's history has come."""
 
 
 class GivenLink(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +47,8 @@ class GivenLink(msgspec.Struct, frozen=True, array_like=True):
     peer_incarnation: int
     behind: tuple[str, ...]
     """The brokers that are reached through the peer, itself among them."""
+    history: ToldHistory = ToldHistory()
+    """Of the peer, as it was then."""
 
 
 class LinkTurn(msgspec.Struct):
@@ -57,6 +62,10 @@ class LinkTurn(msgspec.Struct):
     """Of the frames that were received, those to be journalled."""
     closes: list[tuple[str, str]] = []
     """Connections to be closed, because their links were given up: (peer, why)."""
+    forgotten: list[str] = []
+    """Brokers that are gone for good."""
+    position: int = 0
+    """How far the history of the peer has come, as it says itself."""
 
 
 class Links:
@@ -154,7 +163,7 @@ class Links:
         if peer not in self.ends:
             return LinkTurn()  # The link was given up, and its connection is about to be closed.
         arrivals = self.ends[peer].receive(frames)
-        turn = LinkTurn(durable=arrivals.durable)
+        turn = LinkTurn(durable=arrivals.durable, position=arrivals.position)
         for message in arrivals.numbered:
             if peer not in self.ends:
                 break  # The link was given up because of what came before.
@@ -197,6 +206,7 @@ class Links:
     def _perform(self, turn: LinkTurn, outcome: Outcome) -> None:
         for peer, message in outcome.sends:
             self.ends[peer].send(message)
+        turn.forgotten += outcome.forgotten
         failed: list[Input] = []
         for peer, why in outcome.closes:
             messages = self.ends.pop(peer).give_up()

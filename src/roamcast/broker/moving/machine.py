@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -16,20 +16,24 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import MqttFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     ClientConnected,
     ClientFrames,
     ClientSlowed,
     Confirmed,
     ConnectionLost,
     Elapsed,
+    HistoryAccepted,
     LinkDown,
     LinkFrames,
     LinkLeft,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
     ParentTaken,
+    PeerProgress,
     QueuesOverLimit,
     RulesChanged,
     SessionSought,
@@ -58,7 +62,7 @@ from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.mobility.moving.mft import Bmig
 from roamcast.mobility.moving.mobile import MobileSettings
-from roamcast.mqtt.server.sessions import Subscription
+from roamcast.mqtt.server.sessions import Recall, Subscription, recall_of
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
@@ -205,6 +209,8 @@ class MovingMachine(MachineBase[MqttFront]):
                 self._on_tick()
             case LinkDown(peer):
                 self._on_link_down(peer)
+            case LinkSlowed():
+                pass  # Nothing is retained here.
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
@@ -215,8 +221,9 @@ class MovingMachine(MachineBase[MqttFront]):
             case LinkUp(peer):
                 self._on_link_down(peer)  # If there is one of before.
                 self._conclude(item)
-            case LinkRefused():
-                pass  # There is nothing that a refusal could change.
+            case LinkRefused(_, _, is_fence):
+                if is_fence:
+                    self._conclude(item)
             case _:
                 self._conclude(item)
 
@@ -224,8 +231,17 @@ class MovingMachine(MachineBase[MqttFront]):
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
-            case LinkUp(peer, _, incarnation, version):
+            case LinkUp(peer, offer, incarnation, version):
                 self.links.connect(peer, incarnation, version)
+                self.history.link(peer, offer.history)
+                self._serve_or_not()
+            case LinkRefused(peer, why):
+                self._fence(peer, why)
+            case HistoryAccepted(broker, seen):
+                self.history.accept(broker, seen)
+                self._serve_or_not()
+            case PeerProgress(peer, position):
+                self.history.progress(peer, position)
             case ParentTaken(old, new):
                 self._take_parent(old, new)
             case LinkLeft(peer):
@@ -237,10 +253,14 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged() | RulesChanged() | Started():
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
+
+    def _begin(self, start: int) -> None:
+        super()._begin(start)
+        self.history.expect(())  # A broker that moves serves alone, too, until it meets others.
 
     def _lose_links(self) -> None:
         self._run()
@@ -271,6 +291,19 @@ class MovingMachine(MachineBase[MqttFront]):
         waits_s = ROUNDS_WAITED * settings.election.period_s
         self.sessions.configure(min(settings.endpoint.locate_timeout_s / 2, waits_s))
 
+    # --- histories (see broker/history.py) ---
+
+    def _fence(self, peer: str, why: str) -> None:
+        """The peer refuses this broker's history: serve nobody, and talk to nobody else."""
+        self.history.fence(peer, why)
+        self._serve_or_not()
+        for other in list(self.links.neighbours):
+            self._out.link_closes = [*self._out.link_closes, (other, self.history.refusal)]
+            self._on_link_down(other)
+
+    def _serve_or_not(self) -> None:
+        self.front.refuse_all(self.history.refusal)
+
     # --- connections and links of the tree ---
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
@@ -282,6 +315,8 @@ class MovingMachine(MachineBase[MqttFront]):
             if arrivals.durable:
                 self._confirm_all(peer)
                 self._out.durable.append(LinkFrames(peer, arrivals.durable))
+            if self.history.is_progress(peer, arrivals.position):
+                self._conclude(PeerProgress(peer, arrivals.position))
             for message in arrivals.numbered:
                 self._on_message(peer, message)
         except (LinkError, InputError) as error:
@@ -428,9 +463,16 @@ class MovingMachine(MachineBase[MqttFront]):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Nothing is retained here, and the endpoint says so to whoever tries."""
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        told = RecallAnnounced(client, subscription.filter, subscription.identifier)
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        told = RecallAnnounced(client, tuple(map(recall_of, subscriptions)))
         self.front.inputs.append(CommandGiven(told))
+
+    def end_recall(self, client: str, subscription: Subscription) -> None: ...
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        return []
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None: ...
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """Shared subscriptions are not offered, and the endpoint says so."""
