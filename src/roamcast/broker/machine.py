@@ -158,7 +158,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         timers = self.broker.timers
         of_broker = timers[0][0] if timers else None
         of_clients = self.front.timers.next() if self.front.timers is not None else None
-        if self._next_slice() is not None:
+        retained = self.retained
+        if (retained.recalls or retained.untold) and self._next_slice() is not None:
             return 0.0
         if of_clients is None:
             return of_broker
@@ -277,7 +278,7 @@ class BrokerMachine(MachineBase[ClientFront]):
     def _on_tick(self, item: Tick) -> None:
         self.front.on_deadline()
         self.front.inputs.append(Deadline())
-        if not self.retained.has_more:
+        if not (self.retained.recalls or self.retained.untold):
             return
         clients, peers = item.clients, item.peers
         if clients is None:
@@ -289,8 +290,6 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def _next_slice(self) -> GoOn | None:
         """The recalls and the peers with which the next turn goes on; None if it need not."""
-        if not self.retained.has_more:
-            return None
         ends = self.links.ends
         return self.retained.due(
             self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
