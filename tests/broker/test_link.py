@@ -9,7 +9,7 @@ import pytest
 from tests.broker.link_pair import CODEC, Pair
 
 from roamcast.broker.links import frames as wire
-from roamcast.broker.links.end import ACKNOWLEDGE_EVERY, LinkEnd, LinkError, Resume
+from roamcast.broker.links.end import ACKNOWLEDGE_EVERY, Arrivals, LinkEnd, LinkError, Resume
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.errors import InputError
 from roamcast.protocol.codec import Codec
@@ -82,7 +82,7 @@ def test_the_story_above_has_crashes_that_lose_something_and_repeats_that_are_sk
     pair.carry(1, 1000)
     assert len(pair.sides[1].arrived) == 3
     arrivals = pair.sides[1].end.receive(again)
-    assert arrivals == ([], [], b"")
+    assert arrivals == Arrivals([], [], b"")
 
 
 def test_messages_of_one_turn_share_a_frame() -> None:

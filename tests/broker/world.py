@@ -68,6 +68,8 @@ class Client:
     withdrawn: dict[int, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     """What its CONNECT says besides."""
+    identity: Identity | None = None
+    """Who it proves to be; None proves nothing."""
     next_id: int = 1
     presents: list[bool] = field(default_factory=list)
 
@@ -202,7 +204,7 @@ class World:
         self.owner[connection] = (name, broker)
         asked = {"session_expiry": 1_000_000 if client.version == 5 else None} | client.options
         connect = packets.Connect(client.version, name, clean_start=clean, **asked)
-        self.step(broker, [ClientConnected(connection, connect, Identity(name))])
+        self.step(broker, [ClientConnected(connection, connect, client.identity or Identity(name))])
 
     def drop(self, connection: int, name: str, tell: bool = True) -> None:
         """The connection breaks; the broker may notice only later (when the client comes again)."""

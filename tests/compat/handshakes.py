@@ -90,11 +90,14 @@ class Host:
     def terms(self, peer: str) -> dict[str, str]:
         return {}
 
-    def claim(self, peer: HandshakeHello) -> bool:
+    async def claim(self, peer: HandshakeHello) -> bool:
         return True
 
     def offer(self, peer: str) -> Offer:
         return self._links.offer(peer)
+
+    def doubt(self, peer: str, offer: Offer) -> str:
+        return ""
 
     def refusal(self, peer: str, offer: Offer) -> str:
         return self._links.refusal(peer, offer)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import paho.mqtt.client as paho
 import pytest
@@ -269,7 +270,7 @@ class BadPeer:
     async def _run(self) -> None:
         site = self._site
         kept_out = KeptOut(Path(self._config.data), time.time)
-        self._linking = linking = Linking(self._config, site, self._push, kept_out)
+        self._linking = linking = Linking(self._config, site, self._push, kept_out, self._fail)
         self._push(Started(site.settings))
         await linking.start()
         left = iter(self._messages)
@@ -290,6 +291,9 @@ class BadPeer:
             self._linking.peers.close(peer, why)
         for peer in self._site.links.ends:
             self._linking.write(peer)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        raise error
 
     def stop(self) -> None:
         self._is_over.set()

@@ -42,6 +42,10 @@ class Node:
         self.links = Links(id, Codec())
         self.inputs: list[Input] = []
         self.refusals: list[tuple[str, str]] = []
+        self.fences: list[tuple[str, str]] = []
+        """Refusals of this broker's history."""
+        self.doubts: dict[str, str] = {}
+        """Peers whose history is refused here, and why."""
         self.ups: list[str] = []
         self._more = more
         self.peers = self.new_peers([])
@@ -62,7 +66,8 @@ class Node:
         """As after a crash, with everything journalled; it listens on another port."""
         await self.peers.stop()
         self.links = thaw(freeze(self.links))
-        self.links.down()
+        for end in self.links.ends.values():
+            end.down()
         await self.start(*peers)
 
     def send(self, peer: str, *numbers: int) -> None:
@@ -93,7 +98,15 @@ class Node:
     def refusal(self, peer: str, offer: Offer) -> str:
         return self.links.refusal(peer, offer)
 
-    def on_refused(self, peer: str, why: str) -> None:
+    def doubt(self, peer: str, offer: Offer) -> str:
+        return self.doubts.get(peer, "")
+
+    def runs_twice(self, peer: str) -> str:
+        return f"{peer} runs twice"
+
+    def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
+        if is_fence:
+            self.fences.append((peer, why))
         self.refusals.append((peer, why))
         self.take(self.links.refused(peer, why))
 
@@ -116,18 +129,19 @@ class Node:
         self.flush()
 
     def heartbeat(self, peer: str) -> bytes:
-        return self.links.heartbeat(peer)
+        return self.links.ends[peer].heartbeat() if peer in self.links.ends else b""
 
     def take(self, turn: LinkTurn) -> None:
         self.inputs += turn.inputs
         for peer, why in turn.closes:
             self.peers.close(peer, why)
-        self.links.acknowledge()
+        for end in self.links.ends.values():
+            end.acknowledge()
         self.flush()
 
     def flush(self) -> None:
-        for peer in self.links.waiting():
-            while self.peers.is_writable(peer) and (data := self.links.take(peer)):
+        for peer, end in self.links.ends.items():
+            while end.has_more and self.peers.is_writable(peer) and (data := end.take()):
                 self.peers.write(peer, data)
 
 

@@ -14,7 +14,8 @@ from tests.filters.naive_filters import Condition, conditions, notifications, te
 from roamcast.filters.selector import parse
 from roamcast.pipeline import conditions as conditions_module
 from roamcast.pipeline.conditions import MISSING, Allowed, boxes_of, encode, java_quoted
-from roamcast.pipeline.matching import filter_table, matching_pairs, with_values
+from roamcast.pipeline.matching import filter_table
+from roamcast.pipeline.spark_engine import matching_pairs, with_values
 from roamcast.protocol.notification import encode_attributes
 
 pytestmark = pytest.mark.xdist_group("spark")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from roamcast.broker.figures import Figures
+from roamcast.broker.history import History
 from roamcast.broker.inputs import MachineEffects, MachineInput, Tree
 from roamcast.broker.links.end import LinkEnd
 from roamcast.broker.links.links import Offer
@@ -20,7 +21,9 @@ class AnyLinks(Protocol):
 
     @property
     def ends(self) -> Mapping[str, LinkEnd]: ...
-    def offer(self, peer: str) -> Offer: ...
+    def offer(self, peer: str) -> Offer:
+        """What to tell a peer of the links alone; `AnyMachine.offer` says the rest."""
+
     def refusal(self, peer: str, offer: Offer) -> str:
         """Why there must be no connection with this peer, as one line; "" if there may be one."""
 
@@ -38,6 +41,18 @@ class AnyMachine(Protocol):
     @property
     def starts(self) -> int:
         """How often a process has begun to drive this site."""
+
+    @property
+    def history(self) -> History: ...
+    def offer(self, peer: str) -> Offer: ...
+    def doubt(self, peer: str, offer: Offer, is_linked: bool = False) -> str:
+        """Why the peer's history is refused; "" if it is not."""
+
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no connection with this peer for another reason; "" if there may be one."""
+
+    def begins_anew(self, peer: str, offer: Offer) -> bool:
+        """Whether `LinkUp` needs an incarnation."""
 
     @property
     def endpoint(self) -> Endpoint: ...

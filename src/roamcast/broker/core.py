@@ -8,7 +8,7 @@ is data (timers and continuations too), so that it can be written down.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -67,7 +67,7 @@ from roamcast.protocol.messages import (
     cause_of,
     told,
 )
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
 from roamcast.protocol.records import Level, Row
 from roamcast.protocol.session import Session
@@ -98,6 +98,10 @@ class CoreSettings(msgspec.Struct, frozen=True):
     clock_error_s: float | None = 0.0
     """How far the brokers' clocks may differ. What was published before a subscription
     was issued is not owed to it, and is left out by comparing clocks; None: never."""
+    realm: str = ""
+    """The name under which several brokers share their users; "" if this broker's users are its own."""
+    realm_brokers: tuple[str, ...] = ()
+    """The brokers that are believed when they say who a user of the realm is; * stands for anything."""
     held_requests_max: int = 10_000
     """Requests of a client whose session is still on its way; more are refused."""
     protocol: Settings = Settings()
@@ -124,8 +128,8 @@ class BrokerCore:
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction",
-            "way_to", "divert", "withdraw", "listen", "unlisten",
+            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
+            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten",
         ),
     )  # fmt: skip
 
@@ -216,7 +220,8 @@ class BrokerCore:
         self.handoff_finished, self.send_home = self.handoffs.handoff_finished, self.handoffs.send_home
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
-        self.way_to, self.divert, self.withdraw = subscribing.way_to, subscribing.divert, subscribing.withdraw
+        self.end_relocation, self.way_to = subscribing.end_relocation, subscribing.way_to
+        self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:
@@ -351,6 +356,7 @@ class BrokerCore:
             if not self.router.has_peer(peer):
                 self.router.add_peer(peer)
                 self.places.measure(peer)
+        self.locator.met(peers)
         if lost:
             for here in self.clients.here.values():
                 if here.claim is not None and here.claim.broker in lost:
@@ -493,7 +499,7 @@ class BrokerCore:
 
     def _record_published(self, burst: Burst) -> None:
         id, now, has_attributes = self.id, self.now, self.settings.records_attributes
-        for part in burst.uniform() if burst.varied and has_attributes else (burst,):
+        for part, attributes in self._described(burst) if has_attributes else ((burst, None),):
             self._sequence += 1
             publisher = part.publisher
             self._out.records.append(
@@ -502,10 +508,22 @@ class BrokerCore:
                     (
                         self._sequence, now, id, "published", publisher, id, None, publisher,
                         part.incarnation, part.number, part.count, None, None, None, part.size,
-                        None, part.attributes if has_attributes else None, None, now,
+                        None, attributes, None, now,
                     ),
                 )
             )  # fmt: skip
+
+    def _described(self, burst: Burst) -> Iterator[tuple[Burst, bytes]]:
+        """The parts of a burst with the attributes that filters compare: those in bodies too."""
+        for part in burst.uniform():
+            if self.front is None:
+                yield part, part.attributes
+                continue
+            found, start = list(map(encode_attributes, self.front.contents(part))), 0
+            for position in range(1, part.count + 1):
+                if position == part.count or found[position] != found[start]:
+                    yield part.part(start, position), found[start]
+                    start = position
 
     # --- what clients say ---
 
@@ -542,15 +560,10 @@ class BrokerCore:
         queue = attachment.queue
         if queue is None or queue.stream != message.stream:
             return
-        count = queue.acknowledge(message.sequence)
-        if count and self._records_all:
-            self._sequence += 1
-            self._out.records.append(
-                Row(
-                    self._sequence, self.now, self.id, "acknowledged", client, self.id, None, None, None,
-                    message.sequence, count,
-                )
-            )  # fmt: skip
+        # Clients of the plain front keep records of their own; those of MQTT mostly do not.
+        if self._records_all or (self._records_any and self.front is not None):
+            self._record_acknowledged(client, queue.up_to(message.sequence))
+        queue.acknowledge(message.sequence)
         if queue.waiting:
             self.pump(client)
         self.protocol.on_acknowledged(client)
@@ -683,6 +696,10 @@ class BrokerCore:
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions
 
+    def is_read(self, client: str, queue: DeliveryQueue) -> bool:
+        attachment = self.attachments.get(client)
+        return attachment is not None and attachment.queue is queue
+
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None:
@@ -754,6 +771,18 @@ class BrokerCore:
                 burst.incarnation, burst.number, burst.count,
             )
         )  # fmt: skip
+
+    def _record_acknowledged(self, client: str, bursts: Iterable[Burst]) -> None:
+        for burst in bursts:
+            if burst.is_picked:
+                continue  # Retained, or for a member of a group: not what the client was owed.
+            self._sequence += 1
+            self._out.records.append(
+                Row(
+                    self._sequence, self.now, self.id, "acknowledged", client, self.id, None,
+                    burst.publisher, burst.incarnation, burst.number, burst.count,
+                )
+            )  # fmt: skip
 
     def _record_forwarded(self, peer: str, burst: Burst) -> None:
         self._sequence += 1

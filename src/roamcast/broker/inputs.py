@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
+from roamcast.broker.history import Seen
 from roamcast.broker.links.links import GivenLink, Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mqtt.codec.packets import Connect
+from roamcast.mqtt.codec.packets import Auth, Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
@@ -34,12 +35,24 @@ class Started(MachineInput, frozen=True):
     """The process has begun, with a state that may be older: no connection of before exists any more."""
 
     settings: MachineSettings
+    start: int = 0
+    """A random number for this start; 0 where histories are not compared."""
 
 
 class RulesChanged(MachineInput, frozen=True):
     """Who may do what, from now on."""
 
     rules: AccessRules
+
+
+class AccessRevoked(MachineInput, frozen=True):
+    """Users were removed, or what some connections proved does not hold any more."""
+
+    owners: tuple[str, ...]
+    """Their connections and sessions end."""
+    connections: tuple[int, ...]
+    """These end, and their sessions stay."""
+    why: str
 
 
 class ClientConnected(MachineInput, frozen=True):
@@ -94,6 +107,25 @@ class LinkRefused(MachineInput, frozen=True):
 
     peer: str
     why: str
+    is_fence: bool = False
+    """True if the peer refuses this broker's history."""
+
+
+class HistoryAccepted(MachineInput, frozen=True):
+    """An operator accepts a history that was refused: of a peer, or of this broker itself."""
+
+    broker: str
+    seen: Seen | None = None
+    """Of a peer: the history that it came with."""
+    begins_anew: bool = False
+    """True if the link to the peer must be made anew, because its numbers do not fit."""
+
+
+class PeerProgress(MachineInput, frozen=True):
+    """A peer says how far its history has come. The machine adds it by itself when it hears of that."""
+
+    peer: str
+    position: int
 
 
 class LinkDown(MachineInput, frozen=True):
@@ -202,6 +234,7 @@ class Confirmed(MachineInput, frozen=True):
 AnyInput = (
     Started
     | RulesChanged
+    | AccessRevoked
     | ClientConnected
     | ClientFrames
     | ClientSlowed
@@ -209,6 +242,8 @@ AnyInput = (
     | LinkUp
     | OverlayGiven
     | LinkRefused
+    | HistoryAccepted
+    | PeerProgress
     | LinkDown
     | LinkSlowed
     | LinkFrames
@@ -266,6 +301,8 @@ class MachineEffects(Effects):
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
+    auths: Sequence[tuple[int, Auth]] = ()
+    """What clients say that prove anew who they are: (connection, packet)."""
     tree: Tree | None = None
     """If it is another than before."""
     unread: Sequence[int] = ()

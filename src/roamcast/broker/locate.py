@@ -22,6 +22,7 @@ import msgspec
 
 from roamcast.broker.session import ClientHere, Departed, Event, Search
 from roamcast.protocol.messages import (
+    NOT_THE_OWNER,
     AttachRefused,
     AttachRequest,
     Grant,
@@ -34,6 +35,7 @@ from roamcast.protocol.messages import (
     Message,
     TakenBack,
 )
+from roamcast.protocol.owners import vouches
 from roamcast.protocol.session import Session
 from roamcast.state import State
 
@@ -75,7 +77,7 @@ class Gathering:
 
 class Locator:
     __state__ = State(
-        "locator", saved=("_broker", "_clients", "_gathering", "_rounds"), derived=("handlers",)
+        "locator", saved=("_broker", "_clients", "_gathering", "_rounds", "unmet"), derived=("handlers",)
     )
 
     def __init__(self, broker: BrokerCore) -> None:
@@ -84,6 +86,8 @@ class Locator:
         self._gathering: dict[Key, Gathering] = {}
         self._rounds = 0
         """How often this broker has asked everyone."""
+        self.unmet: dict[str, None] = {}
+        """Peers that are configured and were never met. They may hold the session, so questions wait."""
         self._restore()
 
     def _restore(self) -> None:
@@ -138,11 +142,36 @@ class Locator:
         broker, request = self._broker, question.request
         key = (request.client, request.broker, request.connection, question.round)
         others = [peer for peer in broker.peers if peer != sender]
-        self._gathering[key] = Gathering(sender, others, request, broker.next_incarnation, claim)
+        waiting = [*others, *self.unmet]
+        self._gathering[key] = Gathering(sender, waiting, request, broker.next_incarnation, claim)
         for peer in others:
             broker.send(peer, question)
-        if not others:
+        if not waiting:
             self._answer(key)
+
+    # --- peers that were never met ---
+
+    def expect(self, peers: Iterable[str]) -> None:
+        """From now on questions wait for these peers, and not for others that were never met."""
+        unmet = dict.fromkeys(peers)
+        given_up = [peer for peer in self.unmet if peer not in unmet]
+        self.unmet = unmet
+        if given_up:
+            self._wait_no_more(given_up)
+
+    def met(self, peers: Iterable[str]) -> None:
+        """Links to these peers are there: questions that wait for one of them go there now."""
+        for peer in [peer for peer in peers if peer in self.unmet]:
+            del self.unmet[peer]
+            for key, gathering in self._gathering.items():
+                if peer in gathering.waiting:
+                    self._broker.send(peer, Locate(gathering.request, key[3]))
+
+    def _wait_no_more(self, peers: Iterable[str]) -> None:
+        for key, gathering in list(self._gathering.items()):
+            gathering.waiting = {peer: None for peer in gathering.waiting if peer not in peers}
+            if not gathering.waiting and self._gathering.get(key) is gathering:
+                self._answer(key)
 
     def ask_again(self) -> None:
         """More brokers can be asked than could when they were."""
@@ -249,8 +278,13 @@ class Locator:
 
     def _take(self, here: ClientHere, request: AttachRequest) -> bool:
         """Serve the request if the session is here, or send it after the session if it was."""
+        settings = self._broker.settings
         if here.session is not None:
-            self._broker.handoffs.session_requested(request)
+            # A broker may say who its own users are, and those of a realm that it is trusted with.
+            if vouches(request.broker, request.owner, settings.realm, settings.realm_brokers):
+                self._broker.handoffs.session_requested(request)
+            else:
+                self._broker.handoffs.refuse(request, NOT_THE_OWNER)
         elif here.departed is not None:
             onward = msgspec.structs.replace(request, detours=DETOURS_MAX)
             self._broker.send(here.departed.destination, onward)
@@ -339,11 +373,7 @@ class Locator:
         for here in known:
             if here.request is not None:
                 self.ask_everyone(here)
-        for key, gathering in list(self._gathering.items()):
-            if any(peer in peers for peer in gathering.waiting):
-                gathering.waiting = {peer: None for peer in gathering.waiting if peer not in peers}
-                if not gathering.waiting and self._gathering.get(key) is gathering:
-                    self._answer(key)
+        self._wait_no_more(peers)
 
     # --- at the holder ---
 

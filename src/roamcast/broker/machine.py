@@ -19,9 +19,11 @@ from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     BrokerForgotten,
     ClientSlowed,
     DrainOrdered,
+    HistoryAccepted,
     LinkDown,
     LinkFrames,
     LinkRefused,
@@ -30,6 +32,7 @@ from roamcast.broker.inputs import (
     MachineEffects,
     MachineInput,
     OverlayGiven,
+    PeerProgress,
     QueuesOverLimit,
     RulesChanged,
     SessionSought,
@@ -87,6 +90,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         "broker-machine",
         saved=(
             "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
+            "_meet_until",
             "_slowed",
         ),
         unhashed=("_now",),
@@ -112,6 +116,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.draining = Draining(self.broker)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
+        self._meet_until = 0.0
+        """How long to wait for peers that were never met."""
         self._slowed: dict[str, None] = {}
         """Peers for whom too much is kept."""
         self._now = 0.0
@@ -154,9 +160,16 @@ class BrokerMachine(MachineBase[ClientFront]):
             self._check_state()
         return out
 
+    @property
+    def _waits_for_peers(self) -> bool:
+        """True while a peer that was never met may hold sessions. Who has met nobody waits for ever."""
+        return bool(self.broker.locator.unmet) and self.history.is_settled
+
     def deadline(self) -> float | None:
         timers = self.broker.timers
         of_broker = timers[0][0] if timers else None
+        if self._waits_for_peers:
+            of_broker = min(self._meet_until, of_broker or self._meet_until)
         of_clients = self.front.timers.next() if self.front.timers is not None else None
         retained = self.retained
         if (retained.recalls or retained.untold) and self._next_slice() is not None:
@@ -244,12 +257,20 @@ class BrokerMachine(MachineBase[ClientFront]):
         match item:
             case OverlayGiven(links):
                 self._follow(self.links.establish(links))
+                for link in links:
+                    self.history.link(link.peer, link.history)
             case LinkUp():
                 self._on_link_up(item)
             case LinkDown(peer):
                 self._follow(self.links.disconnected(peer))
-            case LinkRefused(peer, why):
+            case LinkRefused(peer, why, is_fence):
                 self._follow(self.links.refused(peer, why))
+                if is_fence:
+                    self._fence(peer, why)
+            case HistoryAccepted():
+                self._on_accepted(item)
+            case PeerProgress(peer, position):
+                self.history.progress(peer, position)
             case BrokerForgotten(broker):
                 self._follow(self.links.forget(broker))
             case QueuesOverLimit(bytes_max):
@@ -259,8 +280,6 @@ class BrokerMachine(MachineBase[ClientFront]):
             case DrainOrdered(destination, reference):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
-            case SettingsChanged(settings):
-                self._configure(settings)
             case Tick():
                 self._on_tick(item)
             case LinkSlowed(peer, is_slow):
@@ -268,14 +287,14 @@ class BrokerMachine(MachineBase[ClientFront]):
                 if is_slow:
                     self._slowed[peer] = None
                 self._listen(peer)
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings):
-                self._on_started(settings)
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")
 
     def _on_tick(self, item: Tick) -> None:
+        if self._waits_for_peers and self._now >= self._meet_until:
+            self.broker.locator.expect(())
         self.front.on_deadline()
         self.front.inputs.append(Deadline())
         if not (self.retained.recalls or self.retained.untold):
@@ -295,28 +314,60 @@ class BrokerMachine(MachineBase[ClientFront]):
             self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
         )
 
-    def _on_started(self, settings: MachineSettings) -> None:
-        self._check_start(settings)
-        self.starts += 1
-        self._configure(settings)
-        self.front.restart()
+    def _lose_links(self) -> None:
         for peer in list(self.links.ends):
             self._follow(self.links.disconnected(peer))
-        self.broker.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         self.settings = settings
         self.front.apply(settings)
         self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
+        self.history.expect(settings.peers)
+        known = self.links.reach.members
+        self.broker.locator.expect(peer for peer in settings.peers if peer not in known)
+        self._meet_until = self._now + settings.meet_timeout_s
+
+    # --- histories (see history.py) ---
+
+    def _fence(self, peer: str, why: str) -> None:
+        """The peer refuses this broker's history: serve nobody, and talk to nobody else."""
+        self.history.fence(peer, why)
+        self._serve_or_not()
+        for other, end in self.links.ends.items():
+            if end.is_up:
+                self._follow(self.links.disconnected(other))
+                self._close_link(other, self.history.refusal)
+
+    def _serve_or_not(self) -> None:
+        self.front.refuse_all(self.history.refusal if self.history.fences else "")
+
+    def _on_accepted(self, item: HistoryAccepted) -> None:
+        self.history.accept(item.broker, item.seen)
+        if item.broker == self.id:
+            self.broker.locator.expect(())
+        if item.begins_anew:
+            self._follow(self.links.drop(item.broker, "an operator accepted another history of it"))
+        self._serve_or_not()
 
     # --- links ---
 
     def _on_link_up(self, item: LinkUp) -> None:
+        peer = item.peer
         try:
-            self._follow(self.links.connected(item.peer, item.offer, item.incarnation, item.version))
+            if item.incarnation and peer in self.links.reach.peers:
+                # What is at the other end is not what this link was made with.
+                turn = self.links.drop(peer, "the link is made anew")
+                turn.closes.clear()
+                self._follow(turn)
+            self._follow(self.links.connected(peer, item.offer, item.incarnation, item.version))
         except LinkError as error:
-            self._close_link(item.peer, str(error))
+            self._close_link(peer, str(error))
+            return
+        if not self.history.is_settled:
+            self._meet_until = self._now + self.settings.meet_timeout_s
+        self.history.link(peer, item.offer.history)
+        self._serve_or_not()
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
         try:
@@ -327,6 +378,9 @@ class BrokerMachine(MachineBase[ClientFront]):
             return
         if turn.durable:
             self._out.durable.append(LinkFrames(peer, turn.durable))
+        if self.history.is_progress(peer, turn.position):
+            self._out.durable.append(PeerProgress(peer, turn.position))
+            self.history.progress(peer, turn.position)
         self._follow(turn)
 
     def _follow(self, turn: LinkTurn) -> None:
@@ -342,6 +396,7 @@ class BrokerMachine(MachineBase[ClientFront]):
             elif type(item) is LinkChanged:
                 self._listen(item.peer)
         inputs += turn.fleeting
+        self.history.forget(turn.forgotten)
         for peer, why in turn.closes:
             self._close_link(peer, why)
 

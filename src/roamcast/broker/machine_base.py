@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -10,8 +11,19 @@ from zlib import crc32
 import msgspec
 
 from roamcast.broker.contract import AnyLinks
+from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront
-from roamcast.broker.inputs import MachineEffects, StateChecked
+from roamcast.broker.history import History
+from roamcast.broker.inputs import (
+    AccessRevoked,
+    MachineEffects,
+    PeerProgress,
+    RulesChanged,
+    SettingsChanged,
+    Started,
+    StateChecked,
+)
+from roamcast.broker.links.links import Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import PublishThat
@@ -30,7 +42,6 @@ class StateDiverged(InputError):
     """A replay came to another state than the broker that wrote the journal."""
 
 
-
 class Answering(Protocol):
     answers: list[IsHere]
 
@@ -38,7 +49,7 @@ class Answering(Protocol):
 AFront = TypeVar("AFront", bound=ClientFront)
 
 
-class MachineBase(Generic[AFront]):
+class MachineBase(ABC, Generic[AFront]):
     id: str
     settings: MachineSettings
     front: AFront
@@ -48,7 +59,7 @@ class MachineBase(Generic[AFront]):
 
     __state__ = State(
         "machine-base",
-        saved=("settings", "id", "starts", "front", "_sessions_checked"),
+        saved=("settings", "id", "starts", "front", "history", "_sessions_checked"),
         unhashed=("_turns_unchecked",),
         derived=("_expected", "_out"),
     )
@@ -58,6 +69,7 @@ class MachineBase(Generic[AFront]):
         self.id = settings.id
         self.starts = 0
         """How often a process has begun to drive this site."""
+        self.history = History(settings.id)
         self._turns_unchecked = 0
         self._sessions_checked = 0
         """How many sessions were looked at since all of them were."""
@@ -76,10 +88,39 @@ class MachineBase(Generic[AFront]):
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
+    # --- the handshake: nothing of this changes anything ---
+
+    def offer(self, peer: str) -> Offer:
+        """What to tell a peer that connects."""
+        return msgspec.structs.replace(self.links.offer(peer), history=self.history.told())
+
+    def doubt(self, peer: str, offer: Offer, is_linked: bool = False) -> str:
+        """Why the peer's history is refused; "" if it is not (see `History.doubt`)."""
+        return self.history.doubt(peer, offer.history, is_linked)
+
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no link for another reason, as one line; "" if there may be one."""
+        if peer in self.history.fences:
+            return ""  # The peer has no doubt any more. If the link does not fit, it is made anew.
+        if self.history.fences:
+            return f"{self.id} makes no link: {self.history.refusal}"
+        return self.links.refusal(peer, offer)
+
+    def begins_anew(self, peer: str, offer: Offer) -> bool:
+        """Whether `LinkUp` needs an incarnation."""
+        is_refused = peer in self.history.fences and bool(self.links.refusal(peer, offer))
+        return is_refused or self.links.begins_anew(peer, offer)
+
+    def _begin(self, start: int) -> None:
+        self.starts += 1
+        self.history.begin(start)
+
     def _check_state(self) -> None:
         """A turn is over: compare the state with what the journal says of it, or say it now and then."""
         expected, self._expected = self._expected, None
         durable = self._out.durable
+        if any(type(item) is not PeerProgress for item in durable):
+            self.history.position += 1
         if expected is None:
             self._turns_unchecked += 1
             if self._turns_unchecked < CHECK_EVERY:
@@ -109,17 +150,52 @@ class MachineBase(Generic[AFront]):
             "counters": _sum((self.starts, len(clients), *self._counters())),
         }
 
+    @abstractmethod
+    def _serve_or_not(self) -> None:
+        """Take clients or refuse them, as what is known of this broker's history allows."""
+
+    @abstractmethod
     def _clients(self) -> Collection[str]:
         """Those whose sessions are here."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _queue_position(self, client: str) -> tuple[int, ...]:
         """How far the queue of a client is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _counters(self) -> tuple[int, ...]:
         """What counts the changes of this site's other parts."""
-        raise NotImplementedError
+
+    # --- settings, and a process that begins to drive this machine ---
+
+    @property
+    @abstractmethod
+    def figures(self) -> Figures: ...
+
+    @abstractmethod
+    def _configure(self, settings: MachineSettings) -> None:
+        """Other settings from now on."""
+
+    @abstractmethod
+    def _lose_links(self) -> None:
+        """No connection of before exists any more."""
+
+    def _on_setting(self, item: SettingsChanged | RulesChanged | AccessRevoked | Started) -> None:
+        match item:
+            case SettingsChanged(settings):
+                self._configure(settings)
+            case RulesChanged(rules):
+                self.front.set_access(rules)
+            case AccessRevoked(owners, connections, why):
+                self.front.revoke(owners, connections, why)
+            case Started(settings, start):
+                self._check_start(settings)
+                self._begin(start)
+                self._configure(settings)
+                self.front.restart()
+                self._serve_or_not()
+                self._lose_links()
+                self.figures.reset()
 
     def _check_start(self, settings: MachineSettings) -> None:
         """A state goes on only as what it was."""

@@ -279,8 +279,12 @@ class Reunion:
         """They are gone for good: nobody waits for what they would claim."""
         gone = dict.fromkeys(brokers)
         for joining in self._joining:
+            was_due = bool(joining.unheard)
             joining.unheard = {one: None for one in joining.unheard if one not in gone}
-            joining.own = {one: left for one, left in joining.own.items() if one not in gone}
+            if was_due and not joining.unheard:
+                self._tell_own(joining)
+            left = {one: [of for of in unheard if of not in gone] for one, unheard in joining.own.items()}
+            joining.own = {one: dict.fromkeys(of) for one, of in left.items() if of and one not in gone}
         self._held_back = [one for one in self._held_back if one.broker not in gone]
         for here in self._clients.here.values():
             if here.older in gone:

@@ -58,6 +58,10 @@ class MachineSettings(msgspec.Struct, frozen=True):
     stay_first_s: float = 1.0
     retained_messages_max: int = 100_000
     retained_bytes_max: int = 256 << 20
+    peers: tuple[str, ...] = ()
+    """The peers that are configured."""
+    meet_timeout_s: float = 5.0
+    """How long after a start to wait for a peer that was never met and may hold a session."""
     election: ElectionSettings = ElectionSettings()
     """For brokers that move, and …"""
     seen_max: int = MobileSettings().seen_max

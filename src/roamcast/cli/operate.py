@@ -1,4 +1,4 @@
-"""Looking at running brokers: `roamcast where`, `explain`, `broker status|drain|forget|readmit`."""
+"""Looking at running brokers, and deciding for them: `roamcast where`, `explain`, `broker status|drain|…`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ EXPLAIN = "roamcast explain car-7 sensor-1:42 --log site-a --log site-b"
 STATUS = "roamcast broker status --data site-a"
 DRAIN = "roamcast broker drain --data site-a --to b --reference b.example.org:1883"
 FORGET = "roamcast broker forget c --data site-a"
+ACCEPT = "roamcast broker accept-history b --data site-a"
 READMIT = "roamcast broker readmit car-7 --data site-a"
 
 Data = Annotated[
@@ -45,6 +46,7 @@ def register(app: typer.Typer, broker: typer.Typer) -> None:
     broker.command("drain", epilog=show_examples(DRAIN))(drain)
     broker.command("forget", epilog=show_examples(FORGET))(forget)
     broker.command("readmit", epilog=show_examples(READMIT))(readmit)
+    broker.command("accept-history", epilog=show_examples(ACCEPT))(accept_history)
 
 
 def where(
@@ -76,7 +78,7 @@ def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False
         emit_json(without_done(answer))
     else:
         print_status(answer)
-    if answer["journal"] != "ok":
+    if answer["journal"] != "ok" or answer["history"]["refusal"] != "ok":
         raise typer.Exit(EXIT_FAILING)
 
 
@@ -86,6 +88,10 @@ def print_status(answer: dict[str, Any]) -> None:
         f"{answer['connections']:,} connections, {answer['sessions']:,} sessions, {answer['queued']:,} queued"
     )
     print(f"journal: {answer['journal']}")
+    history = answer["history"]
+    print(f"history: epoch {history['epoch']}, position {history['position']:,}: {history['refusal']}")
+    for peer, why in history["refused"].items():
+        print(f"history of {peer} refused: {why}")
     if "tree" in answer:
         tree = answer["tree"]
         parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
@@ -166,6 +172,28 @@ def readmit(
         return
     for one in answer["readmitted"]:
         print(f"{one['kind']} {one['name']} may come in again")
+
+
+def accept_history(
+    broker: Annotated[
+        str, typer.Argument(metavar="ID", help="The peer whose history is refused, or the broker itself.")
+    ],
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a history that is not the newest: a peer lost its disk, or came back with an old backup.
+
+    At a broker that refuses a peer: link with the peer as it is now; what its folder lacks is lost. With
+    the broker's own ID: serve clients, though a peer refuses this broker, or none of its peers was met.
+    """
+    answer = last_answer(folder_of(data, config), ANSWER_S, command="accept-history", broker=broker)
+    if as_json:
+        emit_json(without_done(answer))
+        return
+    print(f"the history of {broker} is accepted")
+    if answer["begins_anew"]:
+        print(f"the link to {broker} is made anew: what was on it is given up", file=sys.stderr)
 
 
 def explain(

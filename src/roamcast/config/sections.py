@@ -15,6 +15,7 @@ from roamcast.config.schema import PathText, SecretText, Section
 from roamcast.mobility.base import Settings
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mqtt.server.access import AccessRules, Default, Rule
+from roamcast.protocol.owners import site_name
 from roamcast.protocol.records import Level
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -79,10 +80,18 @@ class Listener(Section, frozen=True):
     """For tls and wss: the private key, PEM; other users of the machine may not be able to read it."""
     client_ca: PathText = ""
     """For tls and wss: client certificates signed by these are accepted, PEM; empty asks for none."""
+    crl: PathText = ""
+    """For tls and wss: revocation lists of the signers in client_ca, PEM. Certificates in them are refused,
+    and so are all certificates of a signer whose list is missing or out of date."""
     require_certificate: bool = False
     """Whether a client must show a certificate."""
     certificate_name: Literal["common_name", "dns", "email", "uri"] = "common_name"
     """Which part of a client's certificate is its name in access rules."""
+    proxy_protocol: bool = False
+    """Whether every connection begins with a header of the PROXY protocol, version 2, that names the client's
+    address; for a listener behind a load balancer."""
+    trusted_proxies: tuple[str, ...] = ()
+    """With proxy_protocol: addresses or networks, such as "10.0.0.0/8", that may connect; nobody else can."""
     path: Annotated[str, Meta(pattern="^/", description="a path that begins with /")] = "/mqtt"
     """For ws and wss: the path that clients ask for."""
     origins: tuple[str, ...] = ()
@@ -231,6 +240,10 @@ class Mobility(Section, frozen=True):
     serve it at once and deliver what is missing later (QoS 1 may repeat, QoS 2 is refused)."""
     locate_timeout_s: Seconds = 5.0
     """How long to look for a session before a broker counts as unreachable."""
+    meet_timeout_s: Seconds = 5.0
+    """After a start: how long clients wait for the first link, over which a peer confirms that this broker
+    has its newest history, and how long questions about sessions wait for peers that were never met. A broker
+    that began with an empty folder and has met no peer waits until it meets one, or an operator decides."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)
@@ -311,6 +324,9 @@ class Quotas(Section, frozen=True):
     sessions_max: Count = 100_000
     """Sessions held by this broker, also those of clients that are away. Past it a new one takes the place of
     one without subscriptions whose client is away; where there is none, the client is refused."""
+    sessions_per_user_max: Count = 10_000
+    """Sessions of one user, or of one name in certificates; anonymous clients are not one user. A session
+    that is pushed here while its client is away ends if it is one too many."""
     wills_bytes_max: Bytes = 67_108_864
     """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000
@@ -341,14 +357,55 @@ class Quotas(Section, frozen=True):
     """Bytes in all queues together; past it the longest queues give up theirs first."""
 
 
+class Jwt(Section, frozen=True):
+    """Tokens (JWT) that clients give as their password; needs the extra `roamcast[jwt]`."""
+
+    keys: PathText = ""
+    """A file with the public keys of who signs tokens: PEM, or JWKS (JSON). Empty accepts no tokens."""
+    algorithms: tuple[
+        Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...
+    ] = ("RS256", "ES256", "EdDSA")
+    """Signatures that are accepted; none is by a shared secret, with which the broker could sign too."""
+    issuer: str = ""
+    """What the claim `iss` must say; empty accepts any."""
+    audience: str = ""
+    """What the claim `aud` must say; empty accepts tokens for anybody."""
+    user_claim: str = "sub"
+    """The claim that names the user."""
+    leeway_s: Annotated[float, Meta(ge=0, le=300)] = 0.0
+    """How far the clock of who signs may differ from the one here."""
+
+
+class HttpHook(Section, frozen=True):
+    """A service that is asked, by HTTP, about users that the broker does not know itself."""
+
+    url: str = ""
+    """Where to POST; empty asks nobody. http:// is accepted for loopback addresses only."""
+    ca: PathText = ""
+    """Who signs the certificate of the service, PEM; empty trusts the authorities of this machine."""
+    timeout_s: Seconds = 3.0
+    """How long an answer may take; a client whose answer does not come in time is refused."""
+    cache_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    """How long an answer that accepts is remembered (as a keyed hash); 0 asks every time."""
+    requests_max: Count = 64
+    """Questions at once; clients that come while so many are asked are refused as "server busy"."""
+
+
 class Access(Section, frozen=True):
     """Who may come in, and what they may do there. Read again on SIGHUP."""
 
     users: PathText = ""
     """The file of users that `roamcast user add` writes; empty knows no passwords."""
+    realm: Annotated[
+        str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$", description="a name, or nothing")
+    ] = ""
+    """The name under which several brokers share their users: a user of the realm has the same session at all
+    of them. Empty: users are this broker's own, and one of the same name elsewhere is somebody else."""
+    realm_brokers: tuple[str, ...] = ()
+    """The other brokers of the realm; their word about who a user is counts. * stands for anything."""
     anonymous: Literal["auto", "loopback", "never"] = "auto"
     """Clients without password or certificate: "loopback" lets them in over loopback listeners, "never"
-    does not, "auto" does as long as there is no users file. A listener can say otherwise for itself."""
+    does not, "auto" does as long as nobody can log in. A listener can say otherwise for itself."""
     default: Literal["auto", "allow", "deny"] = "auto"
     """What no rule decides; "auto" allows as long as there is no rule at all, and denies otherwise."""
     rules: tuple[Rule, ...] = field(name="rule", default=())
@@ -362,11 +419,19 @@ class Access(Section, frozen=True):
     verified_s: Seconds = 3600.0
     """How long they are remembered."""
     failures_max: Count = 5
-    """Failed tries from one address with one user name before it has to wait; with any name 20 times more."""
+    """Failed tries from one address with one user name before it has to wait. With 20 times as many under any
+    name, users who have not logged in from there before get this many tries each backoff_s between them."""
     backoff_s: Seconds = 1.0
     """How long it waits first; that doubles with each further failure."""
-    backoff_max_s: Seconds = 300.0
+    backoff_max_s: Seconds = 60.0
     """How long it waits at most, and how long failures are remembered."""
+    jwt: Jwt = Jwt()
+    http: HttpHook = HttpHook()
+
+    @property
+    def has_logins(self) -> bool:
+        """True if a user name and a password can prove something."""
+        return bool(self.users or self.jwt.keys or self.http.url)
 
 
 class Metrics(Section, frozen=True):
@@ -480,6 +545,11 @@ class Config(Section, frozen=True):
         return Path(self.events.folder or Path(self.data) / "events")
 
     @property
+    def site(self) -> str:
+        """What qualifies the users that prove themselves here."""
+        return site_name(self.id, self.access.realm)
+
+    @property
     def access_rules(self) -> AccessRules:
         """The rules as the broker's state machine takes them."""
         default: Default = "deny" if self.access.rules else "allow"
@@ -491,6 +561,8 @@ class Config(Section, frozen=True):
         """Whether clients may come in over this listener without saying who they are."""
         if listener.anonymous is not None:
             return listener.anonymous
+        # Behind a load balancer on this machine there are clients of anywhere.
+        is_local = is_loopback(listener.address) and not listener.proxy_protocol
         if self.access.anonymous == "auto":
-            return is_loopback(listener.address) and not self.access.users
-        return self.access.anonymous == "loopback" and is_loopback(listener.address)
+            return is_local and not self.access.has_logins
+        return self.access.anonymous == "loopback" and is_local

@@ -53,6 +53,7 @@ class BrokerFigures:
         self.started_at = time.monotonic()
         self.connections: Callable[[], int] = lambda: 0
         self.is_listening: Callable[[], bool] = lambda: False
+        self.failed_logins: Callable[[], int] = lambda: 0
         self._statuses = statuses
 
     @property

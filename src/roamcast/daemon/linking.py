@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from roamcast.broker.contract import AnyMachine
-from roamcast.broker.inputs import LinkDown, LinkFrames, LinkRefused, LinkUp, MachineInput
+from roamcast.broker.history import Seen
+from roamcast.broker.inputs import (
+    HistoryAccepted,
+    LinkDown,
+    LinkFrames,
+    LinkRefused,
+    LinkUp,
+    MachineInput,
+)
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import Config, Link
+from roamcast.errors import InputError
 from roamcast.net.discovery import LocalDiscovery
 from roamcast.net.peers import Peers
 from roamcast.net.tls import link_contexts
 from roamcast.storage.kept_out import KeptOut
 
+log = logging.getLogger("roamcast")
+
 INCARNATION_BITS = 62
+Answer = TypeVar("Answer")
 
 
 class Linking:
     """Implements `peers.LinkHandler`."""
 
     def __init__(
-        self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None], kept_out: KeptOut
+        self,
+        config: Config,
+        site: AnyMachine,
+        push: Callable[[MachineInput], None],
+        kept_out: KeptOut,
+        fail: Callable[[Exception], NoReturn],
     ) -> None:
+        """`fail` ends the process because the site raised."""
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
@@ -41,6 +62,11 @@ class Linking:
         self._site = site
         self._push = push
         self._kept_out = kept_out
+        self.refused: dict[str, tuple[Offer, str]] = {}
+        """Peers whose history was refused: what they came with last, and why it was refused."""
+        self.has_met = asyncio.Event()
+        """Set once a peer was linked since this process began."""
+        self._fail = fail
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
@@ -65,25 +91,62 @@ class Linking:
         """Write what there is for the peer, as far as its connection takes it."""
         end = self._site.links.ends.get(peer) if self.may_write() else None
         while end is not None and end.has_more and self.peers.is_writable(peer):
-            self.peers.write(peer, end.take())
+            self.peers.write(peer, self._ask(end.take))
+
+    def _ask(self, question: Callable[..., Answer], *about: Any) -> Answer:
+        """What the site says outside of a turn; an exception stops the process as in a turn."""
+        try:
+            return question(*about)
+        except Exception as error:
+            self._fail(error)
 
     # --- called by the connections ---
 
     def offer(self, peer: str) -> Offer:
-        return self._site.links.offer(peer)
+        return self._ask(self._site.offer, peer)
+
+    def doubt(self, peer: str, offer: Offer) -> str:
+        why = self._ask(self._site.doubt, peer, offer)
+        if why:
+            self.refused[peer] = offer, why
+        return why
+
+    def runs_twice(self, peer: str) -> str:
+        return self._site.doubt(peer, Offer(), is_linked=True)
 
     def refusal(self, peer: str, offer: Offer) -> str:
         if not self.may_write():
             return f"broker {self._site.id} cannot write its journal now"
-        return self._kept_out.refusal("peer", peer) or self._site.links.refusal(peer, offer)
+        return self._kept_out.refusal("peer", peer) or self._ask(self._site.refusal, peer, offer)
 
-    def on_refused(self, peer: str, why: str) -> None:
-        self._push(LinkRefused(peer, why))
+    def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
+        # A guest must not be able to stop this broker, whatever it says.
+        is_fence = is_fence and not self.peers.is_guest(peer)
+        if is_fence and peer not in self._site.history.fences:
+            log.error("clients are refused and links are closed: %s refuses this broker: %s", peer, why)
+        self._push(LinkRefused(peer, why, is_fence))
 
     def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
-        is_new = self._site.links.begins_anew(peer, offer)
+        is_new = self._ask(self._site.begins_anew, peer, offer)
         incarnation = secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0
+        if peer in self._site.history.fences:
+            log.warning("%s accepts the history of this broker: clients are served again", peer)
+        self.refused.pop(peer, None)
         self._push(LinkUp(peer, offer, incarnation, version))
+        self.has_met.set()
+
+    def accept(self, broker: str) -> HistoryAccepted:
+        """What an operator's decision about a history means; InputError if there is nothing to decide."""
+        history = self._site.history
+        if broker == self._site.id:
+            if not history.refusal:
+                raise InputError(f"nobody refuses the history of {broker}")
+            return HistoryAccepted(broker)
+        if broker not in self.refused:
+            names = ", ".join(self.refused) or "none"
+            raise InputError(f"the history of {broker} is not refused here; refused are: {names}")
+        offer, _ = self.refused.pop(broker)
+        return HistoryAccepted(broker, Seen.of(offer.history), bool(self._site.links.refusal(broker, offer)))
 
     def on_frames(self, peer: str, frames: bytes) -> None:
         self._push(LinkFrames(peer, frames))
@@ -100,7 +163,8 @@ class Linking:
 
     def heartbeat(self, peer: str) -> bytes:
         end = self._site.links.ends.get(peer)
-        return end.heartbeat() if end is not None else b""
+        position = self._site.history.position if self.may_write() else 0
+        return self._ask(end.heartbeat, position) if end is not None else b""
 
 
 def _link_of(config: Config) -> Link:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -20,7 +20,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from roamcast import __version__
+from roamcast.broker.contract import AnyMachine
 from roamcast.broker.figures import HANDOFF_BOUNDS_S
+from roamcast.broker.links.links import Offer
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import Answer
 
@@ -88,6 +90,13 @@ class Metrics(Collector):
         refused = "Messages that were not retained, because there was no room."
         yield counter("roamcast_retained_refused", refused, site.retained_refused)
         yield counter("roamcast_connects", "Clients that were welcomed.", site.endpoint.traffic.welcomed)
+        denied = CounterMetricFamily(
+            "roamcast_denied", "What access rules denied to clients.", labels=["action"]
+        )
+        for action, count in site.endpoint.traffic.denied.items():
+            denied.add_metric([action], count)
+        yield denied
+        yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
         yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
         if figures.events is not None:
@@ -117,6 +126,9 @@ class Metrics(Collector):
     def _journal(self) -> Iterator[Metric]:
         engine, journal = self._figures.engine, self._figures.engine.journal
         yield gauge("roamcast_journal_promises", "1 if the journal can be written.", engine.is_promising)
+        is_accepted = not engine.site.history.refusal
+        yield gauge("roamcast_history_accepted", "0 while peers refuse this broker's history.", is_accepted)
+        yield gauge("roamcast_epoch", "How often this broker has been started.", engine.site.history.epoch)
         if journal is None:
             return
         yield counter("roamcast_journal_commits", "Commits.", journal.commits)
@@ -182,16 +194,32 @@ def counter(name: str, text: str, value: float) -> Metric:
 def health(figures: BrokerFigures) -> Answer:
     """200 if clients can come in and what they are told is promised; links that are down are only named."""
     engine = figures.engine
-    is_well = engine.is_promising and figures.is_listening()
+    refusal = engine.site.history.refusal
+    is_well = engine.is_promising and figures.is_listening() and not refusal
     body = {
         "status": "ok" if is_well else "failing",
         "broker": engine.site.id,
         "journal": "ok" if engine.is_promising else engine.failure,
+        "history": refusal or "ok",
         "listening": figures.is_listening(),
         "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
     } | fail_stops_of(figures) | tree_of(figures)
     status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
     return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")
+
+
+def history_of(site: AnyMachine, refused: Mapping[str, tuple[Offer, str]]) -> dict[str, object]:
+    """How far this broker has come, why it must not go on, and whose history it refuses."""
+    history = site.history
+    return {
+        "epoch": history.epoch,
+        "position": history.position,
+        "refusal": history.refusal or "ok",
+        "refused": {peer: why for peer, (_, why) in refused.items()},
+        "known": {
+            peer: {"epoch": seen.epoch, "position": seen.position} for peer, seen in history.known.items()
+        },
+    }
 
 
 def fail_stops_of(figures: BrokerFigures) -> dict[str, object]:

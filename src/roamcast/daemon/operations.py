@@ -19,7 +19,7 @@ from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import HttpServer
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, tree_of
+from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
 from roamcast.storage.kept_out import KeptOut
@@ -49,6 +49,8 @@ class Running(Protocol):
     def connections(self) -> int: ...
     @property
     def is_listening(self) -> bool: ...
+    @property
+    def failed_logins(self) -> int: ...
 
 
 class Operations:
@@ -61,6 +63,7 @@ class Operations:
         )
         self._figures.connections = lambda: server.connections
         self._figures.is_listening = lambda: server.is_listening
+        self._figures.failed_logins = lambda: server.failed_logins
         self._http: HttpServer | None = None
         self._control = ControlServer(
             Path(server.config.data),
@@ -70,6 +73,7 @@ class Operations:
                 "drain": self._drain,
                 "forget": self._forget,
                 "readmit": self._readmit,
+                "accept-history": self._accept_history,
             },
         )
         self._announcing: asyncio.Task[None] | None = None
@@ -112,6 +116,7 @@ class Operations:
             "sessions": self._engine.site.session_count,
             "queued": sum(figures.queues().notifications),
             "journal": self._engine.failure or "ok",
+            "history": history_of(self._engine.site, self._server.linking.refused),
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
             **fail_stops_of(figures),
             **tree_of(figures),
@@ -155,6 +160,18 @@ class Operations:
         log.warning("broker %s is forgotten: what it held is given up", broker)
         is_configured = any(peer.id == broker for peer in self._server.config.peers)
         yield {"forgotten": broker, "configured": is_configured, "done": True}
+
+    async def _accept_history(self, request: dict[str, Any]) -> Answers:
+        broker = _text(request, "broker")
+        accepted = self._server.linking.accept(broker)
+        self._engine.push(accepted)
+        self._engine.turn()
+        if not self._engine.is_promising:
+            raise InputError("the journal cannot be written now; try again")
+        log.warning("the history of %s is accepted as it is now, as the operator wishes", broker)
+        if broker != self._config.id:
+            self._server.linking.peers.dial_again(broker)
+        yield {"accepted": broker, "begins_anew": accepted.begins_anew, "done": True}
 
     async def _readmit(self, request: dict[str, Any]) -> Answers:
         name, kept_out = _text(request, "name"), self._server.kept_out

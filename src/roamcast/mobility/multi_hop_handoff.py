@@ -238,9 +238,10 @@ class MultiHopHandoff(MobilityProtocol):
         if came_from == "":
             self.holds[client] = Hold(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer))
         hold = self.holds[client]
-        hold.queue.rewind(received.get(STREAM, 0))
+        if not self.host.is_read(client, hold.queue):
+            hold.queue.rewind(received.get(STREAM, 0))
+            self.host.deliver_from(client, hold.queue)
         hold.credit = FIRST_CREDIT
-        self.host.deliver_from(client, hold.queue)
         self.go_on(client, hold)
 
     def on_detach(self, session: Session) -> None:
@@ -251,20 +252,25 @@ class MultiHopHandoff(MobilityProtocol):
         hold = self.holds.pop(client)
         hold.queue.rewind(received.get(STREAM, 0))
         base = hold.queue.base
-        segments = self.leave_behind(client, hold)
-        granted = FIRST_CREDIT if segments else 0
+        segments = self.to_be_read(client, hold, destination)
+        is_pulled = bool(segments) and segments[0][2] in ("in", "own")
+        granted = FIRST_CREDIT if is_pulled else 0
         next_hop = self.host.next_hop(destination)
         update = self.host.relocate(session.subscriptions, client, (client, hold.stay), next_hop)
         self.begin_pass(session, next_hop, swept=())
         self.host.release(session, destination)
         migration = SubMigration(session, destination, base, tuple(segments), granted, update or Update())
         self.host.send(next_hop, migration)
-        if segments:
+        if is_pulled:
             self.pull(client, segments[0], granted, destination, number, is_first=True)
 
     def on_end(self, session: Session) -> None:
         super().on_end(session)
         del self.holds[session.client]
+
+    def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
+        """The list of what the client has still to read, in order."""
+        return self.leave_behind(client, hold)
 
     def leave_behind(self, client: str, hold: Hold) -> list[Reference]:
         """IN and OWN stay here as segments; the list of what is to be read begins with them."""

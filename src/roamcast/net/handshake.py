@@ -99,6 +99,7 @@ REASONS = {
     "terms": "the brokers' settings differ",
     "duplicate": "there is another connection already",
     "link": "the links do not fit together",
+    "history": "the history of this broker is not the one that it had",
 }
 """What to say for a reason that comes without a text. Newer builds may have more reasons."""
 
@@ -170,10 +171,16 @@ class Host(Protocol):
     def terms(self, peer: str) -> dict[str, str]:
         """What this link alone must be agreed on."""
 
-    def claim(self, peer: HandshakeHello) -> bool:
-        """Whether this connection is the one for the peer; another one that is not is closed first."""
+    async def claim(self, peer: HandshakeHello) -> bool:
+        """Whether this connection is the one for the peer; another one that is not is closed first.
+
+        LinkRefusal if another process has that id, and is connected.
+        """
 
     def offer(self, peer: str) -> Offer: ...
+    def doubt(self, peer: str, offer: Offer) -> str:
+        """Why the history of the peer is refused; "" if it is not."""
+
     def refusal(self, peer: str, offer: Offer) -> str: ...
 
 
@@ -334,7 +341,7 @@ class Handshake:
         terms = {**self._own.terms, **host.terms(peer.id)}
         if self._pipe.is_dialer:
             self._check_terms(peer.id, terms, await self._read(Terms))
-            self._claim(peer, host)
+            await self._claim(peer, host)
             self._write(Terms(terms))
             self._write(Offering(host.offer(peer.id)))
             offer = (await self._read(Offering)).offer
@@ -345,7 +352,7 @@ class Handshake:
             self._write(Terms(terms))
             self._check_terms(peer.id, terms, await self._read(Terms))
             offer = (await self._read(Offering)).offer
-            self._claim(peer, host)
+            await self._claim(peer, host)
             self._write(Offering(host.offer(peer.id)))
             self._check_offer(peer.id, offer, host)
             self._write(Accept())
@@ -361,11 +368,14 @@ class Handshake:
                 said = [f"{id} has {line(terms.get(name, 'nothing'))}" for id, terms in sides]
                 raise LinkRefusal(f"{line(name)}: {', '.join(said)}", "terms")
 
-    def _claim(self, peer: HandshakeHello, host: Host) -> None:
-        if not host.claim(peer):
+    async def _claim(self, peer: HandshakeHello, host: Host) -> None:
+        if not await host.claim(peer):
             raise LinkRefusal(REASONS["duplicate"], "duplicate")
 
     def _check_offer(self, peer: str, offer: Offer, host: Host) -> None:
+        doubt = host.doubt(peer, offer)
+        if doubt:
+            raise LinkRefusal(doubt, "history")
         refusal = host.refusal(peer, offer)
         if refusal:
             raise LinkRefusal(refusal, "link")

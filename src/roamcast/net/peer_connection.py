@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Literal, Protocol, cast
 
 from roamcast.broker.links.end import LinkError
@@ -235,6 +236,18 @@ class PeerConnection(asyncio.Protocol):
         if self.is_writable:
             self.write(self._owner.heartbeat(self))
         self._timer = self._loop.call_later(heartbeat_s, self._tick, heartbeat_s, timeout_s)
+
+    async def is_alive(self, late_s: float, timeout_s: float) -> bool:
+        """Whether the other end sends something that it cannot have sent `late_s` ago; False if it ends."""
+        since = self._loop.time() + late_s
+        end = self._loop.time() + timeout_s
+        while self.state == "up" and self._loop.time() < end:
+            if self._last_received > since:
+                return True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(late_s, timeout_s) / 4):
+                    await self.ended.wait()
+        return False
 
     # --- the end ---
 

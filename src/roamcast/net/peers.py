@@ -56,6 +56,10 @@ REFUSED_FACTOR = 4
 STABLE_S = 1.0
 """A connection that was up for so long was a success: the pauses begin anew."""
 ACCEPT_AGAIN_S = 1.0
+LATE_S = 0.5
+"""What comes later than this from a connection was sent after its rival came: its process is alive."""
+ALIVE_SHARE = 0.6
+"""Of the time that a link may be silent: how long a connection may take to show that it is alive."""
 
 
 class LinkHandler(Protocol):
@@ -64,11 +68,20 @@ class LinkHandler(Protocol):
     def offer(self, peer: str) -> Offer:
         """What to tell the peer. No connection to it is there at this time."""
 
-    def refusal(self, peer: str, offer: Offer) -> str:
-        """Why there must be no link, given what the peer told; "" if there may be one."""
+    def doubt(self, peer: str, offer: Offer) -> str:
+        """Why the peer's history is refused, given what it told; "" if it is not."""
 
-    def on_refused(self, peer: str, why: str) -> None:
-        """One of the two ends refused the link because of what the offers say."""
+    def refusal(self, peer: str, offer: Offer) -> str:
+        """Why there must be no link for another reason; "" if there may be one."""
+
+    def runs_twice(self, peer: str) -> str:
+        """What to say to a process with the id of a peer that is connected and alive."""
+
+    def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
+        """One of the two ends refused the link because of what the offers say.
+
+        `is_fence`: the peer refuses this broker's history.
+        """
 
     def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
         """Both ends have accepted, and speak this version of the link protocol; from now on `write` works.
@@ -528,8 +541,10 @@ class Peers:
         connection.close(f"it refuses: {refused}" if refused.is_told else str(refused))
         if connection.is_refused:
             self._failed(connection, handshake)
-        if refused.reason == "link" and connection.peer is not None:
-            self._handler.on_refused(connection.peer.id, str(refused))
+        peer = handshake.peer if handshake.is_authenticated else None
+        if refused.reason in ("link", "history") and peer is not None:
+            is_fence = refused.reason == "history" and refused.is_told
+            self._handler.on_refused(peer.id, str(refused), is_fence)
 
     def _failed(self, connection: PeerConnection, handshake: Handshake | None = None) -> None:
         """There will be no link over this connection; say so, but not again and again."""
@@ -545,6 +560,10 @@ class Peers:
         if self._complaints.is_due(about, why):
             log.log(level, "no link with %s: %s", who, why)
 
+    def is_guest(self, peer: str) -> bool:
+        """Whether the peer speaks for some clients only, as one of another organisation does."""
+        return self._list.entry(peer).is_guest
+
     def admits(self, peer: str) -> bool:
         return self._list.admits(peer)
 
@@ -555,12 +574,19 @@ class Peers:
         return valid
 
     def terms(self, peer: str) -> dict[str, str]:
-        ends = "end" if self._list.entry(peer).is_guest else "do not end"
+        ends = "end" if self.is_guest(peer) else "do not end"
         return {"share groups and the sessions of most clients": f"{ends} at the link"}
 
-    def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
-        """Whether this connection is to be the one for the peer; the other one, if any, is closed then."""
-        other = self._slots.get(peer.id)
+    async def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
+        """Whether this connection is to be the one for the peer; the other one, if any, is closed then.
+
+        If the other one belongs to another process that is alive, the broker runs twice: LinkRefusal.
+        """
+        while (other := self._slots.get(peer.id)) is not None and self._are_rivals(other, peer):
+            if await other.is_alive(LATE_S, self._link.timeout_s * ALIVE_SHARE):
+                raise LinkRefusal(self._handler.runs_twice(peer.id), "history")
+            if self._slots.get(peer.id) is other:
+                break
         if other is not None and other.state != "closed" and other.peer is not None:
             is_same_life = other.peer.boot == peer.boot
             is_dialed_by_lower = connection.is_dialer == (self.id < peer.id)
@@ -572,6 +598,10 @@ class Peers:
         self._slots[peer.id] = connection
         return True
 
+    def _are_rivals(self, other: PeerConnection, peer: HandshakeHello) -> bool:
+        """True if the connection that is up belongs to another process with the same id."""
+        return other.state == "up" and other.peer is not None and other.peer.boot != peer.boot
+
 
 class _HandshakeHost:
     """Decides for one handshake: about connections `Peers`, about links the handler."""
@@ -580,6 +610,7 @@ class _HandshakeHost:
         self._peers = peers
         self._connection = connection
         self.offer = handler.offer
+        self.doubt = handler.doubt
         self.refusal = handler.refusal
         self.admits = peers.admits
         self.terms = peers.terms
@@ -587,5 +618,5 @@ class _HandshakeHost:
     def secrets(self, peer: str) -> tuple[str, ...]:
         return self._peers.secrets(self._connection, peer)
 
-    def claim(self, peer: HandshakeHello) -> bool:
-        return self._peers.claim(self._connection, peer)
+    async def claim(self, peer: HandshakeHello) -> bool:
+        return await self._peers.claim(self._connection, peer)

@@ -86,7 +86,10 @@ def behind_prefix(encoded: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression of Java's that must (or, if negative, must not) fit the whole string."""
+    """A regular expression that must (or, if negative, must not) fit the whole string.
+
+    Java, RE2 and Python read it alike, but for atomic groups, which RE2 does not know.
+    """
 
     regex: str
     negative: bool = False
@@ -210,11 +213,12 @@ def _topic(pattern: TopicPattern, negative: bool) -> Allowed:
         above = encode("/".join(fixed))
         return _of_type(STRINGS, [(above, after(above)), _prefixed("/".join(fixed) + "/")], negative)
     head = fixed[: fixed.index("+")]
-    regex = "/".join("[^/]*" if level == "+" else java_quoted(level) for level in fixed)
-    if levels[-1] == "#":
-        regex += "(?:/.*)?"
+    parts = ["[^/]*" if level == "+" else java_quoted(level) for level in fixed]
     if not head:
-        return _patterned(_without(STRINGS, [_prefixed("$")]), rf"(?!\$){regex}", negative)
+        parts[0] = "(?:[^/$][^/]*)?"
+    regex = "/".join(parts) + ("(?:/.*)?" if levels[-1] == "#" else "")
+    if not head:
+        return _patterned(_without(STRINGS, [_prefixed("$")]), regex, negative)
     return _patterned([_prefixed("/".join(head) + "/")], regex, negative)
 
 

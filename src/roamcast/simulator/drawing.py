@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
+from roamcast.mobility import MOBILE_PROTOCOLS, Settings, find_protocol
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor
-from roamcast.simulator.faults import Crash, Cut, Heal, Relink, Restart, Snapshot
+from roamcast.simulator.faults import Backup, Crash, Cut, Heal, Impostor, Relink, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import Story
@@ -107,7 +107,7 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
     for kind in draw_kinds(faults, rng):
         if kind == "loss":
             story = replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
-        else:
+        elif kind in draws:  # Where brokers move, there are no histories to mix up.
             drawn = draws[kind](story, span_start_s, rng)
             story = replace(story, actions=in_order([*story.actions, *drawn]))
     if is_mobile or not find_protocol(story.settings.protocol).has_heartbeats:
@@ -191,8 +191,41 @@ def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Act
     return faults
 
 
-_FAULTS = {"crash": _draw_crashes, "partition": _draw_partitions}
+def _draw_histories(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    return draw_impostors(story.topology.brokers, story.settings, _span_of(story, start_s), rng)
+
+
+def draw_impostors(
+    brokers: Sequence[str], settings: NetworkSettings, span: Span, rng: random.Random
+) -> list[Action]:
+    """Brokers that are cloned, or whose disk is replaced by an empty one or an old backup for a while."""
+    faults: list[Action] = []
+    for _ in range(rng.choice((1, 2, 3))):
+        broker = rng.choice(brokers)
+        down_s, up_s = draw_outage(settings, span, rng)
+        back_s = rng.expovariate(1 / max(span.duration_s / rng.choice((4, 40)), 0.005))
+        faults.append((max(0.0, down_s - back_s), broker, Backup()))
+        is_clone = rng.random() < 0.3
+        if not is_clone:
+            faults += [(down_s, broker, Crash()), (up_s, broker, Restart())]
+        faults.append((rng.uniform(down_s, up_s), broker, Impostor(is_empty=rng.random() < 0.3)))
+    return faults
+
+
+_FAULTS = {"crash": _draw_crashes, "partition": _draw_partitions, "history": _draw_histories}
 _MOBILE_FAULTS = {"crash": _draw_mobile_crashes, "partition": _draw_partings}
+
+
+def draw_copies(protocol: str, seed: int) -> Settings:
+    """How many copies, how large, and when they begin: when a client leaves, or while it is there."""
+    if not find_protocol(protocol).draws_copies:
+        return Settings()
+    rng = random.Random(f"copies/{seed}")
+    return Settings(
+        copies_max=rng.choice((1, 3, 8)),
+        copies_after_s=rng.choice((None, None, 0.0, 0.05, 1.0)),
+        copy_bytes_max=rng.choice((100, 1 << 20, 1 << 20)),
+    )
 
 
 def with_heartbeats(story: Story, rng: random.Random) -> Story:

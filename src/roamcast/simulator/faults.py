@@ -53,6 +53,20 @@ class Snapshot(Fault, frozen=True):
     """The broker writes its state down, and begins its journal anew."""
 
 
+class Backup(Fault, frozen=True):
+    """Somebody copies the broker's disk; the last copy counts."""
+
+
+class Impostor(Fault, frozen=True):
+    """A process with the broker's id begins with the copy of its disk, or with an empty one.
+
+    While the broker runs that is a clone; after a crash, an old backup or a new disk. Peers refuse it if
+    anything is missing there, and then it serves nobody. Otherwise it is the broker from now on.
+    """
+
+    is_empty: bool = False
+
+
 class Relink(Fault, frozen=True):
     """The broker moves: its link to `old` is given up, and there is one to `new`."""
 
@@ -75,8 +89,10 @@ FAULTS: dict[str, FaultKind] = {
     "crash": FaultKind(breaks=frozenset({"bounded_delay"})),
     "partition": FaultKind(breaks=frozenset({"bounded_delay"})),
     "loss": FaultKind(breaks=frozenset()),
+    "history": FaultKind(breaks=frozenset({"bounded_delay"})),
 }
-"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost."""
+"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost; brokers are
+cloned, or come back with an empty disk or an old backup."""
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:

@@ -8,7 +8,7 @@ from roamcast.mobility import check_combination, find_protocol
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result
-from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart, Snapshot
+from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Restart, Snapshot
 from roamcast.simulator.mqtt_checks import PROBE, Circumstances, MqttChecker
 from roamcast.simulator.mqtt_ledger import Ledger
 from roamcast.simulator.mqtt_network import MqttNetwork
@@ -90,7 +90,7 @@ def _disturbances(actions: Sequence[Action], slack_s: float) -> Iterator[tuple[f
     last_s = 0.0
     for at, broker, item in actions:
         last_s = at
-        if not isinstance(item, Fault) or isinstance(item, Snapshot):
+        if not isinstance(item, Fault) or isinstance(item, Snapshot | Backup):
             continue
         match item:
             case Crash():

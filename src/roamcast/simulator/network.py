@@ -20,9 +20,11 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.core import BrokerCore, CoreSettings
+from roamcast.broker.history import Start, ToldHistory
 from roamcast.broker.inputs import (
     LinkDown,
     LinkFrames,
+    LinkRefused,
     LinkUp,
     MachineEffects,
     MachineInput,
@@ -33,6 +35,7 @@ from roamcast.broker.inputs import (
     encode_entry,
 )
 from roamcast.broker.links.end import ACKNOWLEDGE_EVERY
+from roamcast.broker.links.frames import position as position_frame
 from roamcast.broker.links.links import GivenLink
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
@@ -46,7 +49,7 @@ from roamcast.protocol.snapshot import CannotFreeze, freeze, state_hash, thaw
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.access import CONTROL_BYTES, Access, PlainAccess
 from roamcast.simulator.engine import Engine, lane_for
-from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Restart, Snapshot
+from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Impostor, Restart, Snapshot
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.mqtt_story import MqttSettings
 from roamcast.simulator.topology import Topology
@@ -145,6 +148,11 @@ class Journal:
         self.snapshot: bytes | None = None
         self.entries: list[bytes] = []
 
+    def copy(self) -> Journal:
+        copy = Journal()
+        copy.snapshot, copy.entries = self.snapshot, list(self.entries)
+        return copy
+
 
 class NetworkBase(Engine):
     """What every simulated network has, whatever its brokers are."""
@@ -229,6 +237,15 @@ class Network(NetworkBase):
         """Brokers that crash within their next step."""
         self._hashes: dict[str, str] = {}
         """Of the state of each broker that has crashed; "" if it was ahead of its journal."""
+        self._starts: Counter[str] = Counter()
+        """How often a process of each broker has begun, impostors included."""
+        self._positions: dict[str, int] = {}
+        """How far the history of each broker is in its journal."""
+        self._backups: dict[str, Journal] = {}
+        self._heard: dict[str, list[str]] = {}
+        """Of brokers that are down: the peers that heard their last sign of life."""
+        self.impostors: Counter[str] = Counter()
+        """How many were refused and how many were not."""
         self._unsent: dict[str, Sequence[tuple[str, Message]]] = {}
         """What a crash kept from being sent: the links send it after the restart."""
         self._outages: dict[frozenset[str], dict[str, None]] = {
@@ -245,7 +262,7 @@ class Network(NetworkBase):
         self._has_snapshots = faults and self._can_freeze()
         self.access: Access = self._make_access()
         for id in topology.brokers:
-            self.step(id, (Started(self.machines[id].settings), self._given(id)))
+            self.step(id, (self._start(self.machines[id]), self._given(id)))
 
     def _can_freeze(self) -> bool:
         """Whether all brokers declare their state; a protocol that is being tried out may not do so yet."""
@@ -287,6 +304,7 @@ class Network(NetworkBase):
                 self._incarnation(id, peer),
                 self._incarnation(peer, id),
                 tuple(broker for broker, hop in hops.items() if hop == peer),
+                ToldHistory(self._start_id(peer, 1), 1, (Start(self._start_id(peer, 1), 0),)),
             )
             for peer in self.topology.peers(id)
         )
@@ -294,6 +312,16 @@ class Network(NetworkBase):
 
     def _incarnation(self, broker: str, peer: str) -> int:
         return self.rng_for("incarnation", broker, peer).getrandbits(62) + 1
+
+    def _start_id(self, broker: str, number: int) -> int:
+        """Of one start; without faults nobody asks for it."""
+        if not self._has_faults:
+            return 0
+        return self.rng_for("start", broker, str(number)).getrandbits(62) + 1
+
+    def _start(self, machine: BrokerMachine) -> Started:
+        self._starts[machine.id] += 1
+        return Started(machine.settings, self._start_id(machine.id, self._starts[machine.id]))
 
     def _make_link(self, broker: str, peer: str) -> Link:
         return self._link_with(self.settings.delay_between(broker, peer), broker, peer)
@@ -456,6 +484,10 @@ class Network(NetworkBase):
             case Snapshot():
                 if broker not in self._down:
                     self._take_snapshot(broker)
+            case Backup():
+                self._backups[broker] = self._journals[broker].copy()
+            case Impostor(is_empty):
+                self._try_impostor(broker, Journal() if is_empty else self._backups.get(broker))
 
     def _take_snapshot(self, broker: str) -> None:
         if self._has_snapshots:
@@ -467,6 +499,7 @@ class Network(NetworkBase):
         fate = self._doomed.pop(broker, None)
         if effects.durable:
             self._journals[broker].entries.append(encode_entry(self.now, effects.durable))
+            self._positions[broker] = self.machines[broker].history.position
         if fate is None:
             return False
         self._unsent[broker] = effects.sends
@@ -482,6 +515,7 @@ class Network(NetworkBase):
 
     def _crash(self, broker: str, reason: str | None = None) -> None:
         self._witness("crashed", broker, reason)
+        self._heard[broker] = self._tell_position(broker)
         self._hashes[broker] = state_hash(self.machines[broker]) if self._has_snapshots else ""
         self._doomed.pop(broker, None)
         self._down[broker] = None
@@ -504,20 +538,70 @@ class Network(NetworkBase):
         self._count(broker, self._unsent.pop(broker, ()))
         for peer in self.topology.peers(broker):
             self._told_down[broker, peer] = None
-        self.step(broker, (Started(machine.settings),))
+        self.step(broker, (self._start(machine),))
         for peer in self.topology.peers(broker):
             self._bring_up(broker, peer, broker)
         if broker not in self._down:
             self.access.broker_started(broker)
 
-    def _recover(self, broker: str) -> BrokerMachine:
-        """A machine as the journal has it."""
-        journal = self._journals[broker]
+    # --- brokers that are not what they were ---
+
+    def _tell_position(self, broker: str) -> list[str]:
+        """The last sign of life of a broker; the peers that hear it."""
+        edges = {peer: frozenset((broker, peer)) for peer in self._peers_in_reach(broker)}
+        peers = [peer for peer, edge in edges.items() if not self._outages[edge]]
+        for peer in peers:
+            self.step(peer, (LinkFrames(broker, position_frame(self._positions[broker])),))
+        return peers
+
+    def _peers_in_reach(self, broker: str) -> list[str]:
+        """Those that a process with the broker's id could connect to now."""
+        edges = {peer: self._outages[frozenset((broker, peer))] for peer in self.topology.peers(broker)}
+        return [
+            peer for peer, whys in edges.items() if peer not in self._down and not whys.keys() - {broker}
+        ]
+
+    def _try_impostor(self, broker: str, journal: Journal | None) -> None:
+        """A process with the broker's id begins with another disk.
+
+        What a broker did since it was last heard is known to nobody, so the process is tried only where a
+        peer can be asked that heard its last sign of life.
+        """
+        is_clone = broker not in self._down
+        heard = self._peers_in_reach(broker) if is_clone else self._heard[broker]
+        if journal is None or not any(peer in heard for peer in self._peers_in_reach(broker)):
+            return
+        machine = self._replayed(broker, journal, note=lambda rows: None)
+        machine.step(self.now, (self._start(machine),))
+        for peer in self._peers_in_reach(broker):
+            other, offer = self.machines[peer], machine.offer(peer)
+            is_linked = is_clone and not self._outages[frozenset((broker, peer))]
+            doubt = other.doubt(broker, offer, is_linked)
+            if doubt or other.refusal(broker, offer):
+                self.impostors["refused"] += 1
+                machine.step(self.now, (LinkRefused(peer, doubt, is_fence=bool(doubt)),))
+                if doubt and not machine.history.refusal:
+                    self._broken.append(f"{broker} is refused by {peer} and serves: {doubt}")
+                return
+        self.impostors["taken"] += 1
+        if is_clone:
+            self._crash(broker)
+        self._journals[broker], self._hashes[broker] = journal.copy(), ""
+        self._restart(broker)
+
+    def _replayed(
+        self, broker: str, journal: Journal, note: Callable[[list[Row]], None]
+    ) -> BrokerMachine:
         machine = self._make_machine(broker) if journal.snapshot is None else thaw(journal.snapshot)
         assert isinstance(machine, BrokerMachine)
         for data in journal.entries:
             entry = decode_entry(data)
-            self._note(machine.step(entry.now, entry.inputs).records)
+            note(machine.step(entry.now, entry.inputs).records)
+        return machine
+
+    def _recover(self, broker: str) -> BrokerMachine:
+        """A machine as the journal has it."""
+        machine = self._replayed(broker, self._journals[broker], self._note)
         if self._hashes[broker] and state_hash(machine) != self._hashes[broker]:
             self._rows_differing.append(f"{broker} has another state than when it crashed")
         return machine
@@ -558,14 +642,14 @@ class Network(NetworkBase):
             self._tell_down_first(end, peer)
         if {one, other} & self._down.keys() or self._outages[frozenset((one, other))]:
             return
-        links = {id: self.machines[id].links for id in (one, other)}
-        offers = {one: links[other].offer(one), other: links[one].offer(other)}
+        ends = {id: self.machines[id] for id in (one, other)}
+        offers = {one: ends[other].offer(one), other: ends[one].offer(other)}
         for end, peer in ((one, other), (other, one)):
-            refusal = links[end].refusal(peer, offers[end])
+            refusal = ends[end].doubt(peer, offers[end]) or ends[end].refusal(peer, offers[end])
             if refusal:
                 self._broken.append(f"{end} refuses the link to {peer}: {refusal}")
                 return
-        anew = {end: links[end].begins_anew(peer, offers[end]) for end, peer in ((one, other), (other, one))}
+        anew = {end: ends[end].begins_anew(peer, offers[end]) for end, peer in ((one, other), (other, one))}
         self._connections_made += 1
         self._connections[frozenset((one, other))] = self._connections_made
         for end, peer in ((one, other), (other, one)):

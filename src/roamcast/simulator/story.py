@@ -25,6 +25,8 @@ Faults are told in the same way, of brokers:
 `crash unsent` comes within the broker's next step, behind its journal and ahead of its effects. `b1 snapshot`
 writes the state of b1 down, from which it comes back then, with the journal of after that. Clients
 of a broker that has crashed attach again when it is back, unless the story has them do something else.
+`b1 backup` copies the disk of b1, and `b1 impostor` begins a process with that copy, beside b1 or in its
+place; `impostor empty` begins with an empty disk. Peers must refuse it, if anything is missing there.
 Whatever is down at the end comes back, and `loss` is the share of transmissions over links that are lost.
 
 Where brokers move (`protocol mft`), `b1 relink b0 b2` gives up the link to b0 for one to b2, `heal` makes
@@ -63,7 +65,7 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.notification import Message, decode_attributes, encode_attributes
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result, Violation
-from roamcast.simulator.faults import Crash, Cut, Fault, Heal, Relink, Restart, Snapshot
+from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Impostor, Relink, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import judge_location
 from roamcast.simulator.location_story import (
@@ -232,6 +234,10 @@ def _format_input(item: Input) -> str:
             return "restart"
         case Snapshot():
             return "snapshot"
+        case Backup():
+            return "backup"
+        case Impostor(is_empty):
+            return "impostor empty" if is_empty else "impostor"
         case Cut(peer):
             return f"cut {peer}"
         case Heal(peer):
@@ -243,6 +249,8 @@ _FAULT_VERBS: dict[str, Callable[[str], Input]] = {
     "crash": lambda text: _parse_crash(text),
     "restart": lambda text: _parse_alone("restart", Restart(), text),
     "snapshot": lambda text: _parse_alone("snapshot", Snapshot(), text),
+    "backup": lambda text: _parse_alone("backup", Backup(), text),
+    "impostor": lambda text: _parse_impostor(text),
     "cut": Cut,
     "heal": Heal,
 }
@@ -273,6 +281,12 @@ def _parse_crash(text: str) -> Crash:
     if text not in ("", "unsent", "amnesia", "torn"):
         raise InputError(f"crash {text!r}: valid are nothing, unsent, torn and amnesia")
     return Crash(unsent=text == "unsent", amnesia=text == "amnesia", torn=text == "torn")
+
+
+def _parse_impostor(text: str) -> Impostor:
+    if text not in ("", "empty"):
+        raise InputError(f"impostor {text!r}: valid are nothing and empty")
+    return Impostor(is_empty=text == "empty")
 
 
 def _parse_relink(text: str) -> Relink:

@@ -79,6 +79,8 @@ class Arrivals(NamedTuple):
     fleeting: list[Message]
     durable: bytes
     """The frames that `numbered` came out of, to be journalled; on replay, `receive` gets them."""
+    position: int = 0
+    """How far the peer's history has come, as it says; 0: it did not say."""
 
 
 class Kept(NamedTuple):
@@ -407,11 +409,12 @@ class LinkEnd:
         is_much = self._untold_bytes >= ACKNOWLEDGE_EVERY_BYTES
         return untold >= self._acknowledge_every or (untold > 0 and is_much)
 
-    def heartbeat(self) -> bytes:
-        """A sign of life, which also says what has been journalled here."""
+    def heartbeat(self, position: int = 0) -> bytes:
+        """A sign of life, which also says what has been journalled here, and how far this broker has come."""
         self._told = self._acknowledged
         self._untold_bytes = 0
-        return wire.acknowledgement(self._acknowledged)
+        life = wire.acknowledgement(self._acknowledged)
+        return life + wire.position(position) if position else life
 
     def _settle(self, number: int) -> None:
         """The peer has journalled everything up to this number."""
@@ -444,9 +447,8 @@ class LinkEnd:
         self._untold_bytes += len(frames)
         self.taken += len(reading.numbered) + len(reading.fleeting)
         durable = reading.durable
-        return Arrivals(
-            reading.numbered, reading.fleeting, durable[0] if len(durable) == 1 else b"".join(durable)
-        )
+        whole = durable[0] if len(durable) == 1 else b"".join(durable)
+        return Arrivals(reading.numbered, reading.fleeting, whole, reading.position)
 
 
 def _size(kept: Kept) -> int:
@@ -458,7 +460,7 @@ class _Reading:
 
     __slots__ = (
         "acknowledged", "durable", "end", "fleeting", "fleeting_parts", "frames", "incarnation", "numbered",
-        "parts", "received",
+        "parts", "position", "received",
     )  # fmt: skip
 
     def __init__(self, end: LinkEnd, frames: bytes) -> None:
@@ -467,6 +469,7 @@ class _Reading:
         self.received = end.received
         self.incarnation = end.peer_incarnation
         self.acknowledged = 0
+        self.position = 0
         self.parts = end._parts
         self.fleeting_parts = end._fleeting_parts
         self.numbered: list[Message] = []
@@ -493,7 +496,9 @@ class _Reading:
 
     def _read_frame(self, kind: int, start: int, stop: int) -> None:
         codec = self.end._codec
-        if kind == wire.ACKNOWLEDGED:
+        if kind == wire.POSITION:
+            (self.position,) = wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start)
+        elif kind == wire.ACKNOWLEDGED:
             self._note(*wire.ACKNOWLEDGED_FIELDS.unpack_from(self.frames, start))
         elif kind == wire.FLEETING:
             self._take_fleeting(codec.decode_batch(memoryview(self.frames)[start:stop]))

@@ -21,6 +21,8 @@ FLEETING = 4
 """Messages without numbers, as a batch of the codec."""
 FLEETING_PART = 5
 """Whether this is the last part of a message without number; some of its bytes."""
+POSITION = 6
+"""How far the sender's history has come (see `broker.history`)."""
 
 PART_BYTES = 512 * 1024
 """A larger message is cut into parts of this size."""
@@ -52,6 +54,10 @@ def part(incarnation: int, acknowledged: int, number: int, is_last: bool, data: 
 
 def acknowledgement(number: int) -> bytes:
     return _ACKNOWLEDGED.pack(_ACKNOWLEDGED.size - LENGTH_BYTES, ACKNOWLEDGED, number)
+
+
+def position(number: int) -> bytes:
+    return _ACKNOWLEDGED.pack(_ACKNOWLEDGED.size - LENGTH_BYTES, POSITION, number)
 
 
 def fleeting(data: bytes) -> bytes:

@@ -1,12 +1,12 @@
 """All links of one broker: their ends, who is behind them, and what their handshakes agree on.
 
-This is what a driver talks to. It turns frames into inputs of the broker, and
-what the broker sends into frames; messages about the overlay itself stay here.
+It turns frames into inputs of the broker, and what the broker sends into frames;
+messages about the overlay itself stay here. What is to be written to a connection
+a driver takes from the link's end (`LinkEnd.take`).
 
 What is journalled: the calls of `connected`, `disconnected`, `refused`, `drop` and
 `forget` with their arguments, and of `receive` the frames that it names as
-durable. Nothing else; `send` follows from the broker's own inputs. After a
-replay, `down` says that no connection is left of those that were replayed.
+durable. Nothing else; `send` follows from the broker's own inputs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from roamcast.broker.history import ToldHistory
 from roamcast.broker.links.end import (
     FLEETING_BYTES_MAX,
     KEPT_BYTES_MAX,
-    TAKE_BYTES,
     LinkEnd,
     Resume,
 )
@@ -35,6 +35,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     resume: Resume = Resume()
     brokers: tuple[str, ...] = ()
     """Whom the receiver reaches, or would reach, through the sender."""
+    history: ToldHistory = ToldHistory()
+    """How far the sender's history has come."""
 
 
 class GivenLink(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +47,8 @@ class GivenLink(msgspec.Struct, frozen=True, array_like=True):
     peer_incarnation: int
     behind: tuple[str, ...]
     """The brokers that are reached through the peer, itself among them."""
+    history: ToldHistory = ToldHistory()
+    """Of the peer, as it was then."""
 
 
 class LinkTurn(msgspec.Struct):
@@ -58,6 +62,10 @@ class LinkTurn(msgspec.Struct):
     """Of the frames that were received, those to be journalled."""
     closes: list[tuple[str, str]] = []
     """Connections to be closed, because their links were given up: (peer, why)."""
+    forgotten: list[str] = []
+    """Brokers that are gone for good."""
+    position: int = 0
+    """How far the history of the peer has come, as it says itself."""
 
 
 class Links:
@@ -136,11 +144,6 @@ class Links:
         end.down()
         return LinkTurn([LinkChanged(peer, False)])
 
-    def down(self) -> None:
-        """No connection is there any more."""
-        for end in self.ends.values():
-            end.down()
-
     def refused(self, peer: str, why: str) -> LinkTurn:
         """One of the ends refused the link; if it was about to join, it is given up."""
         return self._performed(self.reach.abandon(peer, why))
@@ -160,7 +163,7 @@ class Links:
         if peer not in self.ends:
             return LinkTurn()  # The link was given up, and its connection is about to be closed.
         arrivals = self.ends[peer].receive(frames)
-        turn = LinkTurn(durable=arrivals.durable)
+        turn = LinkTurn(durable=arrivals.durable, position=arrivals.position)
         for message in arrivals.numbered:
             if peer not in self.ends:
                 break  # The link was given up because of what came before.
@@ -193,25 +196,6 @@ class Links:
             else:
                 end.send_encoded(encoded)
 
-    def waiting(self) -> list[str]:
-        """The peers for whom there is something to `take`."""
-        return [peer for peer, end in self.ends.items() if end.has_more]
-
-    def take(self, peer: str, bytes_max: int = TAKE_BYTES) -> bytes:
-        """What to write to the connection now; see `LinkEnd.take`."""
-        end = self.ends.get(peer)
-        return b"" if end is None else end.take(bytes_max)
-
-    def acknowledge(self) -> None:
-        """Everything received so far has been journalled."""
-        for end in self.ends.values():
-            end.acknowledge()
-
-    def heartbeat(self, peer: str) -> bytes:
-        """A frame as sign of life, which also says what has been journalled here."""
-        end = self.ends.get(peer)
-        return b"" if end is None else end.heartbeat()
-
     # --- what follows from changes of the overlay ---
 
     def _performed(self, outcome: Outcome) -> LinkTurn:
@@ -222,6 +206,7 @@ class Links:
     def _perform(self, turn: LinkTurn, outcome: Outcome) -> None:
         for peer, message in outcome.sends:
             self.ends[peer].send(message)
+        turn.forgotten += outcome.forgotten
         failed: list[Input] = []
         for peer, why in outcome.closes:
             messages = self.ends.pop(peer).give_up()

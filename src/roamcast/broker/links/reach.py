@@ -136,6 +136,8 @@ class Outcome(msgspec.Struct):
     """Brokers that can be reached and could not before."""
     closes: list[tuple[str, str]] = []
     """Links to be given up: (peer, why)."""
+    forgotten: list[str] = []
+    """Brokers that are gone for good."""
 
 
 class Reach:
@@ -297,6 +299,7 @@ class Reach:
 
     def _forget(self, source: str | None, forgotten: tuple[str, ...]) -> None:
         """Also passes it on, because others may be about to join who is unknown here."""
+        self._out.forgotten += forgotten
         for broker in forgotten:
             self._abandon(broker, f"{broker} was forgotten")
             if broker in self._behind:

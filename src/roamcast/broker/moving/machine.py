@@ -16,12 +16,14 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import MqttFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     ClientConnected,
     ClientFrames,
     ClientSlowed,
     Confirmed,
     ConnectionLost,
     Elapsed,
+    HistoryAccepted,
     LinkDown,
     LinkFrames,
     LinkLeft,
@@ -31,6 +33,7 @@ from roamcast.broker.inputs import (
     MachineEffects,
     MachineInput,
     ParentTaken,
+    PeerProgress,
     QueuesOverLimit,
     RulesChanged,
     SessionSought,
@@ -218,8 +221,9 @@ class MovingMachine(MachineBase[MqttFront]):
             case LinkUp(peer):
                 self._on_link_down(peer)  # If there is one of before.
                 self._conclude(item)
-            case LinkRefused():
-                pass  # There is nothing that a refusal could change.
+            case LinkRefused(_, _, is_fence):
+                if is_fence:
+                    self._conclude(item)
             case _:
                 self._conclude(item)
 
@@ -227,8 +231,17 @@ class MovingMachine(MachineBase[MqttFront]):
         """What is in the journal as it is."""
         self._out.durable.append(item)
         match item:
-            case LinkUp(peer, _, incarnation, version):
+            case LinkUp(peer, offer, incarnation, version):
                 self.links.connect(peer, incarnation, version)
+                self.history.link(peer, offer.history)
+                self._serve_or_not()
+            case LinkRefused(peer, why):
+                self._fence(peer, why)
+            case HistoryAccepted(broker, seen):
+                self.history.accept(broker, seen)
+                self._serve_or_not()
+            case PeerProgress(peer, position):
+                self.history.progress(peer, position)
             case ParentTaken(old, new):
                 self._take_parent(old, new)
             case LinkLeft(peer):
@@ -240,20 +253,16 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged(settings):
-                self._configure(settings)
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings):
-                self._on_started(settings)
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
 
-    def _on_started(self, settings: MachineSettings) -> None:
-        self._check_start(settings)
-        self.starts += 1
-        self._configure(settings)
-        self.front.restart()
+    def _begin(self, start: int) -> None:
+        super()._begin(start)
+        self.history.expect(())  # A broker that moves serves alone, too, until it meets others.
+
+    def _lose_links(self) -> None:
         self._run()
         for peer in list(self.links.neighbours):
             self._close(peer, tell=False)
@@ -261,7 +270,6 @@ class MovingMachine(MachineBase[MqttFront]):
         self._lost.clear()
         self.core.incarnation = self.core.stamp()
         self.sessions.started()
-        self.core.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         if settings.movement_graph or settings.states or settings.position_step_m or settings.zones:
@@ -283,6 +291,19 @@ class MovingMachine(MachineBase[MqttFront]):
         waits_s = ROUNDS_WAITED * settings.election.period_s
         self.sessions.configure(min(settings.endpoint.locate_timeout_s / 2, waits_s))
 
+    # --- histories (see broker/history.py) ---
+
+    def _fence(self, peer: str, why: str) -> None:
+        """The peer refuses this broker's history: serve nobody, and talk to nobody else."""
+        self.history.fence(peer, why)
+        self._serve_or_not()
+        for other in list(self.links.neighbours):
+            self._out.link_closes = [*self._out.link_closes, (other, self.history.refusal)]
+            self._on_link_down(other)
+
+    def _serve_or_not(self) -> None:
+        self.front.refuse_all(self.history.refusal)
+
     # --- connections and links of the tree ---
 
     def _on_link_frames(self, peer: str, data: bytes) -> None:
@@ -294,6 +315,8 @@ class MovingMachine(MachineBase[MqttFront]):
             if arrivals.durable:
                 self._confirm_all(peer)
                 self._out.durable.append(LinkFrames(peer, arrivals.durable))
+            if self.history.is_progress(peer, arrivals.position):
+                self._conclude(PeerProgress(peer, arrivals.position))
             for message in arrivals.numbered:
                 self._on_message(peer, message)
         except (LinkError, InputError) as error:

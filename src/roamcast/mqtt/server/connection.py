@@ -17,7 +17,17 @@ from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive, following
 from roamcast.mqtt.codec.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.codec.properties import split_publish
-from roamcast.mqtt.codec.reading import PINGREQ, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, Limits, cut, needed, parse
+from roamcast.mqtt.codec.reading import (
+    AUTH,
+    PINGREQ,
+    PUBLISH,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    Limits,
+    cut,
+    needed,
+    parse,
+)
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import ClientAccess, Identity
@@ -295,7 +305,8 @@ class MqttConnection:
                 topic, packet_id, start, stop, at = split_publish(body, first >> 1 & 3, version)
                 self._publish(endpoint, first, topic, body[start:stop], packet_id, [body[at:]])
             else:
-                self.is_durable = self.is_durable or kind != PINGREQ
+                # What an AUTH says changes no state, and is not for the journal.
+                self.is_durable = self.is_durable or kind not in (PINGREQ, AUTH)
                 endpoint.on_packet(self, packet)
                 if self.id in endpoint.unfinished:
                     endpoint.unread[self.id] = None

@@ -8,6 +8,7 @@ from typing import Protocol
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.packet_ids import consecutive
+from roamcast.mqtt.server.access import ALLOWED, Decision
 from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
 from roamcast.mqtt.server.marks import EXPIRY, QOS, SHARED, message_expiry
 from roamcast.mqtt.server.outgoing import Encoder, runs_of
@@ -32,6 +33,7 @@ class Sender(PacketTaker, Protocol):
     encoder: Encoder
 
     def contents(self, burst: Burst) -> Sequence[Attributes]: ...
+    def left_over(self, client: str, burst: Burst) -> None: ...
 
 
 def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> int:
@@ -69,6 +71,12 @@ def _deliver_uniform(
 ) -> int:
     plan = session.plans.get((burst.attributes, burst.marks, own))
     if plan is None:
+        decision = _decision(endpoint, connection, burst)
+        if decision.needs_content:
+            return _send_singly(endpoint, connection, session, burst, sequence, None, decision)
+        if not decision.allowed:
+            _withhold(endpoint, connection, session, burst, sequence)
+            return 0
         options = session.options(burst.attributes, own, _is_shared(burst))
         is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
         if options is None or options.identity or not is_plain:
@@ -117,6 +125,27 @@ def _deliver_runs(
         left_out += _deliver_uniform(endpoint, connection, session, part, sequence, own)
         sequence += part.count if sequence else 0
     return left_out
+
+
+def _decision(endpoint: Sender, connection: MqttConnection, burst: Burst) -> Decision:
+    """May the client receive this: rules may have changed since it subscribed, or be others here."""
+    access = connection.access
+    return ALLOWED if access.receives_all else access.receive(endpoint.encoder.topic_of(burst.attributes))
+
+
+def _may_receive(endpoint: Sender, connection: MqttConnection, single: Burst) -> bool:
+    decision = _decision(endpoint, connection, single)
+    return decision.of(endpoint.contents(single)[0]) if decision.conditions else decision.allowed
+
+
+def _withhold(
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
+) -> None:
+    """Keep from the client what the rules deny it; what a group owed it goes to another member."""
+    endpoint.traffic.denied["receive"] += burst.count
+    if _is_shared(burst):
+        endpoint.left_over(connection.client, burst)
+    _pass_over(endpoint, connection, session, burst, sequence)
 
 
 def _is_shared(burst: Burst) -> bool:
@@ -181,14 +210,17 @@ def _send_singly(
     burst: Burst,
     sequence: int,
     options: Options | None,
+    decision: Decision = ALLOWED,
 ) -> int:
-    """One by one, because each has options, an identity, an expiry or a size of its own."""
+    """One by one, because each has options, an identity, an expiry, a size or a verdict of its own."""
     own, limit, left_out = burst.publisher in connection.own_names, connection.connect.maximum_packet_size, 0
     contents = endpoint.contents(burst) if options is None else [{}] * burst.count
     for position, attributes in enumerate(contents):
         single = burst.part(position, position + 1)
         chosen = options or session.options_of(attributes, own, _is_shared(burst))
-        if is_expired(single, endpoint.now) or _is_too_large(endpoint, connection, single, chosen, limit):
+        if decision.conditions and not decision.of(attributes):
+            _withhold(endpoint, connection, session, single, sequence)
+        elif is_expired(single, endpoint.now) or _is_too_large(endpoint, connection, single, chosen, limit):
             left_out += 1
             _pass_over(endpoint, connection, session, single, sequence)
         else:
@@ -226,7 +258,10 @@ def _send_again(
         if known is None:
             break
         packet_id, qos, has_it = known
-        if not has_it:
+        if not has_it and not _may_receive(endpoint, connection, single):
+            endpoint.traffic.denied["receive"] += 1
+            connection.acknowledged(endpoint, in_flight.acknowledge(packet_id, qos))
+        elif not has_it:
             own, shared = single.publisher in connection.own_names, _is_shared(single)
             options = session.options(single.attributes, own, shared)
             options = options or session.options_of(endpoint.contents(single)[0], own, shared)

@@ -17,6 +17,7 @@ from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.packets import Will
+from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
 from roamcast.mqtt.server.marks import QOS, TOPIC
 from roamcast.protocol.notification import Burst, decode_attributes
@@ -120,6 +121,7 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     hides_own: bool = False
     leaving: dict[str, str] = {}
     silent: dict[str, int] = {}
+    identity: Identity | None = None
     recalls: list[Recall] = []
 
 
@@ -131,21 +133,28 @@ def _lift_1(fields: dict[str, Any]) -> None:
     fields["hides_own"], fields["leaving"], fields["silent"] = False, {}, {}
 
 
+def _lift_2(fields: dict[str, Any]) -> None:
+    fields["identity"], fields["owner"] = None, ""
+
+
 class MqttSession:
     __state__ = State(
         "mqtt-session",
-        2,
+        3,
         derived=("_filters", "_options", "plans", "subscriptions_bytes"),
-        lifts={1: _lift_1},
+        lifts={1: _lift_1, 2: _lift_2},
     )
     __slots__ = (
-        "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "in_flight", "leaving",
-        "plans", "received", "silent", "since", "stream", "subscriptions", "subscriptions_bytes", "timer",
-        "will", "will_at", "will_timer",
+        "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "identity", "in_flight",
+        "leaving", "owner", "plans", "received", "silent", "since", "stream", "subscriptions",
+        "subscriptions_bytes", "timer", "will", "will_at", "will_timer",
     )  # fmt: skip
 
-    def __init__(self, client: str, capsule: Capsule | None = None) -> None:
+    def __init__(self, client: str, capsule: Capsule | None = None, owner: str = "") -> None:
         self.client = client
+        self.owner = owner
+        self.identity: Identity | None = None
+        """Who was connected last; rules are applied to what is done in the absence of that client."""
         self.connection = 0
         """The connection on which the client is; 0 while it is away."""
         self.since = 0.0
@@ -176,7 +185,7 @@ class MqttSession:
             self.received = dict.fromkeys(capsule.received)
             self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
             self.hides_own, self.leaving = capsule.hides_own, dict(capsule.leaving)
-            self.silent = dict(capsule.silent)
+            self.silent, self.identity = dict(capsule.silent), capsule.identity
         self._restore()
 
     def _restore(self) -> None:
@@ -198,15 +207,15 @@ class MqttSession:
         since = 0.0 if self.connection else self.since
         capsule = Capsule(
             self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at,
-            self.hides_own, self.leaving, self.silent, recalls or [],
+            self.hides_own, self.leaving, self.silent, self.identity, recalls or [],
         )  # fmt: skip
         return _encode(capsule)
 
     @classmethod
-    def unpack(cls, client: str, capsule: bytes) -> tuple[MqttSession, list[Recall]]:
+    def unpack(cls, client: str, capsule: bytes, owner: str = "") -> tuple[MqttSession, list[Recall]]:
         try:
             unpacked = _decode(capsule)
-            return cls(client, unpacked), unpacked.recalls
+            return cls(client, unpacked, owner), unpacked.recalls
         except msgspec.MsgspecError as error:
             raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
 
@@ -227,25 +236,25 @@ class MqttSession:
         self.silent.pop(subscription.filter, None)
         self._count(former, -1)
         self._count(subscription, +1)
-        self._forget_options()
+        self.forget_plans()
 
     def unsubscribe(self, name: str) -> Subscription | None:
         """Remove; what was removed."""
         subscription = self.subscriptions.pop(name, None)
         self._count(subscription, -1)
-        self._forget_options()
+        self.forget_plans()
         return subscription
 
     def silence(self, filters: Mapping[str, int]) -> None:
         """The client has been told that these are withdrawn, and the core has not settled that yet."""
         self.silent.update(filters)
-        self._forget_options()
+        self.forget_plans()
 
     def settled(self, request: int) -> None:
         """The core has carried a request out."""
         if self.silent:
             self.silent = {filter: one for filter, one in self.silent.items() if one != request}
-            self._forget_options()
+            self.forget_plans()
 
     def _count(self, subscription: Subscription | None, change: int) -> None:
         if subscription is None:
@@ -258,7 +267,8 @@ class MqttSession:
             else:
                 del self._filters[subscription.filter]
 
-    def _forget_options(self) -> None:
+    def forget_plans(self) -> None:
+        """Decide anew how to send: subscriptions, rules or the connection are others now."""
         self._options.clear()
         self.plans.clear()
 

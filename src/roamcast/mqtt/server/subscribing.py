@@ -213,6 +213,8 @@ class Subscribing:
         if refusal:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, refusal)
         if not connection.access.may_subscribe(filter):
+            endpoint.traffic.denied["subscribe"] += 1
+            endpoint.note(connection, "denied", f"subscribe to {entry.filter}")
             raise PacketError(Reason.NOT_AUTHORIZED, f"{entry.filter} may not be subscribed to")
         return subscription
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import RECEIVE_MAXIMUM_DEFAULT, Connack, Connect, Will
 from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.codec.writing import write
 from roamcast.protocol.sizes import text_bytes
 
@@ -86,7 +87,9 @@ def acceptance(connection: MqttConnection, present: bool, settings: EndpointSett
     connect = connection.connect
     expiry_s = session_expiry_of(connect, settings)
     keep_alive_s = keep_alive_of(connect, settings.keep_alive_max_s)
+    asks_network = bool(settings.network) and NETWORK in dict(connect.user_properties)
     answer = Connack(
+        user_properties=((NETWORK, settings.network),) if asks_network else (),
         session_present=present,
         session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
         receive_maximum=settings.receive_maximum,
@@ -97,10 +100,16 @@ def acceptance(connection: MqttConnection, present: bool, settings: EndpointSett
         assigned_client_id=None if connect.client_id else connection.client,
         topic_alias_maximum=settings.topic_alias_maximum,
         server_keep_alive=keep_alive_s if keep_alive_s != connect.keep_alive else None,
+        authentication_method=connect.authentication_method,
+        authentication_data=connect.authentication_data,
     )
     if connection.takes(answer):
         return answer
     # What a client need not know as long as it does not overdo it is left out.
     return replace(
-        answer, receive_maximum=RECEIVE_MAXIMUM_DEFAULT, maximum_packet_size=None, topic_alias_maximum=0
+        answer,
+        user_properties=(),
+        receive_maximum=RECEIVE_MAXIMUM_DEFAULT,
+        maximum_packet_size=None,
+        topic_alias_maximum=0,
     )

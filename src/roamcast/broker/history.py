@@ -1,0 +1,186 @@
+"""Identity and history: who this broker is, how far it has come, and what it remembers of its peers.
+
+Every start of a broker takes the next epoch and a random id. The id of the first start names the history:
+it is made together with the data folder. The position counts journalled turns, so it rises with everything
+that a broker has promised. A broker tells all this in the handshake, and its position while a link is up.
+
+A peer remembers what it heard last, in its journalled state. A broker goes on with its history if its starts
+include the one that the peer remembers, and that start came as far as the peer remembers. (The position alone
+does not tell: a broker that runs with an old backup goes on from there.) Everything else is refused:
+
+- **a clone**: another process of the same broker is linked and alive;
+- **an empty disk**: the history has another name;
+- **an older history**: the start that the peer remembers is missing, or ended before the position that the
+  peer remembers. A copy of the folder that ran meanwhile looks the same, and is refused for the same reason.
+
+A broker that is refused so has a fence: it promises nothing until the peer accepts it, or until an operator
+says that it may go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from roamcast.state import State
+
+STARTS_TOLD = 64
+"""Starts that a broker remembers and tells. A peer that missed more of them goes by the position alone."""
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True):
+    """One start of a broker."""
+
+    id: int
+    at: int
+    """The position at which it began."""
+
+
+class ToldHistory(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker says of its own history. One that is simulated without any says `ToldHistory()`."""
+
+    history: int = 0
+    """The id of its first start."""
+    epoch: int = 0
+    """How often it has been started."""
+    starts: tuple[Start, ...] = ()
+    """Its last starts, this one at the end."""
+    position: int = 0
+
+    def reached(self, start: int) -> int | None:
+        """The position at which this start ended, or the current one; None if there was no such start."""
+        for place, one in enumerate(self.starts):
+            if one.id == start:
+                return self.starts[place + 1].at if place + 1 < len(self.starts) else self.position
+        return None
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """What is remembered of a peer."""
+
+    history: int
+    epoch: int
+    start: int
+    position: int
+
+    @classmethod
+    def of(cls, told: ToldHistory) -> Seen:
+        return cls(told.history, told.epoch, told.starts[-1].id if told.starts else 0, told.position)
+
+
+class History:
+    """The history of one broker, and what it knows of those of its peers."""
+
+    __state__ = State(
+        "history", saved=("id", "first", "epoch", "starts", "position", "known", "fences", "is_settled")
+    )
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.first = 0
+        self.epoch = 0
+        self.starts: list[Start] = []
+        self.position = 0
+        """Turns that were journalled. What peers are remembered to have done is not counted: two brokers
+        would keep each other busy by noting each other's notes."""
+        self.known: dict[str, Seen] = {}
+        self.fences: dict[str, str] = {}
+        """Peers that refuse this history, and why."""
+        self.is_settled = False
+        """False from the first start on until a peer was met, or there was none to meet."""
+
+    # --- this broker ---
+
+    def begin(self, start: int) -> None:
+        """The broker is started. Without an id there is no history to compare."""
+        self.epoch += 1
+        if start:
+            self.first = self.first or start
+            self.starts = [*self.starts[1 - STARTS_TOLD :], Start(start, self.position)]
+
+    def expect(self, peers: Collection[str]) -> None:
+        """These peers are configured."""
+        self.is_settled = self.is_settled or not peers
+
+    def told(self) -> ToldHistory:
+        return ToldHistory(self.first, self.epoch, tuple(self.starts), self.position)
+
+    @property
+    def refusal(self) -> str:
+        """Why this broker must promise nothing now; "" if it may."""
+        for peer, why in self.fences.items():
+            return f"{peer} refuses the history of this broker: {why}"
+        if not self.is_settled:
+            return (
+                "this broker began with an empty folder and has met none of its peers; it waits for a link,"
+                f" or for 'roamcast broker accept-history {self.id}'"
+            )
+        return ""
+
+    # --- peers ---
+
+    def doubt(self, peer: str, told: ToldHistory, is_linked: bool) -> str:
+        """Why a peer must not be linked with this history, and what to do; "" if it may be.
+
+        `is_linked`: another process with its id is linked now, and gives signs of life.
+        """
+        if is_linked:
+            return (
+                f"broker {peer} runs twice: another process with its id is linked here, which has epoch"
+                f" {self.known[peer].epoch if peer in self.known else 'unknown'}; its folder was copied: stop"
+                " one of the two"
+            )
+        seen = self.known.get(peer)
+        if seen is None or not seen.history:
+            return ""
+        way_out = (
+            f"start {peer} with its newest folder; or accept that what is missing is lost, with"
+            f" 'roamcast broker accept-history {peer}' at {self.id}"
+        )
+        if told.history != seen.history:
+            return f"broker {peer} has begun with an empty folder, and what it held is gone: {way_out}"
+        reached = told.reached(seen.start)
+        if reached is None and seen.epoch <= told.epoch - len(told.starts):
+            reached = told.starts[0].at if told.starts else 0
+        if reached is None or reached < seen.position:
+            return (
+                f"broker {peer} has an older history than it had, or another copy of it: it has come to epoch"
+                f" {told.epoch} and position {told.position}, {self.id} remembers epoch {seen.epoch} and"
+                f" position {seen.position}: {way_out}"
+            )
+        return ""
+
+    def link(self, peer: str, told: ToldHistory) -> None:
+        """The peer is linked: neither end has a doubt any more."""
+        self.known[peer] = Seen.of(told)
+        self.fences.pop(peer, None)
+        self.is_settled = True
+
+    def progress(self, peer: str, position: int) -> None:
+        seen = self.known.get(peer)
+        if seen is not None:
+            self.known[peer] = msgspec.structs.replace(seen, position=max(position, seen.position))
+
+    def is_progress(self, peer: str, position: int) -> bool:
+        seen = self.known.get(peer)
+        return seen is not None and position > seen.position
+
+    def fence(self, peer: str, why: str) -> None:
+        """A peer refuses this broker's history."""
+        self.fences[peer] = why
+
+    def accept(self, broker: str, seen: Seen | None) -> None:
+        """An operator accepts a history: that of a peer, as it was refused, or this broker's own."""
+        if broker == self.id:
+            self.fences.clear()
+            self.is_settled = True
+        elif seen is not None:
+            self.known[broker] = seen
+        else:
+            self.known.pop(broker, None)
+
+    def forget(self, brokers: Collection[str]) -> None:
+        for broker in brokers:
+            self.known.pop(broker, None)
+            self.fences.pop(broker, None)
