@@ -176,7 +176,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         if self._waits_for_peers:
             of_broker = min(self._meet_until, of_broker or self._meet_until)
         of_clients = self.front.timers.next() if self.front.timers is not None else None
-        if self._next_slice() is not None:
+        retained = self.retained
+        if (retained.recalls or retained.untold) and self._next_slice() is not None:
             return 0.0
         if of_clients is None:
             return of_broker
@@ -306,7 +307,7 @@ class BrokerMachine(MachineBase[ClientFront]):
             self.broker.locator.expect(())
         self.front.on_deadline()
         self.front.inputs.append(Deadline())
-        if not self.retained.has_more:
+        if not (self.retained.recalls or self.retained.untold):
             return
         clients, peers = item.clients, item.peers
         if clients is None:
@@ -318,8 +319,6 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def _next_slice(self) -> GoOn | None:
         """The recalls and the peers with which the next turn goes on; None if it need not."""
-        if not self.retained.has_more:
-            return None
         ends = self.links.ends
         return self.retained.due(
             self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
