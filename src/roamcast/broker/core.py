@@ -60,6 +60,7 @@ from roamcast.protocol.messages import (
     Grant,
     InPlaceOf,
     Leave,
+    LeftOut,
     Message,
     Probe,
     Relayed,
@@ -216,6 +217,7 @@ class BrokerCore:
         }
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
+            LeftOut: self._on_left_out,
             TakenBack: self.locator.on_taken_back,
             InPlaceOf: self._on_in_place_of,
         }
@@ -785,6 +787,14 @@ class BrokerCore:
         self.record(
             "dropped", client=client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count, reason=reason,
+        )  # fmt: skip
+
+    def _on_left_out(self, command: LeftOut) -> None:
+        burst = command.burst
+        self.record(
+            "dropped", client=command.client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+            reason=command.reason,
         )  # fmt: skip
 
     # --- to clients, and to the log ---

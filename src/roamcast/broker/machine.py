@@ -75,6 +75,7 @@ from roamcast.protocol.effects import (
     ReceivedInProcess,
     TrimQueues,
 )
+from roamcast.protocol.messages import LeftOut
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
@@ -487,6 +488,9 @@ class BrokerMachine(MachineBase[ClientFront]):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         given = GivesBack(subscription.group, subscription.filter, client, burst)
         self.front.inputs.append(CommandGiven(given))
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
 
     def with_zones(self, filter: Filter) -> Filter:
         return self.broker.places.with_zones(filter)

@@ -301,6 +301,14 @@ class Drain(Command, frozen=True):
     client: str
 
 
+class LeftOut(Command, frozen=True):
+    """The front did not send a notification to a client, as MQTT demands."""
+
+    client: str
+    burst: Burst
+    reason: str
+
+
 # --- on the access link, client to broker ---------------------------------------------------------
 
 

@@ -156,6 +156,9 @@ class Keeper(Protocol):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         """A session ends without what its shared subscription owed it: for another member."""
 
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        """A client did not get what was queued for it, and will not."""
+
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
 
@@ -247,6 +250,9 @@ class Endpoint:
         self.retains = settings.retain
 
     # --- the broker's front ---
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        self.keeper.left_out(client, burst, reason)
 
     def contents(self, burst: Burst) -> Sequence[Attributes]:
         return contents_of(self.encoder.topic_of(burst.attributes), burst.marks[1:], burst.bodies)
