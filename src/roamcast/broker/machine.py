@@ -237,7 +237,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         return len(held)
 
     def check_forgetting(self, broker: str) -> None:
-        known = self.links.reach.next_hops
+        known = [*self.links.reach.next_hops, *self.links.reach.cut_off]
         if broker not in known:
             names = ", ".join(sorted(known)) or "none"
             raise InputError(f"there is no broker {broker} in the network; known are: {names}")
