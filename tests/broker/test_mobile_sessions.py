@@ -426,7 +426,7 @@ class Limited(MobileWorld):
     [
         (QueueLimits(3, 1 << 20), [3, 4, 5]),
         (QueueLimits(3, 1 << 20, drops_newest=True), [1, 2, 3]),
-        (QueueLimits(100, 50), [4, 5]),
+        (QueueLimits(100, 800), [4, 5]),
     ],
 )
 def test_a_full_queue_gives_up_the_oldest_or_the_newest(

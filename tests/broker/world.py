@@ -27,6 +27,7 @@ from roamcast.broker.inputs import (
     decode_entry,
     encode_entry,
 )
+from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.making import make_machine
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec import packets
@@ -324,6 +325,10 @@ class World:
         for connection, waiting in list(self.back.items()):
             if waiting:
                 found.append(lambda c=connection: self._arrive_down(c))  # type: ignore[misc]
+        for id, site in self.sites.items():
+            if isinstance(site, BrokerMachine) and site.deadline() == 0.0:
+                # It has more to do, and lets others go first.
+                found.append(lambda id=id: self.step(id, [Tick()]))  # type: ignore[misc]
         return found
 
     def _is_up(self, one: str, other: str) -> bool:

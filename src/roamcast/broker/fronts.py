@@ -61,6 +61,7 @@ class ClientFront(Protocol):
     def set_access(self, rules: AccessRules) -> None: ...
     def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None: ...
     def set_slow(self, id: int, is_slow: bool) -> None: ...
+    def is_slow(self, id: int) -> bool: ...
     def send_away(self, reference: str) -> None: ...
     def refuse_all(self, why: str) -> None:
         """Serve nobody, for this reason; "" serves again."""
@@ -89,7 +90,7 @@ class MqttFront(Endpoint):
         for item in items:
             if type(item) is ClientFrames:
                 data = self.read(item.connection, item.data)
-                if data:
+                if data is not None:
                     durable.append(item if data is item.data else ClientFrames(item.connection, data))
             elif type(item) is ClientConnected:
                 durable.append(item)
@@ -200,6 +201,9 @@ class PlainFront:
 
     def set_slow(self, id: int, is_slow: bool) -> None:
         pass
+
+    def is_slow(self, id: int) -> bool:
+        return False
 
     def send_away(self, reference: str) -> None:
         pass

@@ -132,6 +132,13 @@ class LinkDown(MachineInput, frozen=True):
     peer: str
 
 
+class LinkSlowed(MachineInput, frozen=True):
+    """More is kept for a peer than should be, or little enough again."""
+
+    peer: str
+    is_slow: bool
+
+
 class LinkFrames(MachineInput, frozen=True):
     """Whole frames of a link."""
 
@@ -181,6 +188,12 @@ class DrainOrdered(MachineInput, frozen=True):
 
 class Tick(MachineInput, frozen=True):
     """The time that `deadline()` named has come."""
+
+    clients: tuple[str, ...] | None = None
+    """The clients whose recalls of retained messages go on. None asks the machine, which names them in the
+    journal, …"""
+    peers: tuple[str, ...] = ()
+    """… as it does the peers that are told more of what is retained."""
 
 
 class StateChecked(MachineInput, frozen=True):
@@ -232,6 +245,7 @@ AnyInput = (
     | HistoryAccepted
     | PeerProgress
     | LinkDown
+    | LinkSlowed
     | LinkFrames
     | StatusAnnounced
     | BrokerForgotten

@@ -92,9 +92,9 @@ def connect(
       `run` names the run to which its rows belong; by default the network that the broker tells.
     """
     check_version(version)
+    asked = ((NETWORK, ""),) if records is not None and run is None and version == 5 else ()
     if scram and (version != 5 or username is None):
         raise InputError("scram needs MQTT 5 and a username")
-    asked = ((NETWORK, ""),) if records is not None and run is None and version == 5 else ()
     return Client(
         AddressBook(addresses, bool(tls)),
         ClientSettings(

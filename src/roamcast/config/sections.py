@@ -40,7 +40,7 @@ TopicRule = Annotated[
 TopicPrefix = Annotated[
     str, Meta(pattern="^([^+#$/]([^+#]*[^+#/])?)?$", description="topic levels without wildcards")
 ]
-PeerRight = Literal["forget"]
+PeerRight = Literal["data", "subscriptions", "sessions", "groups", "forget"]
 Interface = Annotated[
     str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
 ]
@@ -133,8 +133,9 @@ class Peer(Section, frozen=True):
     prefix: TopicPrefix = ""
     """For another organisation: its topics appear below PREFIX/ here, and what is published here below
     PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
-    may: tuple[PeerRight, ...] = ()
-    """What the peer may do beyond the usual: "forget" lets its operators remove brokers here for good."""
+    may: tuple[PeerRight, ...] = ("data", "subscriptions", "sessions", "groups")
+    """What the peer may send messages about. Without "sessions" or "groups" it is a guest, too. "forget" lets
+    its operators remove brokers for good, here too; without it that has to be said at each broker."""
     messages_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Messages per second that are taken from the peer; a faster one is read from more slowly."""
     bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
@@ -148,8 +149,8 @@ class Peer(Section, frozen=True):
 
     @property
     def is_guest(self) -> bool:
-        """Whether the peer may speak for some clients only."""
-        return self.clients != ("*",)
+        """Whether the peer may speak for some clients only, see `broker.links.rules.PeerRules`."""
+        return self.clients != ("*",) or not {"sessions", "groups"} <= {*self.may}
 
 
 class Link(Section, frozen=True):
@@ -273,6 +274,9 @@ class Mqtt(Section, frozen=True):
 
     packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 1_048_576
     """The largest packet that a client may send."""
+    small_packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 16_384
+    """The largest packet that is no PUBLISH, SUBSCRIBE or UNSUBSCRIBE: an acknowledgement, for instance. A
+    CONNECT may have up to 256 KiB."""
     receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 1024
     """How many QoS 1 and 2 messages a client may send before the first is acknowledged."""
     inflight_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
@@ -300,7 +304,7 @@ class Mqtt(Section, frozen=True):
     """The longest client id."""
     topic_bytes_max: Annotated[int, Meta(ge=1, le=65_535)] = 4096
     """The longest topic and topic filter."""
-    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 256
+    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 128
     """How many levels a topic or topic filter may have."""
     user_properties_max: Annotated[int, Meta(ge=0, le=65_535)] = 64
     """How many user properties one packet may carry."""
@@ -319,16 +323,22 @@ class Quotas(Section, frozen=True):
     """Connections at once that have not said yet who they are; past it the one that was silent for longest
     gives way."""
     sessions_max: Count = 100_000
-    """Sessions held by this broker, also those of clients that are away."""
+    """Sessions held by this broker, also those of clients that are away. Past it a new one takes the place of
+    one without subscriptions whose client is away; where there is none, the client is refused."""
     sessions_per_user_max: Count = 10_000
     """Sessions of one user, or of one name in certificates; anonymous clients are not one user. A session
     that is pushed here while its client is away ends if it is one too many."""
+    wills_bytes_max: Bytes = 67_108_864
+    """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000
     """Subscriptions of one client."""
+    subscription_bytes_per_client_max: Bytes = 16_777_216
+    """Memory of the subscriptions of one client: for each 4 KiB, 320 bytes per level of the topic filter, and
+    60 bytes per character of topic filter and selector."""
     queue_notifications_max: Count = 100_000
     """Notifications that wait for one client."""
     queue_bytes_max: Bytes = 67_108_864
-    """The same in bytes."""
+    """The same in bytes of memory: topic, payload, properties, and 320 bytes for each."""
     drop: Literal["oldest", "newest"] = "oldest"
     """What a full queue gives up; each is counted and recorded."""
     publish_per_s: Annotated[float, Meta(gt=0)] | None = None
@@ -343,7 +353,7 @@ class Quotas(Section, frozen=True):
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
-    """The same in bytes."""
+    """The same in bytes of memory: twice the topic, payload, properties, and some 700 bytes for each."""
     buffered_bytes_max: Bytes = 2_147_483_648
     """Bytes in all queues together; past it the longest queues give up theirs first."""
 

@@ -31,7 +31,7 @@ from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
 from roamcast.daemon.clock import resume_clock, save_reading
-from roamcast.daemon.engine import Engine
+from roamcast.daemon.engine import PACKETS_PER_TURN, Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
@@ -40,6 +40,7 @@ from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Auth, Connack, Connect, Disconnect
+from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.traffic import Note
@@ -62,8 +63,6 @@ log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
 START_BITS = 62
-PACKETS_PER_TURN = 4096
-"""What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """What the rules deny a client is logged once, and again after pauses that grow."""
 OWNERS_LOGGED_MAX = 20
@@ -100,6 +99,7 @@ class Server:
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
+        self.limits = Limits(config.mqtt.user_properties_max)
         self.output_bytes_max = config.quotas.output_bytes_max
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
@@ -113,8 +113,8 @@ class Server:
         self._opened = 0
         self._servers: list[asyncio.Server | ProxyListener] = []
         self._admission = Admission(config)
-        self._revocations = Revocations(config.listeners)
         self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
+        self._revocations = Revocations(config.listeners)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
         self.linking.may_write = lambda: self.engine.is_promising
@@ -310,6 +310,7 @@ class Server:
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
                 self.engine.push(QueuesOverLimit(limit * 9 // 10))
+            self.linking.report_refusals(now)
             if self.events is not None:
                 self.events.flush()
             self._revoke((), self._expired())
@@ -408,6 +409,11 @@ class Server:
         admitted = await self._admission.identify(
             client.listener, connect, client_id, client.host, client.certificate, client.ask
         )
+        will = connect.will
+        if will is not None and will.qos and self.engine.pressure.is_extreme:
+            raise ConnectionRefused(
+                Reason.SERVER_BUSY, "too much is kept for a peer already: no will of QoS 1 or 2 now"
+            )
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)

@@ -14,7 +14,7 @@ from roamcast.broker.inputs import ClientConnected, ClientFrames, ClientSlowed, 
 from roamcast.config.sections import Listener
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packets import Auth, Connect
-from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
+from roamcast.mqtt.codec.reading import CONNECT, Limits, cut, parse, parse_connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
@@ -93,6 +93,7 @@ class Door(Protocol):
     """What a connection needs of the server."""
 
     connect_packet_max: int
+    limits: Limits
     output_bytes_max: int
     keep_alive_max_s: int
 
@@ -294,7 +295,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             if whole[0] & 0x0F:
                 raise PacketError(Reason.MALFORMED_PACKET, "reserved flags of the CONNECT are set")
-            connect = parse_connect(first[whole[1] : whole[2]])
+            connect = parse_connect(first[whole[1] : whole[2]], self._door.limits)
         except PacketError as error:
             log.info("%s: %s", self.address, error)
             self.finish(refusal(error))

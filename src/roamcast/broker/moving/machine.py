@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ from roamcast.broker.inputs import (
     LinkFrames,
     LinkLeft,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
@@ -61,7 +62,7 @@ from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.mobility.moving.mft import Bmig
 from roamcast.mobility.moving.mobile import MobileSettings
-from roamcast.mqtt.server.sessions import Subscription
+from roamcast.mqtt.server.sessions import Recall, Subscription, recall_of
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
@@ -208,6 +209,8 @@ class MovingMachine(MachineBase[MqttFront]):
                 self._on_tick()
             case LinkDown(peer):
                 self._on_link_down(peer)
+            case LinkSlowed():
+                pass  # Nothing is retained here.
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
@@ -460,9 +463,16 @@ class MovingMachine(MachineBase[MqttFront]):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Nothing is retained here, and the endpoint says so to whoever tries."""
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        told = RecallAnnounced(client, subscription.filter, subscription.identifier)
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        told = RecallAnnounced(client, tuple(map(recall_of, subscriptions)))
         self.front.inputs.append(CommandGiven(told))
+
+    def end_recall(self, client: str, subscription: Subscription) -> None: ...
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        return []
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None: ...
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """Shared subscriptions are not offered, and the endpoint says so."""
@@ -470,6 +480,8 @@ class MovingMachine(MachineBase[MqttFront]):
     def leave(self, client: str, subscription: Subscription) -> None: ...
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
 
     def with_zones(self, filter: Filter) -> Filter:
         return with_zones(filter, {})

@@ -18,8 +18,12 @@ from roamcast.protocol.notification import Burst
 
 PUBREL = b"\x62\x02"
 PLANS_KEPT_MAX = 1024
+PLAN_BYTES_KEPT_MAX = 1024
+"""How to send is remembered where topic and properties are not longer than this."""
 ALIASES_MAX = 1024
 """Topic aliases towards one client, however many it allows."""
+ALIASED_BYTES_MAX = 512
+"""Longer topics get no alias: they are remembered as long as the connection is there."""
 
 
 class Sender(PacketTaker, Protocol):
@@ -30,6 +34,8 @@ class Sender(PacketTaker, Protocol):
 
     def contents(self, burst: Burst) -> Sequence[Attributes]: ...
     def left_over(self, client: str, burst: Burst) -> None: ...
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
 
 
 def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> int:
@@ -80,7 +86,7 @@ def _deliver_uniform(
         plan, is_lasting = _plan(endpoint, connection, burst, options)
         if len(session.plans) >= PLANS_KEPT_MAX:
             session.plans.clear()
-        if is_lasting:
+        if is_lasting and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX:
             session.plans[burst.attributes, burst.marks, own] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
@@ -165,7 +171,7 @@ def _alias(connection: MqttConnection, attributes: bytes) -> int:
     if alias or connect.maximum_packet_size is not None:
         # Telling an alias takes a few bytes, which could be those that are too many.
         return alias
-    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX):
+    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX) or len(attributes) > ALIASED_BYTES_MAX:
         return 0
     alias = known[attributes] = len(known) + 1
     return -alias
@@ -214,10 +220,13 @@ def _send_singly(
     for position, attributes in enumerate(contents):
         single = burst.part(position, position + 1)
         chosen = options or session.options_of(attributes, own, _is_shared(burst))
+        expired = is_expired(single, endpoint.now)
         if decision.conditions and not decision.of(attributes):
             _withhold(endpoint, connection, session, single, sequence)
-        elif is_expired(single, endpoint.now) or _is_too_large(endpoint, connection, single, chosen, limit):
+        elif expired or _is_too_large(endpoint, connection, single, chosen, limit):
             left_out += 1
+            if sequence:
+                endpoint.left_out(connection.client, single, "expired" if expired else "too large")
             _pass_over(endpoint, connection, session, single, sequence)
         else:
             plan, _ = _plan(endpoint, connection, single, chosen)

@@ -7,7 +7,7 @@ about routing or mobility.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from roamcast.filters.selector import parse
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import IN_CONNACK, IN_SERVER_DISCONNECT, Reason
 from roamcast.mqtt.codec.topics import decode_topic
 from roamcast.mqtt.codec.user_properties import DESTINATION
@@ -30,11 +31,17 @@ from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
-from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Subscription, client_of
+from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Recall, Subscription, client_of
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
-from roamcast.mqtt.server.welcoming import acceptance, check_will, session_expiry_of
+from roamcast.mqtt.server.welcoming import (
+    acceptance,
+    check_topic_size,
+    check_will,
+    session_expiry_of,
+    will_bytes,
+)
 from roamcast.protocol.effects import (
     Attached,
     Detached,
@@ -56,8 +63,14 @@ from roamcast.protocol.messages import (
 from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.state import State
 
+EXPIRY_WHERE_FULL_S = 60
+"""A session that is sent ahead of its client, to a broker that has too many, ends after this time."""
 PUBCOMP = b"\x70\x02"
+ENTRIES_PER_SUBSCRIPTION = 2
+"""A packet names at most twice as many topic filters as a client may have subscriptions."""
 TOPICS_KEPT_MAX = 4096
+TOPIC_BYTES_KEPT_MAX = 512
+"""Longer topics are not remembered."""
 
 
 NOT_YOURS = (
@@ -70,6 +83,8 @@ UNUSED_S = 30
 
 class EndpointSettings(msgspec.Struct, frozen=True):
     packet_max: int = 1 << 20
+    small_packet_max: int = 16 << 10
+    """Of packets other than PUBLISH, SUBSCRIBE and UNSUBSCRIBE."""
     receive_maximum: int = 1024
     """QoS 2 publishes that a client may have begun and not released."""
     topic_alias_maximum: int = 64
@@ -88,6 +103,10 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
     """What a client may send before its session is there."""
+    subscriptions_bytes_max: int = 16 << 20
+    """Memory of the subscriptions of one client."""
+    wills_bytes_max: int = 64 << 20
+    """Memory of all wills."""
     sessions_max: int = 100_000
     sessions_per_user_max: int = 10_000
     """Of one user; anonymous clients are not one user."""
@@ -95,9 +114,9 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """What qualifies the users that prove themselves here (see protocol.owners)."""
     qos_max: int = 2
     topic_bytes_max: int = 4096
-    topic_levels_max: int = 256
+    topic_levels_max: int = 128
     user_properties_max: int = 64
-    """Of one PUBLISH."""
+    """Of one packet."""
     shared: bool = True
     serves_unreachable: bool = False
     """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
@@ -115,8 +134,17 @@ class Keeper(Protocol):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Keep what a client ("" for a will) published as retained under the topic; if empty, keep none."""
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        """Send the retained messages that a new subscription wants."""
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        """Send the retained messages that new subscriptions want."""
+
+    def end_recall(self, client: str, subscription: Subscription) -> None:
+        """A subscription was withdrawn: send no more of what is retained for it."""
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        """What of recalls is left for a client, whose session goes or ends."""
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
+        """The session has come: go on with its recalls."""
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """A client takes part in a shared subscription; or comes here with it, or connects, or goes away.
@@ -127,6 +155,9 @@ class Keeper(Protocol):
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         """A session ends without what its shared subscription owed it: for another member."""
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        """A client did not get what was queued for it, and will not."""
 
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
@@ -144,14 +175,15 @@ class Endpoint:
     __state__ = State(
         "mqtt-endpoint",
         saved=(
-            "access", "keeper", "settings", "packet_max", "received_max", "waiting_max", "alias_max",
-            "qos_max", "retains", "inputs", "touched", "closes", "timers", "encoder", "connections",
-            "sessions", "_elsewhere", "_refuses", "_attaching", "_present", "_wills", "_subscribing",
-            "_properties",
+            "access", "keeper", "settings", "packet_max", "small_max", "limits", "received_max",
+            "waiting_max", "alias_max", "qos_max", "retains", "inputs", "touched", "closes",
+            "timers", "encoder", "connections", "sessions", "_elsewhere", "_refuses", "_attaching",
+            "_present", "_idle", "_wills", "_subscribing", "_properties",
         ),
         unhashed=("now",),
         derived=(
-            "_attributes", "_owned", "auths", "packets_max", "packets_per_turn", "traffic", "unread",
+            "_attributes", "_owned", "_wills_bytes", "auths", "packets_max", "packets_per_turn", "traffic",
+            "unfinished", "unread",
         ),
     )  # fmt: skip
 
@@ -177,6 +209,8 @@ class Endpoint:
         self._attaching: dict[str, MqttConnection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
+        self._idle: dict[str, None] = {}
+        """Clients that are away and for whom nothing is kept; the first has been away for longest."""
         self._wills: dict[str, packets.Will] = {}
         """Of clients that are away, until their delay is over."""
         self._subscribing = Subscribing(self)
@@ -191,17 +225,24 @@ class Endpoint:
         self.auths: list[tuple[int, packets.Auth]] = []
         """Clients that prove anew who they are: what they say is for whoever can check it."""
         self.traffic = Traffic()
+        self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         self._owned: dict[str, int] = {}
         """Sessions by owner."""
         for session in self.sessions.values():
             self._count(session, +1)
+        wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
+        self._wills_bytes = sum(map(will_bytes, wills))
+        """Memory of the wills of all clients, away or here."""
         for connection in (*self.connections.values(), *self._attaching.values()):
             connection.access = self.access.of(connection.identity)
 
     def configure(self, settings: EndpointSettings) -> None:
         self.settings = settings
         self.packet_max = settings.packet_max
+        self.small_max = min(settings.small_packet_max, settings.packet_max)
+        entries_max = ENTRIES_PER_SUBSCRIPTION * settings.subscriptions_max
+        self.limits = Limits(settings.user_properties_max, entries_max)
         self.received_max = settings.receive_maximum
         self.waiting_max = settings.waiting_bytes_max
         self.alias_max = settings.topic_alias_maximum
@@ -209,6 +250,9 @@ class Endpoint:
         self.retains = settings.retain
 
     # --- the broker's front ---
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        self.keeper.left_out(client, burst, reason)
 
     def contents(self, burst: Burst) -> Sequence[Attributes]:
         return contents_of(self.encoder.topic_of(burst.attributes), burst.marks[1:], burst.bodies)
@@ -220,23 +264,30 @@ class Endpoint:
             self._publish_will(session, will)
             will = None
         self._remove(session)
+        recalls = self.keeper.take_recalls(client)
         # A session that its client has never seen is new wherever it arrives.
-        return session.pack(will, at) if self._present.pop(client, True) else b""
+        return session.pack(will, at, recalls) if self._present.pop(client, True) else b""
+
+    def can_unpack(self, client: str, capsule: bytes) -> bool:
+        return not capsule or MqttSession.is_readable(client, capsule)
 
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
-        session = (
-            MqttSession.unpack(client, capsule, owner) if capsule else MqttSession(client, owner=owner)
-        )
+        recalls: list[Recall] = []
+        session = MqttSession(client, owner=owner)
+        if capsule:
+            session, recalls = MqttSession.unpack(client, capsule, owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
             self._remove(self.sessions[client])
         self.sessions[client] = session
         self._count(session, +1)
+        self.keeper.resume_recalls(client, recalls)
         if session.will is not None:
             # Whoever comes for the session makes it void, and whoever ends it publishes it.
-            self._wills[client], session.will = session.will, None
+            self._keep_will(client, session.will)
+            session.will = None
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self._join_groups(session)
         is_coming = client in self._attaching
@@ -246,11 +297,17 @@ class Endpoint:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
                 session.expiry_s = max(UNUSED_S, stand_in.expiry_s if stand_in is not None else 0)
+            is_full = len(self.sessions) > self.settings.sessions_max
+            if is_full and not self._make_room():
+                # Its client said that it comes here: it may do so for a while.
+                session.expiry_s = min(session.expiry_s, EXPIRY_WHERE_FULL_S)
             self._begin_expiry(session)
             if self._has_too_many(owner):
                 # It was pushed here while its client is away: another broker's quota is not this one's.
                 self.traffic.notes.append(Note("ended", 0, client, f"too many sessions of {owner}"))
                 self.inputs.append(SessionOver(client))
+            if session.is_idle:
+                self._idle[client] = None
         if stand_in is not None:
             self._reunite(client, session, stand_in)
             if not is_coming:
@@ -265,6 +322,7 @@ class Endpoint:
 
     def _remove(self, session: MqttSession) -> None:
         del self.sessions[session.client]
+        self._idle.pop(session.client, None)
         self._count(session, -1)
 
     def _has_too_many(self, owner: str) -> bool:
@@ -329,6 +387,7 @@ class Endpoint:
             return
         will, _ = self._take_will(session)
         self._present.pop(client, None)
+        self.keeper.take_recalls(client)
         if will is not None:
             self._publish_will(session, will)
         self._remove(session)
@@ -384,6 +443,10 @@ class Endpoint:
         if connection is not None:
             connection.is_slow = is_slow
 
+    def is_slow(self, id: int) -> bool:
+        connection = self.connections.get(id)
+        return connection is not None and connection.is_slow
+
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
         """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
         client = identity.client
@@ -392,6 +455,7 @@ class Endpoint:
         if not connection.access.may_connect:
             self._deny("connect", connection, "the rules do not allow this client id")
             return
+        self._wills_bytes += will_bytes(connect.will)
         for other in self._others_of(client):
             if other is not None and other.identity.owner != identity.owner:
                 self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
@@ -399,7 +463,7 @@ class Endpoint:
             if other is not None:
                 self._end(other, Reason.SESSION_TAKEN_OVER)
         try:
-            check_will(connect, self.settings)
+            check_will(connect, self.settings, self._wills_bytes)
             if connect.maximum_packet_size is not None:
                 connection.check_takes(acceptance(connection, False, self.settings))
         except PacketError as error:
@@ -438,10 +502,12 @@ class Endpoint:
     def _on_welcome(self, connection: MqttConnection, message: Welcome) -> None:
         client = connection.client
         self._attaching.pop(client, None)
-        self._wills.pop(client, None)
+        self._pop_will(client)
         session, is_new = self.sessions[client], not self._present.get(client, True)
-        has_too_many = self._has_too_many(session.owner)
-        if is_new and (has_too_many or len(self.sessions) > self.settings.sessions_max):
+        self._idle.pop(client, None)
+        has_too_many = is_new and self._has_too_many(session.owner)
+        is_full = is_new and len(self.sessions) > self.settings.sessions_max
+        if has_too_many or (is_full and not self._make_room()):
             whose = "of this user" if has_too_many else "here"
             self._end(connection, Reason.QUOTA_EXCEEDED, f"there are too many sessions {whose}")
             self.inputs.append(SessionOver(client))
@@ -462,6 +528,14 @@ class Endpoint:
         connection.out.append(written(answer, connection.version))
         self.traffic.welcomed += 1
         self.note(connection, "connected", "with its session" if present else "with a new session")
+
+    def _make_room(self) -> bool:
+        """End a session for which nothing is kept, the one whose client has been away for longest."""
+        idle = next(iter(self._idle), None)
+        if idle is not None:
+            del self._idle[idle]
+            self.inputs.append(SessionOver(idle))
+        return idle is not None
 
     def _on_not_located(self, connection: MqttConnection) -> None:
         """A broker that may hold the session has not answered in time."""
@@ -497,12 +571,15 @@ class Endpoint:
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
+        self.keeper.resume_recalls(client, self.keeper.take_recalls(name))
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
-        self._wills.pop(client, None)
-        if name in self._wills:
-            self._wills[client], session.will_at = self._wills.pop(name), stand_in.will_at
+        self._pop_will(client)
+        will = self._pop_will(name)
+        if will is not None:
+            self._keep_will(client, will)
+            session.will_at = stand_in.will_at
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self.inputs.append(SessionsMerged(name, client))
 
@@ -514,34 +591,36 @@ class Endpoint:
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS, with_will=False)
-        self._wills.pop(name, None)
+        self._pop_will(name)
         self.inputs.append(SessionOver(name))
 
     # --- reading ---
 
-    def read(self, id: int, data: bytes) -> bytes:
-        """Bytes of a connection; gives what of them must be in the journal, whole packets."""
+    def read(self, id: int, data: bytes) -> bytes | None:
+        """Bytes of a connection; gives what of them must be in the journal, whole packets.
+
+        None if nothing must be. No bytes stand for going on with a packet that was begun.
+        """
         connection = self.connections.get(id)
         if connection is None:
-            return b""
+            return None
         connection.is_durable = False
         self.touched[id] = connection
+        if self.unfinished and id in self.unfinished:
+            connection.put_off(self, data)
+            self._subscribing.go_on(connection)
+            if connection.waiting and id not in self.unfinished:
+                self._read_waiting(connection)
+            return b""
         try:
             whole = connection.read(self, data)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
             return connection.taken
-        return whole if connection.is_durable else b""
+        return whole if connection.is_durable else None
 
     def attributes_of(self, connection: MqttConnection, topic: bytes) -> bytes | None:
-        known = self._attributes.get(topic)
-        if known is None:
-            name = decode_topic(topic)
-            self.check_size(name)
-            if len(self._attributes) >= TOPICS_KEPT_MAX:
-                self._attributes.clear()
-            known = self._attributes[topic] = (name, encode_attributes({TOPIC: name}))
-        name, attributes = known
+        name, attributes = self._named(topic)
         if topic.startswith(CONTROL):
             return None
         decision = connection.access.publish(name)
@@ -552,6 +631,19 @@ class Endpoint:
             self.note(connection, "denied", f"publish to {name}")
             return None
         return attributes
+
+    def _named(self, topic: bytes) -> tuple[str, bytes]:
+        """The name of a topic, checked, and the attributes of what is published under it."""
+        known = self._attributes.get(topic)
+        if known is None:
+            name = decode_topic(topic)
+            self.check_size(name)
+            known = (name, encode_attributes({TOPIC: name}))
+            if len(topic) <= TOPIC_BYTES_KEPT_MAX:
+                if len(self._attributes) >= TOPICS_KEPT_MAX:
+                    self._attributes.clear()
+                self._attributes[topic] = known
+        return known
 
     def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
         if topic != MOVE_TOPIC:
@@ -568,22 +660,18 @@ class Endpoint:
         # Also one that will be refused: the core writes down that it was.
         connection.is_durable = True
         connection.request += 1
+        connection.asked += 1
         self.inputs.append(Submitted(connection.client, connection.id, Move(connection.request, values)))
         refusal = self.keeper.refusal_of_move(values)
         return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
 
     def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
-        """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
-        longest, deepest = self.settings.topic_bytes_max, self.settings.topic_levels_max
-        if len(topic.encode()) > longest:
-            raise PacketError(reason, f"a topic of more than {longest} bytes")
-        if topic.count("/") >= deepest:
-            raise PacketError(reason, f"a topic of more than {deepest} levels")
+        check_topic_size(topic, self.settings, reason)
 
     def permitted(
         self, connection: MqttConnection, topic: bytes, bodies: list[bytes], marks: bytes
     ) -> list[bytes]:
-        name = self._attributes[topic][0]
+        name = self._named(topic)[0]
         contents = contents_of(name, marks[1:], bodies)
         permitted = [
             body
@@ -599,7 +687,7 @@ class Endpoint:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
-        self.keeper.retain(self._attributes[topic][0], marks, body, client_of(connection.client))
+        self.keeper.retain(self._named(topic)[0], marks, body, client_of(connection.client))
 
     def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         session = connection.session
@@ -618,9 +706,9 @@ class Endpoint:
                 session.received.pop(packet.packet_id, None)
                 self._answer(connection, packets.Pubcomp(packet.packet_id), PUBCOMP, known)
             case packets.Subscribe():
-                self._subscribing.on_subscribe(connection, session, packet)
+                self._subscribing.on_subscribe(connection, packet)
             case packets.Unsubscribe():
-                self._subscribing.on_unsubscribe(connection, session, packet)
+                self._subscribing.on_unsubscribe(connection, packet)
             case packets.Disconnect():
                 self._on_disconnect(connection, session, packet)
             case packets.Auth():
@@ -728,6 +816,7 @@ class Endpoint:
         connection.is_open = False
         self.touched[id] = connection
         del self.connections[id]
+        self._wills_bytes -= will_bytes(connection.connect.will)
         self.closes[id] = None
         self._subscribing.forget(id)
         if self._attaching.get(client) is connection:
@@ -740,13 +829,15 @@ class Endpoint:
             return  # It has gone to another broker, or is over: then so has its will.
         will, at = self._will_of(connection, session) if with_will else (None, 0.0)
         session.connection, session.since = 0, self.now
+        if session.is_idle:
+            self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
             self._publish_will(session, will)
         elif will is not None:
-            self._wills[client] = will
+            self._keep_will(client, will)
             session.will_at = at
             session.will_timer = self.timers.set(at, ("will", client))
 
@@ -762,7 +853,17 @@ class Endpoint:
         connection = self.connections.get(session.connection)
         if connection is not None:
             return self._will_of(connection, session)
-        return self._wills.pop(session.client, None), session.will_at
+        return self._pop_will(session.client), session.will_at
+
+    def _keep_will(self, client: str, will: packets.Will) -> None:
+        self._pop_will(client)
+        self._wills[client] = will
+        self._wills_bytes += will_bytes(will)
+
+    def _pop_will(self, client: str) -> packets.Will | None:
+        will = self._wills.pop(client, None)
+        self._wills_bytes -= will_bytes(will)
+        return will
 
     def _will_of(self, connection: MqttConnection, session: MqttSession) -> tuple[packets.Will | None, float]:
         """The will of a connection that ends now, and when it is to be published."""
@@ -799,8 +900,10 @@ class Endpoint:
                         self.inputs.append(SessionOver(client))
                 case ("will", client):
                     session = self.sessions.get(client)
-                    if session is not None and session.will_timer == number and client in self._wills:
-                        self._publish_will(session, self._wills.pop(client))
+                    if session is not None and session.will_timer == number:
+                        will = self._pop_will(client)
+                        if will is not None:
+                            self._publish_will(session, will)
 
     # --- what the core wants done ---
 
