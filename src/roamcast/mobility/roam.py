@@ -271,8 +271,8 @@ class Roam(MultiHopHandoff):
     def recall(self, client: str, but: str = "") -> None:
         """The copies are of no use any more."""
         spread = self.spreads.pop(client, None)
-        if spread is not None:
-            brokers = tuple(broker for broker in spread.brokers if broker != but)
+        brokers = tuple(one for one in spread.brokers if one != but) if spread is not None else ()
+        if spread is not None and brokers:
             self.figures["recalled"] += len(brokers)
             self.send_on(DropCopy(client, self.host.id, spread.number, brokers))
 
