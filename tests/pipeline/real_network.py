@@ -129,6 +129,7 @@ async def live(network: Network, seed: int) -> None:
          "-q", "1", "-t", "goods/#", "--records", str(log / "spy")], stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    await asyncio.to_thread(network.brokers["a"].wait_for, "client spy connected")
     connect = partial(roamcast.connect, network.addresses, clean=False, session_expiry=3600)
     published: list[dict[str, int]] = []
     async with (
