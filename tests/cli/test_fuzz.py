@@ -222,7 +222,8 @@ def test_a_person_is_told_who_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     *_, heading, _, _, _, _, _, _, _, _, _, _, left_out = capsys.readouterr().out.splitlines()
     assert "crashes ┃ links down" in heading
     assert left_out == (
-        "left out: sub_unsub relies on a bound on the overlay's delay, which crash, partition and history break"
+        "left out: sub_unsub relies on a bound on the overlay's delay, "
+        "which crash, partition and history break"
     )
 
 

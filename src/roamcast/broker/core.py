@@ -58,6 +58,7 @@ from roamcast.protocol.messages import (
     Fleeting,
     Leave,
     Message,
+    PeersExpected,
     Probe,
     Relayed,
     Request,
@@ -206,6 +207,7 @@ class BrokerCore:
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
             TakenBack: self.locator.on_taken_back,
+            PeersExpected: self.locator.on_peers_expected,
         }
 
     def _host_the_protocol(self) -> None:

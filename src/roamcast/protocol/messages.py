@@ -283,6 +283,12 @@ class TakenBack(Command, frozen=True):
     client: str
 
 
+class PeersExpected(Command, frozen=True):
+    """Questions about sessions wait for these peers, which are configured and were never met."""
+
+    peers: tuple[str, ...] = ()
+
+
 class Drain(Command, frozen=True):
     """What is queued for a session that ends can go."""
 
