@@ -613,7 +613,7 @@ def test_a_process_that_takes_the_place_of_a_silent_one_is_linked() -> None:
         assert second.fences == []
         await relay.close()
 
-    run(story(), a, first, second)
+    run(story(), a, first, second, loop="asyncio")
 
 
 def test_a_history_that_is_refused_is_told_to_both_ends() -> None:
