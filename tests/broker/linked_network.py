@@ -52,8 +52,9 @@ class LinkedNetwork(BrokerNetwork):
 
     def write(self, broker: str) -> None:
         """One frame for what one step said to one peer."""
-        for peer in self.ends[broker].waiting():
-            self.wires[broker, peer].append(self.ends[broker].take(peer))
+        for peer, end in self.ends[broker].ends.items():
+            if end.has_more:
+                self.wires[broker, peer].append(end.take())
 
     def busy(self) -> list[tuple[str, str]]:
         return [way for way, waiting in self.wires.items() if waiting]

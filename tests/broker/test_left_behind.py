@@ -20,7 +20,8 @@ class Journey(Network):
     """What is journalled is acknowledged; the client knows by its numbers what it has had, as with MQTT."""
 
     def follow(self, broker: str, turn: LinkTurn) -> None:
-        self.ends[broker].acknowledge()
+        for end in self.ends[broker].ends.values():
+            end.acknowledge()
         super().follow(broker, turn)
 
     def perform(self, broker: str, effects: Effects) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import networkx
 import pytest
 
-from roamcast.broker.links.end import LinkError
+from roamcast.broker.links.end import TAKE_BYTES, LinkError
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.broker.links.links import Links, LinkTurn, Offer
 from roamcast.protocol.codec import Codec
@@ -19,6 +19,11 @@ from roamcast.protocol.messages import Fleeting, Settled
 from roamcast.protocol.snapshot import freeze, thaw
 
 CODEC = Codec()
+
+
+def taken(links: Links, peer: str, bytes_max: int = TAKE_BYTES) -> bytes:
+    """What is to be written to the connection with a peer; nothing if the link was given up."""
+    return links.ends[peer].take(bytes_max) if peer in links.ends else b""
 
 
 class Station:
@@ -41,7 +46,8 @@ class Station:
         self.closes: list[str] = []
         if self.snapshot:
             self.links = thaw(self.snapshot)
-            self.links.down()
+            for end in self.links.ends.values():
+                end.down()
             self.counts, self.heard = (
                 dict(self.memory[0]),
                 {one: list(two) for one, two in self.memory[1].items()},
@@ -80,7 +86,8 @@ class Station:
     def sync(self) -> None:
         self.journal += self.unjournalled
         self.unjournalled = []
-        self.links.acknowledge()
+        for end in self.links.ends.values():
+            end.acknowledge()
 
     def freeze(self) -> None:
         self.sync()
@@ -93,7 +100,8 @@ class Station:
         self.reset()
         for name, arguments in self.journal:
             self.apply(name, arguments)
-        self.links.down()
+        for end in self.links.ends.values():
+            end.down()
         self.closes = []
 
 
@@ -150,7 +158,7 @@ class World:
         if (here, there) in self.wires:
             self.stations[here].sync()
             cutter, data = self.wires[here, there]
-            self.wires[here, there] = (cutter, data + self.stations[here].links.take(there, 2000))
+            self.wires[here, there] = (cutter, data + taken(self.stations[here].links, there, 2000))
 
     def carry(self, here: str, there: str, size: int) -> None:
         if (here, there) not in self.wires:
@@ -240,9 +248,9 @@ def connected(a: Links, b: Links) -> None:
 
 def exchange(a: Links, b: Links) -> list[LinkTurn]:
     turns = []
-    while a.waiting() or b.waiting():
-        turns.append(b.receive(a.id, a.take(b.id)))
-        turns.append(a.receive(b.id, b.take(a.id)))
+    while any(end.has_more for end in (*a.ends.values(), *b.ends.values())):
+        turns.append(b.receive(a.id, taken(a, b.id)))
+        turns.append(a.receive(b.id, taken(b, a.id)))
     return turns
 
 
@@ -252,7 +260,7 @@ def test_the_broker_is_told_in_order_and_what_is_fleeting_comes_apart() -> None:
     exchange(a, b)
     burst = Fleeting("p", 0, 0, b"\x80")
     a.send([("b", Settled(1)), ("b", burst), ("nobody", Settled(2))])
-    turn = b.receive("a", a.take("b"))
+    turn = b.receive("a", taken(a, "b"))
     assert turn.inputs == [Received("a", Settled(1))]
     assert turn.fleeting == [Received("a", burst)]
 
@@ -279,8 +287,8 @@ def test_forgetting_a_broker_gives_back_what_it_did_not_take() -> None:
     turn = a.forget("b")
     assert turn.inputs == [SendFailed("b", [Settled(1)]), OverlayChanged([], {})]
     assert turn.closes == [("b", "b was forgotten")]
-    assert a.receive("b", b.heartbeat("a")) == LinkTurn()
-    assert (a.heartbeat("b"), a.take("b")) == (b"", b"")
+    assert a.receive("b", b.ends["a"].heartbeat()) == LinkTurn()
+    assert not a.ends
 
 
 def test_a_link_that_was_given_up_on_one_side_is_refused_until_it_is_on_the_other() -> None:

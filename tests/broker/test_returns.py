@@ -59,7 +59,8 @@ class Network(LinkedNetwork):
 
     def submit(self, client: str, message: Request | Acknowledge) -> None:
         roamer = self.roamers[client]
-        self.step(roamer.broker, Submitted(client, roamer.connection, message))
+        if roamer.broker:
+            self.step(roamer.broker, Submitted(client, roamer.connection, message))
 
     def settle(self, rng: random.Random) -> None:
         self.rest(rng)

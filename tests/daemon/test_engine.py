@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,22 +22,27 @@ from roamcast.broker.inputs import (
     Started,
     Tree,
 )
+from roamcast.broker.links.end import LinkEnd
 from roamcast.broker.links.links import Offer
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.daemon import engine as engine_module
+from roamcast.daemon.config import load
 from roamcast.daemon.engine import Engine
+from roamcast.daemon.linking import Linking
 from roamcast.errors import InputError
-from roamcast.mqtt.codec.packets import Connect, Publish
+from roamcast.mqtt.codec.packets import Auth, Connect, Publish
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Input
+from roamcast.protocol.messages import Settled
 from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freeze as whole_freeze
 from roamcast.storage import snapshots
 from roamcast.storage.journal import Journal
+from roamcast.storage.kept_out import KeptOut
 
 DEADLINE_S = 60.0
 
@@ -57,6 +62,7 @@ class Nowhere:
     def close_link(self, peer: str, why: str) -> None: ...
     def note(self, note: Note) -> None: ...
     def answer(self, answer: IsHere) -> None: ...
+    def prove_again(self, connection: int, packet: Auth) -> None: ...
     def tree(self, tree: Tree) -> None: ...
 
 
@@ -246,6 +252,94 @@ def test_nothing_of_a_turn_that_raised_gets_out(tmp_path: Path) -> None:
     journal.close()
     _, recovered = Journal.open(tmp_path / "journal", sync="process", version="1")
     assert recovered.snapshot is None
+
+
+class Failing(BrokerMachine):
+    """Raises when it is asked for its deadline, or told what is journalled, once `fails` says so."""
+
+    fails = ""
+
+    def deadline(self) -> float | None:
+        if self.fails == "deadline":
+            raise KeyError("deadline")
+        return super().deadline()
+
+    def journalled(self, over: Collection[str] = ()) -> None:
+        if self.fails == "journalled":
+            raise KeyError("journalled")
+        super().journalled(over)
+
+
+@pytest.mark.parametrize(
+    ("fails", "is_journalled"),
+    [("deadline", False), ("journalled", True)],
+)
+def test_whatever_the_site_raises_in_a_turn_stops_the_process(
+    tmp_path: Path, fails: str, is_journalled: bool
+) -> None:
+    """Inputs that are in the journal are not reported as lost, and nothing but their answers gets out."""
+    journal, _ = Journal.open(tmp_path / "journal", sync="process", version="1")
+    failures: list[tuple[str, list[MachineInput]]] = []
+
+    def stop(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
+        failures.append((repr(error), inputs))
+        raise Stopped
+
+    async def run() -> None:
+        output, settings = Everywhere(), MachineSettings("a")
+        machine = Failing(settings)
+        engine = Engine(machine, journal, output, on_failure=stop)
+        engine.push(Started(settings))
+        engine.turn()
+        machine.fails = fails
+        written = journal.last_sequence
+        output.seen.clear()
+        engine.push(arrival(1, "c"))
+        with pytest.raises(Stopped):
+            engine.turn()
+        assert (journal.last_sequence > written) is is_journalled
+        answers = output.seen[:]
+        assert len(answers) == (1 if is_journalled else 0), "CONNACK"
+        engine.push(arrival(2, "d"))
+        engine.turn()
+        assert not engine.is_promising
+        assert output.seen == answers
+
+    asyncio.run(run())
+    journal.close()
+    assert failures == [(f"KeyError('{fails}')", [] if is_journalled else [arrival(1, "c")])]
+
+
+def test_a_link_that_raises_outside_of_a_turn_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[str] = []
+
+    def stop(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
+        failures.append(repr(error))
+        raise Stopped
+
+    def fail(end: LinkEnd, *more: object) -> bytes:
+        raise KeyError(end.peer)
+
+    async def run() -> None:
+        machine = BrokerMachine(MachineSettings("a"))
+        engine = Engine(machine, None, Nowhere(), on_failure=stop)
+        engine.push(Started(MachineSettings("a")))
+        engine.push(LinkUp("b", Offer(), 7))
+        engine.turn()
+        config = load(None, {"ROAMCAST_LINK_SECRET": "s" * 32}, {"id": "a"}, lambda line: None)
+        linking = Linking(config, machine, engine.push, KeptOut(Path(), lambda: 0.0), engine.fail)
+        monkeypatch.setattr(linking.peers, "is_writable", lambda peer: True)
+        machine.links.send([("b", Settled(1, "subscribe"))])
+        for name in ("take", "heartbeat"):
+            monkeypatch.setattr(LinkEnd, name, fail)
+        with pytest.raises(Stopped):
+            linking.on_writable("b")
+        with pytest.raises(Stopped):
+            linking.heartbeat("b")
+        assert not engine.is_promising
+
+    asyncio.run(run())
+    assert failures == ["KeyError('b')"] * 2
 
 
 def test_settings_that_do_not_fit_the_state_are_no_fail_stop() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast, wait_until
 
 from roamcast.config.sections import Config, Events
 from roamcast.daemon.event_log import EventLog
+from roamcast.protocol.notification import decode_attributes
 from roamcast.protocol.records import FREQUENT_KINDS, Row
 from roamcast.records.parquet import log_files, read_log
 from roamcast.records.pseudonyms import pseudonyms
@@ -118,11 +122,24 @@ def test_counters_leave_out_every_hop(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, "site", "events.level=counters", "events.attributes=true")
     client = MqttClient("car", broker.port)
     client.subscribe("road/#")
-    client.publish("road/1", b"1")
-    client.wait_for_messages(1)
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.UserProperty = ("cost", "40")
+    properties.ContentType = "application/json"
+    for speed in (50, 50, 60):
+        client.paho.publish("road/1", b'{"speed": %d}' % speed, qos=1, properties=properties)
+    client.wait_for_messages(3)
     client.leave()
     broker.stop()
     rows = rows_of(broker.data / "events")
     assert {row.kind for row in rows}.isdisjoint(FREQUENT_KINDS)
     assert all(row.filter for row in rows if row.kind == "subscribed")
-    assert [bool(row.attributes) for row in rows if row.kind == "published"] == [True]
+    published = [row for row in rows if row.kind == "published"]
+    attributes = [decode_attributes(row.attributes or b"") for row in published]
+    counts = Counter[object]()
+    for one, row in zip(attributes, published, strict=True):
+        counts[one["speed"]] += row.notifications or 0
+    assert counts == {50: 2, 60: 1}, "as filters compare them"
+    assert all(one["topic"] == "road/1" and one["cost"] == 40 for one in attributes)
+    acknowledged = [row for row in rows if row.kind == "acknowledged"]
+    assert sum(row.notifications or 0 for row in acknowledged) == 3
+    assert {(row.client, row.publisher) for row in acknowledged} == {("car", "car")}

@@ -11,7 +11,7 @@ import pytest
 from tests.mobility.seeds import first_failing_seed
 
 from roamcast.mobility import MobilityProtocol
-from roamcast.mobility.home_broker import ForwardEvents, HomeBroker, HomeBrokerPublished, Register
+from roamcast.mobility.home_broker import ForwardEvents, HomeBroker, HomeBrokerPublished, Register, home_of
 from roamcast.protocol.messages import Message, Relayed, cause_of
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.session import Session
@@ -182,7 +182,7 @@ class StoresWhatItForwards(HomeBroker):
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         super().on_notification(owner, source, burst)
-        home = self.homes[owner[0]]
+        home = self.homes[owner[0]][owner[1]]
         if home.location:
             self.keep(home.queue, owner[0], burst)
 
@@ -203,8 +203,9 @@ class RegistersTheAbsent(HomeBroker):
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         super().on_attach(session, came_from, received)
-        if session.client not in self.homes and not self.host.is_attached(session.client):
-            self.host.send(session.luggage.decode(), Register(session.client, session.number))
+        if self.home_here(session) is None and not self.host.is_attached(session.client):
+            home_broker, begun_at = home_of(session)
+            self.host.send(home_broker, Register(session.client, session.number, begun_at))
 
 
 class ForwardsNothingStored(HomeBroker):
@@ -213,7 +214,7 @@ class ForwardsNothingStored(HomeBroker):
     name = "home_broker_keeps_stored"
 
     def on_register(self, sender: str, message: Register) -> None:
-        home = self.homes[message.client]
+        home = self.homes[message.client][message.home]
         home.location, home.number = sender, message.number
         self.host.send(sender, ForwardEvents(message.client, message.number, ()))
 

@@ -66,7 +66,8 @@ class Node:
         """As after a crash, with everything journalled; it listens on another port."""
         await self.peers.stop()
         self.links = thaw(freeze(self.links))
-        self.links.down()
+        for end in self.links.ends.values():
+            end.down()
         await self.start(*peers)
 
     def send(self, peer: str, *numbers: int) -> None:
@@ -128,18 +129,19 @@ class Node:
         self.flush()
 
     def heartbeat(self, peer: str) -> bytes:
-        return self.links.heartbeat(peer)
+        return self.links.ends[peer].heartbeat() if peer in self.links.ends else b""
 
     def take(self, turn: LinkTurn) -> None:
         self.inputs += turn.inputs
         for peer, why in turn.closes:
             self.peers.close(peer, why)
-        self.links.acknowledge()
+        for end in self.links.ends.values():
+            end.acknowledge()
         self.flush()
 
     def flush(self) -> None:
-        for peer in self.links.waiting():
-            while self.peers.is_writable(peer) and (data := self.links.take(peer)):
+        for peer, end in self.links.ends.items():
+            while end.has_more and self.peers.is_writable(peer) and (data := end.take()):
                 self.peers.write(peer, data)
 
 

@@ -144,7 +144,8 @@ def test_brokers_meet_and_meet_again_elsewhere() -> None:
         first = b.peers.port
         await b.stop()
         await until(lambda: not a.is_up("b"))
-        b.links.down()
+        for end in b.links.ends.values():
+            end.down()
         await b.start()
         assert b.peers.port != first
         await until(lambda: a.is_up("b") and b.is_up("a"))

@@ -605,7 +605,7 @@ def test_a_process_that_takes_the_place_of_a_silent_one_is_linked() -> None:
         await until(lambda: a.has_joined("b"))
         relay.stop()
         second.links = thaw(freeze(first.links))
-        second.links.down()
+        second.links.disconnected("a")
         await second.start(a)
         await until(lambda: second.is_up("a"))
         a.send("b", 1)

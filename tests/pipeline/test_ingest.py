@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline.conftest import WriteLog
 from tests.pipeline.log_maker import Tampered
 
-from roamcast.pipeline.ingest import QUARANTINE, RECORDS, TAKEN, ingest, read_log
+from roamcast.pipeline.ingest import QUARANTINE, RECORDS, TAKEN, ingest
+from roamcast.pipeline.spark_engine import read_log
 from roamcast.protocol.records import COLUMNS, KINDS, NEEDED, Row
 from roamcast.records.parquet import LogWriter
 from roamcast.simulator.fuzz import draw_story

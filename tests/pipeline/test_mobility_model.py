@@ -13,12 +13,12 @@ from roamcast.errors import InputError
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.models.next_broker import count_moves
 from roamcast.models.residence import exponential_test
-from roamcast.pipeline.ingest import read_log
 from roamcast.pipeline.mobility_figures import save_figures
 from roamcast.pipeline.mobility_model import ModelSettings, learn
 from roamcast.pipeline.neighbours import edges, first_order, hit_rates, lru_of_broker, second_order
 from roamcast.pipeline.residence import counted_stays, exponential_tests, hot_spots, presence_shares
 from roamcast.pipeline.sightings import VISITS_SCHEMA
+from roamcast.pipeline.spark_engine import read_log
 from roamcast.pipeline.visits import moves, read_visits, visits_of_log
 from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter

@@ -12,7 +12,7 @@ from roamcast.errors import InputError
 from roamcast.lab.measure import ScenarioJob, measure
 from roamcast.lab.rows import Row
 from roamcast.lab.sweep import Sweep
-from roamcast.pipeline.ingest import read_log
+from roamcast.pipeline.spark_engine import read_log
 from roamcast.pipeline.sweep import check_logs, spread
 from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.scenario import Scenario

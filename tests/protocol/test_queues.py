@@ -78,10 +78,9 @@ class QueuesLikeLists(RuleBasedStateMachine):
         front, naive.held = naive.held[: gone.count], naive.held[gone.count :]
         assert [one[1:] for one in front] == spread(gone)
         assert {one.arrival for one in front} == {oldest}
-        if naive.flight:
-            # Its sequences are skipped, so that those behind it keep theirs.
-            naive.flight -= gone.count
-            naive.base += gone.count
+        # Its sequences are skipped, so that those behind it keep theirs.
+        naive.flight -= min(gone.count, naive.flight)
+        naive.base += gone.count
         assert naive.flight >= 0
 
     def naive_used(self) -> int:

@@ -21,7 +21,7 @@ class Log:
     def row(self, kind: str, client: str | None = None, number: int | None = None, count: int = 1,
             peer: str | None = None, reason: str | None = None) -> None:  # fmt: skip
         Log.now += 1.0
-        publisher = "p" if number is not None and kind != "acknowledged" else None
+        publisher = "p" if number is not None else None
         self.rows.append(
             Row(
                 len(self.rows) + 1, Log.now, self.node, kind, client, peer=peer, publisher=publisher,
@@ -42,9 +42,9 @@ def test_a_notification_in_bursts_over_a_link() -> None:
     a.row("forwarded", number=4, count=3, peer="b")
     b.row("sent", client="other", number=4, count=3)
     b.row("sent", client="c", number=4, count=3)
-    b.row("acknowledged", client="c", number=1, count=1)
+    b.row("acknowledged", client="c", number=4, count=1)
     before = told(a, b)
-    b.row("acknowledged", client="c", number=3, count=2)
+    b.row("acknowledged", client="c", number=5, count=2)
     steps, outcome = told(a, b)
     assert before == (steps[:-1], "it was sent to the client, which has not acknowledged it")
     assert steps == [
@@ -62,7 +62,7 @@ def test_what_was_sent_to_a_connection_that_ended_is_not_acknowledged_by_the_nex
     a.row("sent", client="c", number=5)
     a.row("detached", client="c", reason="silent")
     a.row("sent", client="c", number=6)
-    a.row("acknowledged", client="c", number=1)
+    a.row("acknowledged", client="c", number=6)
     assert told(a)[1] == "it was sent to the client, which has not acknowledged it"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -31,7 +31,7 @@ at 2.0 c attach b1
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many impostors were refused, and how many were taken."""
     counted: Counter[str] = Counter()
     try_impostor = Network._try_impostor
@@ -42,7 +42,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         counted.update(network.impostors - before)
 
     monkeypatch.setattr(Network, "_try_impostor", counting)
-    yield counted
+    return counted
 
 
 @pytest.mark.parametrize("kind", ["", " empty"])

@@ -13,18 +13,22 @@ import roamcast.simulator.network as network_module
 from roamcast.broker.inputs import MachineEffects
 from roamcast.broker.links.end import LinkEnd, Resume
 from roamcast.broker.links.links import Links
+from roamcast.broker.places import Places
 from roamcast.broker.retained import Retain, RetainedMessages
 from roamcast.broker.shared import SharedSubscriptions
 from roamcast.broker.shared_messages import GroupDeliver
+from roamcast.filters.own import widest
+from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Will
 from roamcast.mqtt.server import delivering
-from roamcast.mqtt.server.access import Access, AccessRules
+from roamcast.mqtt.server.access import ALLOWED, Access, AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.in_flight import InFlight
-from roamcast.mqtt.server.sessions import MqttSession
+from roamcast.mqtt.server.sessions import MqttSession, Subscription
 from roamcast.mqtt.server.subscribing import Pending, Subscribing
 from roamcast.protocol.notification import Fleeting
 from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
 from roamcast.protocol.snapshot import thaw
 from roamcast.simulator.faults import Crash
 from roamcast.simulator.fuzz import fuzz
@@ -151,6 +155,10 @@ def rules_do_not_reach_connections(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Endpoint, "set_access", set_access)
 
 
+def denied_messages_are_delivered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(delivering, "_decision", lambda *_: ALLOWED)
+
+
 def packet_ids_of_qos_2_do_not_travel(patch: pytest.MonkeyPatch) -> None:
     pack = MqttSession.pack
 
@@ -174,9 +182,9 @@ def in_flight_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 def wills_are_published_twice(patch: pytest.MonkeyPatch) -> None:
     publish = Endpoint._publish_will
 
-    def twice(self: Endpoint, will: Will) -> None:
-        publish(self, will)
-        publish(self, will)
+    def twice(self: Endpoint, session: MqttSession, will: Will) -> None:
+        publish(self, session, will)
+        publish(self, session, will)
 
     patch.setattr(Endpoint, "_publish_will", twice)
 
@@ -215,6 +223,41 @@ def handoffs_turn_queues_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeliveryQueue, "drain", lambda self: list(reversed(drain(self))))
 
 
+def clients_stay_where_they_were(patch: pytest.MonkeyPatch) -> None:
+    """Only the first move counts."""
+    take = Places._take
+
+    def stay(self: Places, session: Session, steps: Any, **how: Any) -> None:
+        if not session.places:
+            take(self, session, steps, **how)
+
+    patch.setattr(Places, "_take", stay)
+
+
+def places_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    read = Subscribing._read
+
+    def widen(self: Subscribing, *about: Any) -> Subscription:
+        subscription = read(self, *about)
+        return replace(subscription, filter=widest(parse(subscription.filter)).text)
+
+    patch.setattr(Subscribing, "_read", widen)
+
+
+def retain_is_never_as_published(patch: pytest.MonkeyPatch) -> None:
+    read = Subscribing._read
+    patch.setattr(
+        Subscribing, "_read", lambda self, *about: replace(read(self, *about), retain_as_published=False)
+    )
+
+
+def retain_is_always_as_published(patch: pytest.MonkeyPatch) -> None:
+    read = Subscribing._read
+    patch.setattr(
+        Subscribing, "_read", lambda self, *about: replace(read(self, *about), retain_as_published=True)
+    )
+
+
 BREAKAGES: dict[str, Plant] = {
     "a link resumes one message too late": resume_skips_one,
     "a link forgets what it has received": resume_forgets_what_was_received,
@@ -229,6 +272,7 @@ BREAKAGES: dict[str, Plant] = {
     "retained stamps are compared the wrong way": retained_stamps_are_compared_the_wrong_way,
     "retained messages stay at one broker": retained_is_not_told_to_peers,
     "rules do not reach connections that exist": rules_do_not_reach_connections,
+    "what is denied is delivered": denied_messages_are_delivered,
     "packet ids of QoS 2 do not travel": packet_ids_of_qos_2_do_not_travel,
     "what is in flight is forgotten": in_flight_is_forgotten,
     "wills are published twice": wills_are_published_twice,
@@ -236,6 +280,10 @@ BREAKAGES: dict[str, Plant] = {
     "SUBACK does not wait": subscriptions_are_granted_at_once,
     "expiry is not looked at": expired_messages_are_delivered,
     "a handoff turns a queue round": handoffs_turn_queues_round,
+    "a move has no effect": clients_stay_where_they_were,
+    "where a client is does not matter": places_are_not_looked_at,
+    "RETAIN is never as published": retain_is_never_as_published,
+    "RETAIN is always as published": retain_is_always_as_published,
     "QoS 0 does not cross links": qos_0_does_not_cross_links,
     "QoS 0 of a group takes the numbered lane": qos_0_of_a_group_is_numbered,
 }

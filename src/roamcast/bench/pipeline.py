@@ -1,4 +1,4 @@
-"""How fast the audit is: synthetic logs audited by Spark on two cores, and the same in DuckDB's SQL.
+"""How fast the audit is: synthetic logs audited by Spark on two cores, and with the same SQL by DuckDB.
 
 Every audit has processes of its own, which are watched: the wall clock and the seconds of cores, both
 without starting up, and the memory of all of them together. Each must find exactly the faults that were
@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -102,17 +101,20 @@ def _check_room(folder: Path, records: int) -> None:
 # --- the contestants ---
 
 
+def _audit(place: Path, engine: str, memory_mb: float, *options: str) -> list[str]:
+    return roamcast_command(
+        "pipeline", "audit", "--engine", engine, "--log", str(place / "log"), "--out", str(place / engine),
+        "--memory-mb", str(int(memory_mb)), "--json", *options,
+    )  # fmt: skip
+
+
 def _spark(place: Path, memory_mb: int) -> list[str]:
-    options = [
-        "--log", place / "log", "--out", place / "spark", "--master", f"local[{CORES}]",
-        "--memory-mb", int(HEAP_SHARE * memory_mb), "--conf", f"spark.local.dir={place}", "--json",
-    ]  # fmt: skip
-    return roamcast_command("pipeline", "audit", *map(str, options))
+    where = ("--master", f"local[{CORES}]", "--conf", f"spark.local.dir={place}")
+    return _audit(place, "spark", HEAP_SHARE * memory_mb, *where)
 
 
 def _duckdb(place: Path, memory_mb: int) -> list[str]:
-    arguments = [place / "log", place / "duckdb", CORES, int(0.9 * memory_mb)]
-    return [sys.executable, "-m", "roamcast.bench.audit_in_sql", *map(str, arguments)]
+    return _audit(place, "duckdb", 0.9 * memory_mb)
 
 
 COMMANDS = {"spark": _spark, "duckdb": _duckdb}
@@ -129,6 +131,7 @@ def _measured(taken: Taken, planted: Planted) -> dict[str, Any]:
         "peak_mb": taken.peak_mb,
         "us_per_record": round(1e6 * figures["wall_s"] / planted.records, 2),
         "core_us_per_record": round(1e6 * core_s / planted.records, 2),
+        "steps": figures["steps"],
         "finds_what_was_planted": not wrong,
         "wrong": wrong,
     }

@@ -8,7 +8,7 @@ is data (timers and continuations too), so that it can be written down.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.handoffs import Handoffs
+from roamcast.broker.links.border import Border
 from roamcast.broker.locate import Locator
 from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
@@ -56,7 +57,10 @@ from roamcast.protocol.messages import (
     Deliver,
     Drain,
     Fleeting,
+    Grant,
+    InPlaceOf,
     Leave,
+    LeftOut,
     Message,
     PeersExpected,
     Probe,
@@ -68,7 +72,7 @@ from roamcast.protocol.messages import (
     cause_of,
     told,
 )
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
 from roamcast.protocol.records import Level, Row
 from roamcast.protocol.session import Session
@@ -99,6 +103,10 @@ class CoreSettings(msgspec.Struct, frozen=True):
     clock_error_s: float | None = 0.0
     """How far the brokers' clocks may differ. What was published before a subscription
     was issued is not owed to it, and is left out by comparing clocks; None: never."""
+    realm: str = ""
+    """The name under which several brokers share their users; "" if this broker's users are its own."""
+    realm_brokers: tuple[str, ...] = ()
+    """The brokers that are believed when they say who a user of the realm is; * stands for anything."""
     held_requests_max: int = 10_000
     """Requests of a client whose session is still on its way; more are refused."""
     protocol: Settings = Settings()
@@ -118,15 +126,15 @@ class BrokerCore:
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
             "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
-            "places", "subscribing",
+            "places", "subscribing", "guests",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
         derived=(
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate", "direction",
-            "way_to", "divert", "withdraw", "listen", "unlisten",
+            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
+            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
 
@@ -162,6 +170,8 @@ class BrokerCore:
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
+        self.guests: dict[str, None] = {}
+        """Brokers of other organisations."""
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -179,6 +189,8 @@ class BrokerCore:
 
     def _restore(self) -> None:
         self._out = Effects()
+        self.border: Border | None = None
+        """What of peers' messages may pass; None: all of it."""
         self._unjournalled: Message | None = None
         """What is being handled and is in no journal, and …"""
         self._unjournalled_source = ""
@@ -206,8 +218,10 @@ class BrokerCore:
         }
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
+            LeftOut: self._on_left_out,
             TakenBack: self.locator.on_taken_back,
             PeersExpected: self.locator.on_peers_expected,
+            InPlaceOf: self._on_in_place_of,
         }
 
     def _host_the_protocol(self) -> None:
@@ -218,7 +232,8 @@ class BrokerCore:
         self.handoff_finished, self.send_home = self.handoffs.handoff_finished, self.handoffs.send_home
         self.subscribe, self.unsubscribe = subscribing.subscribe, subscribing.unsubscribe
         self.relocate, self.direction = subscribing.relocate, subscribing.direction
-        self.way_to, self.divert, self.withdraw = subscribing.way_to, subscribing.divert, subscribing.withdraw
+        self.end_relocation, self.way_to = subscribing.end_relocation, subscribing.way_to
+        self.divert, self.withdraw = subscribing.divert, subscribing.withdraw
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:
@@ -240,10 +255,16 @@ class BrokerCore:
         if out is None:
             out = Effects()
         self._out = out
+        border = self.border
         for item in inputs:
             # The three that come by the million first.
             if type(item) is ReceivedInProcess or type(item) is Received:
                 message = item.message
+                if border is not None and type(item) is Received:
+                    admitted = border.admit(item.peer, message)
+                    if admitted is None:
+                        continue
+                    message = admitted
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)
                 elif message.is_fleeting:
@@ -333,7 +354,8 @@ class BrokerCore:
                     self.endings.begin(here)
             case Deadline():
                 self._on_deadline()
-            case OverlayChanged(peers, next_hops):
+            case OverlayChanged(peers, next_hops, guests):
+                self.guests = dict.fromkeys(guests)
                 self._configure(peers, next_hops)
             case BrokersJoined(brokers):
                 self.reunion.begin(brokers)
@@ -368,6 +390,9 @@ class BrokerCore:
             handler(sender, message)
         else:
             self.protocol.on_message(sender, message)
+
+    def _on_in_place_of(self, command: InPlaceOf) -> None:
+        self._on_message(command.peer, command.message)
 
     def _on_relayed(self, peer: str, message: Relayed) -> None:
         if message.destination == self.id:
@@ -407,7 +432,7 @@ class BrokerCore:
         for _, client, queue in sorted(queues, key=lambda one: -one[0]):
             while excess > 0 and queue.waiting:
                 burst = queue.drop_waiting()
-                excess -= burst.size
+                excess -= burst.held
                 self.dropped(client, burst, "overflow")
 
     # --- notifications ---
@@ -496,7 +521,7 @@ class BrokerCore:
 
     def _record_published(self, burst: Burst) -> None:
         id, now, has_attributes = self.id, self.now, self.settings.records_attributes
-        for part in burst.uniform() if burst.varied and has_attributes else (burst,):
+        for part, attributes in self._described(burst) if has_attributes else ((burst, None),):
             self._sequence += 1
             publisher = part.publisher
             self._out.records.append(
@@ -505,10 +530,22 @@ class BrokerCore:
                     (
                         self._sequence, now, id, "published", publisher, id, None, publisher,
                         part.incarnation, part.number, part.count, None, None, None, part.size,
-                        None, part.attributes if has_attributes else None, None, now,
+                        None, attributes, None, now,
                     ),
                 )
             )  # fmt: skip
+
+    def _described(self, burst: Burst) -> Iterator[tuple[Burst, bytes]]:
+        """The parts of a burst with the attributes that filters compare: those in bodies too."""
+        for part in burst.uniform():
+            if self.front is None:
+                yield part, part.attributes
+                continue
+            found, start = list(map(encode_attributes, self.front.contents(part))), 0
+            for position in range(1, part.count + 1):
+                if position == part.count or found[position] != found[start]:
+                    yield part.part(start, position), found[start]
+                    start = position
 
     # --- what clients say ---
 
@@ -545,15 +582,10 @@ class BrokerCore:
         queue = attachment.queue
         if queue is None or queue.stream != message.stream:
             return
-        count = queue.acknowledge(message.sequence)
-        if count and self._records_all:
-            self._sequence += 1
-            self._out.records.append(
-                Row(
-                    self._sequence, self.now, self.id, "acknowledged", client, self.id, None, None, None,
-                    message.sequence, count,
-                )
-            )  # fmt: skip
+        # Clients of the plain front keep records of their own; those of MQTT mostly do not.
+        if self._records_all or (self._records_any and self.front is not None):
+            self._record_acknowledged(client, queue.up_to(message.sequence))
+        queue.acknowledge(message.sequence)
         if queue.waiting:
             self.pump(client)
         self.protocol.on_acknowledged(client)
@@ -575,6 +607,31 @@ class BrokerCore:
     @property
     def peers(self) -> list[str]:
         return self.router.peers
+
+    @property
+    def own_members(self) -> list[str]:
+        """Those of this broker's organisation."""
+        return [one for one in self.members if one not in self.guests]
+
+    def is_guest(self, broker: str) -> bool:
+        return broker in self.guests
+
+    def hop_of(self, broker: str) -> str | None:
+        """The peer towards a broker that can be reached."""
+        return self._next_hops.get(broker)
+
+    def understands(self, message: Message) -> bool:
+        """Whether anything here deals with messages of this type."""
+        return type(message) in self._handlers or self.protocol.has_handler(type(message))
+
+    def expects(self, sender: str, message: Message) -> bool:
+        """Whether a message of another broker can be right, as far as the protocol can tell."""
+        is_of_protocol = type(message) is Grant or type(message) not in self._handlers
+        return not is_of_protocol or self.protocol.expects(sender, message)
+
+    def can_unpack(self, session: Session) -> bool:
+        """Whether the access side can read what it finds in a session."""
+        return self.front is None or self.front.can_unpack(session.client, session.capsule)
 
     def is_reachable(self, broker: str) -> bool:
         return broker == self.id or broker in self._next_hops
@@ -610,17 +667,30 @@ class BrokerCore:
             self._own.incarnation = self.new_incarnation()
         self.publish(self._own, attributes, (body,), marks)
 
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        self._take_fleeting("", Fleeting(self._own.client, 0, 0, attributes, self.now, (body,), 1, marks))
+
     def enqueue(self, client: str, burst: Burst) -> bool:
         """One more notification for a client whose session is here, in order with all others.
 
         False if nothing can be kept for the client here: its session is not here, or has come ahead of it.
         """
-        session = self.sessions.get(client)
-        owner = self.protocol.owner_of(session) if session is not None else None
-        if session is None or owner is None or not self.protocol.keeps_for(session):
+        owner = self._owner_of(client)
+        if owner is None:
             return False
         self.protocol.on_notification(owner, "", burst)
         return True
+
+    def can_enqueue(self, client: str) -> bool:
+        return self._owner_of(client) is not None
+
+    def _owner_of(self, client: str) -> Owner | None:
+        """Who gets what is kept here for a client; None if nothing can be."""
+        session = self.sessions.get(client)
+        if session is None or not self.protocol.keeps_for(session):
+            return None
+        return self.protocol.owner_of(session)
 
     # --- settling ---
 
@@ -673,6 +743,10 @@ class BrokerCore:
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions
 
+    def is_read(self, client: str, queue: DeliveryQueue) -> bool:
+        attachment = self.attachments.get(client)
+        return attachment is not None and attachment.queue is queue
+
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None:
@@ -717,6 +791,14 @@ class BrokerCore:
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count, reason=reason,
         )  # fmt: skip
 
+    def _on_left_out(self, command: LeftOut) -> None:
+        burst = command.burst
+        self.record(
+            "dropped", client=command.client, broker=self.id, publisher=burst.publisher,
+            incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+            reason=command.reason,
+        )  # fmt: skip
+
     # --- to clients, and to the log ---
 
     def tell(self, client: str, message: ClientMessage) -> None:
@@ -744,6 +826,18 @@ class BrokerCore:
                 burst.incarnation, burst.number, burst.count,
             )
         )  # fmt: skip
+
+    def _record_acknowledged(self, client: str, bursts: Iterable[Burst]) -> None:
+        for burst in bursts:
+            if burst.is_picked:
+                continue  # Retained, or for a member of a group: not what the client was owed.
+            self._sequence += 1
+            self._out.records.append(
+                Row(
+                    self._sequence, self.now, self.id, "acknowledged", client, self.id, None,
+                    burst.publisher, burst.incarnation, burst.number, burst.count,
+                )
+            )  # fmt: skip
 
     def _record_forwarded(self, peer: str, burst: Burst) -> None:
         self._sequence += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 from zlib import crc32
@@ -10,9 +11,18 @@ from zlib import crc32
 import msgspec
 
 from roamcast.broker.contract import AnyLinks
+from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront
 from roamcast.broker.history import History
-from roamcast.broker.inputs import MachineEffects, PeerProgress, StateChecked
+from roamcast.broker.inputs import (
+    AccessRevoked,
+    MachineEffects,
+    PeerProgress,
+    RulesChanged,
+    SettingsChanged,
+    Started,
+    StateChecked,
+)
 from roamcast.broker.links.links import Offer
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
@@ -32,7 +42,6 @@ class StateDiverged(InputError):
     """A replay came to another state than the broker that wrote the journal."""
 
 
-
 class Answering(Protocol):
     answers: list[IsHere]
 
@@ -40,7 +49,7 @@ class Answering(Protocol):
 AFront = TypeVar("AFront", bound=ClientFront)
 
 
-class MachineBase(Generic[AFront]):
+class MachineBase(ABC, Generic[AFront]):
     id: str
     settings: MachineSettings
     front: AFront
@@ -78,6 +87,10 @@ class MachineBase(Generic[AFront]):
         for peer, end in self.links.ends.items():
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
+
+    def refused(self, peer: str) -> Mapping[str, int]:
+        """Nothing is, where every broker is of one organisation."""
+        return {}
 
     # --- the handshake: nothing of this changes anything ---
 
@@ -141,17 +154,52 @@ class MachineBase(Generic[AFront]):
             "counters": _sum((self.starts, len(clients), *self._counters())),
         }
 
+    @abstractmethod
+    def _serve_or_not(self) -> None:
+        """Take clients or refuse them, as what is known of this broker's history allows."""
+
+    @abstractmethod
     def _clients(self) -> Collection[str]:
         """Those whose sessions are here."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _queue_position(self, client: str) -> tuple[int, ...]:
         """How far the queue of a client is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _counters(self) -> tuple[int, ...]:
         """What counts the changes of this site's other parts."""
-        raise NotImplementedError
+
+    # --- settings, and a process that begins to drive this machine ---
+
+    @property
+    @abstractmethod
+    def figures(self) -> Figures: ...
+
+    @abstractmethod
+    def _configure(self, settings: MachineSettings) -> None:
+        """Other settings from now on."""
+
+    @abstractmethod
+    def _lose_links(self) -> None:
+        """No connection of before exists any more."""
+
+    def _on_setting(self, item: SettingsChanged | RulesChanged | AccessRevoked | Started) -> None:
+        match item:
+            case SettingsChanged(settings):
+                self._configure(settings)
+            case RulesChanged(rules):
+                self.front.set_access(rules)
+            case AccessRevoked(owners, connections, why):
+                self.front.revoke(owners, connections, why)
+            case Started(settings, start):
+                self._check_start(settings)
+                self._begin(start)
+                self._configure(settings)
+                self.front.restart()
+                self._serve_or_not()
+                self._lose_links()
+                self.figures.reset()
 
     def _check_start(self, settings: MachineSettings) -> None:
         """A state goes on only as what it was."""

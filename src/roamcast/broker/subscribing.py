@@ -94,6 +94,9 @@ class Subscribing:
         self._forget(source, filters)
         return carried
 
+    def end_relocation(self, subscriptions: Mapping[str, float], client: str, peer: str) -> None:
+        self._router.end_relocation(self._filters(subscriptions, client), client, peer)
+
     def direction(
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
     ) -> str | Owner | None:

@@ -121,14 +121,14 @@ def audit_demo(out: Path) -> dict[str, Any]:
     """What Spark says of the demo's logs, or why it says nothing: a demo needs neither Spark nor Java."""
     try:
         need_spark()
-        from roamcast.pipeline.audit import audit
         from roamcast.pipeline.java import find_java
+        from roamcast.pipeline.spark_engine import audit_on_spark
 
         find_java()
         where = Where(memory_mb=AUDIT_MB)
         return run_on_spark(
             "Auditing the logs with Spark", where, out / "log", out / "audit",
-            lambda spark: audit(spark, out / "log", out / "audit"),
+            lambda spark: audit_on_spark(spark, out / "log", out / "audit"),
         )  # fmt: skip
     except InputError as error:
         return {"left_out": str(error)}

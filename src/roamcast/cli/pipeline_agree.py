@@ -1,4 +1,4 @@
-"""`roamcast pipeline agree`: two judges of the same runs, the simulator's checkers and Spark's audit."""
+"""`roamcast pipeline agree`: the simulator's checkers and the audit judge the same runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from roamcast.cli.fuzz import cores, parse_seeds, process_pool
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
-from roamcast.cli.spark import LOCAL, AsJson, Conf, Master, MemoryMb, Where, need_spark, run_on_spark
+from roamcast.cli.spark import LOCAL, AsJson, Conf, Master, MemoryMb, Where, run_audit
 from roamcast.cli.usage import show_examples
 
 EXIT_DISAGREEMENT = 1
@@ -48,6 +48,10 @@ def agree(
     master: Master = LOCAL,
     conf: Conf = None,
     memory_mb: MemoryMb = None,
+    engine: Annotated[
+        Literal["both", "auto", "spark", "duckdb"],
+        typer.Option(help="What audits: Spark, DuckDB, one after the other, or what fits the size."),
+    ] = "both",
     as_json: AsJson = False,
 ) -> None:
     """Draw runs from seeds, and let the simulator's checkers and the audit judge each on its own.
@@ -57,19 +61,15 @@ def agree(
     """
     from roamcast.pipeline.agreement import disagreements
 
-    need_spark()
     stories = [(name, seed) for name in chosen(protocol) for seed in parse_seeds(seeds)]
     with folder_for(out) as folder:
         verdicts = simulate(folder / "log", stories, workers or cores())
-
-        def work(spark: Any) -> dict[str, Any]:
-            from roamcast.pipeline.audit import audit
-
-            return audit(spark, folder / "log", folder / "audit")
-
         where = Where(master, conf, memory_mb)
-        figures = run_on_spark("auditing", where, folder / "log", folder / "audit", work)
-        differ = disagreements(folder / "audit", verdicts)
+        engines = ("duckdb", "spark") if engine == "both" else (engine,)
+        differ = []
+        for one in engines:
+            figures = run_audit(one, where, folder / "log", folder / "audit")
+            differ += disagreements(folder / "audit", verdicts)
     result = {
         "runs": len(verdicts),
         "protocols": len({name for name, _ in stories}),

@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from roamcast.cli.output import emit_json, table
-from roamcast.cli.spark import LOCAL, AsJson, Conf, Log, Master, MemoryMb, Out, Where, run_on_spark
+from roamcast.cli.spark import (
+    LOCAL,
+    AsJson,
+    Conf,
+    EngineName,
+    Log,
+    LogPlace,
+    Master,
+    MemoryMb,
+    Out,
+    OutPlace,
+    Where,
+    run_audit,
+    run_on_spark,
+)
 from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
@@ -76,36 +90,36 @@ def ingest(
 
 
 def audit(
-    log: Log,
-    out: Out,
+    log: LogPlace,
+    out: OutPlace,
     master: Master = LOCAL,
     conf: Conf = None,
     memory_mb: MemoryMb = None,
+    engine: EngineName = "auto",
     clock_error: ClockError = 0.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if anything is wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Work out what each subscriber should have received, and compare it with what it got.
 
-    Filters are evaluated anew, by Spark; no broker is asked. Tables with every finding go to the folder.
+    Filters are evaluated anew; no broker is asked what it should have delivered. Clients without records of
+    their own are judged by what brokers say they acknowledged. Tables with every finding go to the folder.
     """
     check_seconds("--clock-error", clock_error)
+    from roamcast.pipeline.places import made_for, place_of
 
-    def work(spark: Any) -> dict[str, Any]:
-        from roamcast.pipeline.audit import audit
-
-        return audit(spark, log, out, clock_error_s=clock_error)
-
-    figures = run_on_spark("auditing", Where(master, conf, memory_mb), log, out, work)
+    with made_for(place_of(out)) as made:
+        figures = run_audit(engine, Where(master, conf, memory_mb), place_of(log), made, clock_error)
+        findings = first_findings(made / "findings")
     if as_json:
         emit_json(figures)
     else:
-        show_audit(figures, out)
+        show_audit(figures, findings, out)
     if strict and any(figures[name] for name in (*COUNTS[2:], *FAULTS)):
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def show_audit(figures: dict[str, Any], out: Path) -> None:
+def show_audit(figures: dict[str, Any], findings: list[str], out: str) -> None:
     """The audit as a person reads it."""
     groups = figures["protocols"]
     if len(groups) > 1:
@@ -120,9 +134,16 @@ def show_audit(figures: dict[str, Any], out: Path) -> None:
     for name, text in FAULTS.items():
         if figures[name]:
             print(f"{figures[name]:,} {text}")
-    for line in first_findings(out / "findings"):
+    if figures["clients_judged_by_brokers"]:
+        print(
+            f"{figures['clients_judged_by_brokers']:,} clients keep no records, or not all: judged by"
+            " what brokers say they acknowledged (judged_by in clients.parquet)"
+        )
+    if figures["unacknowledged"]:
+        print(f"{figures['unacknowledged']:,} notifications wait for their clients, or for a word of them")
+    for line in findings:
         print(f"  {line}")
-    print(f"audited in {figures['wall_s']:.1f} s; the tables are in {out}")
+    print(f"audited with {figures['engine']} in {figures['wall_s']:.1f} s; the tables are in {out}")
 
 
 def first_findings(folder: Path) -> list[str]:

@@ -58,7 +58,7 @@ def neighbours(
     if figures is not None:
         prepare_out_folder(figures, option="--figures")
     with spark_session(master, small=small) as spark:
-        from roamcast.pipeline.ingest import read_log
+        from roamcast.pipeline.spark_engine import read_log
         from roamcast.pipeline.stages import watched
         from roamcast.pipeline.visits import read_visits, visits_of_log
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -21,14 +21,30 @@ from roamcast.errors import InputError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from roamcast.pipeline.places import Place
+
 Figures = TypeVar("Figures", bound=dict[str, Any])
 
 SMALL_ROWS = 2_000_000
 """A log of so many rows is done before Java has compiled what would make it faster."""
 
+TINY_ROWS = 100_000
+"""Up to here Spark takes longer to compile its plans, and to revise them on the way, than to follow them."""
+INTERPRETED = (
+    "spark.sql.codegen.wholeStage=false",
+    "spark.sql.codegen.factoryMode=NO_CODEGEN",
+    "spark.sql.adaptive.enabled=false",
+)
+
 Log = Annotated[Path, typer.Option("--log", help="Folder with event logs, of any number of runs and nodes.")]
 Out = Annotated[
     Path, typer.Option("--out", help="Folder for the results; those of an earlier run are replaced.")
+]
+LogPlace = Annotated[
+    str, typer.Option("--log", help="Folder with event logs, or its URL (file://, s3://, ...).")
+]
+OutPlace = Annotated[
+    str, typer.Option("--out", help="Folder for the results, or its URL; earlier results are replaced.")
 ]
 Master = Annotated[
     str, typer.Option(help="Where Spark runs: local[*], local[N], spark://HOST:PORT, k8s://HOST:PORT.")
@@ -39,6 +55,13 @@ Conf = Annotated[
 MemoryMb = Annotated[
     int | None,
     typer.Option("--memory-mb", min=512, help="Memory of the driver; half of the machine's if not given."),
+]
+EngineName = Annotated[
+    Literal["auto", "spark", "duckdb"],
+    typer.Option(
+        "--engine",
+        help="What does the work: duckdb, in this process, or spark; auto takes duckdb for small logs.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -53,9 +76,46 @@ class Where:
     conf: list[str] | None = None
     memory_mb: int | None = None
 
+    @property
+    def is_default(self) -> bool:
+        """Whether the user has said nothing that is for Spark alone."""
+        return self.master == LOCAL and not self.conf
 
-def is_installed() -> bool:
-    return importlib.util.find_spec("pyspark") is not None
+
+def takes_embedded(engine: str, where: Where, rows: int) -> bool:
+    """Whether so many rows are for the embedded engine, which starts at once and has this machine alone."""
+    if engine == "auto":
+        return is_installed("duckdb") and rows <= SMALL_ROWS and where.is_default
+    return engine == "duckdb"
+
+
+def run_audit(
+    engine: str, where: Where, log: Place, out: Path, clock_error_s: float = 0.0
+) -> dict[str, Any]:
+    """Audit a log with the engine that fits it; adds which that was and how long it took."""
+    from roamcast.pipeline.places import rows_in
+
+    if not takes_embedded(engine, where, rows_in(log)):
+
+        def work(spark: SparkSession) -> dict[str, Any]:
+            from roamcast.pipeline.spark_engine import audit_on_spark
+
+            return audit_on_spark(spark, log, out, clock_error_s=clock_error_s)
+
+        return {**run_on_spark("auditing", where, log, out, work), "engine": "spark"}
+    if not is_installed("duckdb"):
+        raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'")
+    from roamcast.pipeline.audit import audit_embedded
+
+    prepare_out_folder(out)
+    begun = time.perf_counter()
+    with progress("auditing"):
+        figures = audit_embedded(log, out, clock_error_s=clock_error_s, memory_mb=where.memory_mb)
+    return {**figures, "wall_s": round(time.perf_counter() - begun, 3), "engine": "duckdb"}
+
+
+def is_installed(library: str = "pyspark") -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def need_spark() -> None:
@@ -64,21 +124,21 @@ def need_spark() -> None:
 
 
 def run_on_spark(
-    title: str, where: Where, log: Path, out: Path, work: Callable[[SparkSession], Figures]
+    title: str, where: Where, log: Place, out: Path, work: Callable[[SparkSession], Figures]
 ) -> Figures:
     """Look at the log, start Spark, do the work with a progress bar; adds how long both took."""
     need_spark()
-    from roamcast.pipeline.log_files import find_log_files
     from roamcast.pipeline.master import check_master
+    from roamcast.pipeline.places import rows_in
     from roamcast.pipeline.session import fitting_partitions
 
     check_master(where.master)
-    rows = sum(find_log_files(log).values())
+    rows = rows_in(log)
     prepare_out_folder(out)
     started = time.perf_counter()
     small = rows <= SMALL_ROWS
     conf = [] if small else [f"spark.sql.shuffle.partitions={fitting_partitions(rows)}"]
-    conf += where.conf or []
+    conf += [*(INTERPRETED if rows <= TINY_ROWS else ()), *(where.conf or [])]
     with spark_session(where.master, conf=conf, memory_mb=where.memory_mb, small=small) as spark:
         begun = time.perf_counter()
         figures = watched_work(title, spark, work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +21,8 @@ from roamcast.mqtt.client.outgoing import Acknowledged
 from roamcast.mqtt.client.requests import OF_ITS_OWN, Granted
 from roamcast.mqtt.codec.packets import Connack
 from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import NETWORK
+from roamcast.mqtt.scram import NONCE_BYTES
 
 if TYPE_CHECKING:
     from roamcast.client.tracing import Trace
@@ -158,7 +161,7 @@ class Attachment:
                 self._trace = self._new_trace()
                 self._wire = await open_wire(address, self, self._context, self._policy.bind)
                 has_asked = True
-                self.session.begin(loop.time())
+                self.session.begin(loop.time(), secrets.token_bytes(NONCE_BYTES))
                 self.flush()
                 self.connack = await answer
             if self._wire is None:
@@ -174,7 +177,7 @@ class Attachment:
         self._down.clear()
         self._writable.set()
         if self._records is not None:
-            self._records.write("attached")
+            self._records.attached(dict(self.connack.user_properties).get(NETWORK))
         self._arm()
         log.info(ATTACHED, address, self.connack.session_present)
 

@@ -29,6 +29,7 @@ from roamcast.client.waiting import Answer, Batch, Room
 from roamcast.errors import InputError
 from roamcast.mqtt.client.client import ClientSession, ClientSettings
 from roamcast.mqtt.codec.packets import Publish, Unsubscribe, Version, Will
+from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.server.moves import LOCATION, MOVE_TOPIC, write_move
 
 SESSION_EXPIRY_S = 3600
@@ -51,6 +52,7 @@ def connect(
     version: Version = 5,
     username: str | None = None,
     password: str | bytes | None = None,
+    scram: bool = False,
     tls: bool | ssl.SSLContext = False,
     cafile: str | None = None,
     certfile: str | None = None,
@@ -67,7 +69,7 @@ def connect(
     give_up_after: float | None = None,
     back_off_max: float = 10.0,
     records: str | Path | None = None,
-    run: str = "client",
+    run: str | None = None,
 ) -> Client:
     """A client for the brokers at these addresses; `async with` connects it, and disconnects it at the end.
 
@@ -79,14 +81,20 @@ def connect(
     - `clean`: begin without what an earlier client of this `client_id` left, and leave nothing behind. With
       `clean=False` the session outlives the client by `session_expiry` seconds: subscriptions stay, and what
       is published with QoS 1 and 2 is kept.
+    - `scram`: prove to know the password by SCRAM-SHA-256 instead of sending it (MQTT 5); a broker that does
+      not know it, either, is left at once.
     - `queue_max`: notifications that wait to be taken; then reading stops.
     - `receive_maximum`, `packet_max`, `properties`: what the broker is told of this client in its CONNECT:
       how many unacknowledged notifications it takes, the largest packet, and user properties.
     - `in_flight_max`: publishes on their way at once, if the broker allows as many.
     - `bind`: the address of this machine to connect from.
     - `records`: a folder for this client's own event log (Parquet): what was delivered, where it attached.
+      `run` names the run to which its rows belong; by default the network that the broker tells.
     """
     check_version(version)
+    asked = ((NETWORK, ""),) if records is not None and run is None and version == 5 else ()
+    if scram and (version != 5 or username is None):
+        raise InputError("scram needs MQTT 5 and a username")
     return Client(
         AddressBook(addresses, bool(tls)),
         ClientSettings(
@@ -97,11 +105,12 @@ def connect(
             keep_alive_s=keep_alive,
             username=username,
             password=password.encode() if isinstance(password, str) else password,
+            scram=scram,
             will=will,
             receive_maximum=receive_maximum,
             in_flight_max=in_flight_max or IN_FLIGHT_MAX[version],
             packet_max=packet_max,
-            user_properties=user_properties(properties),
+            user_properties=user_properties(properties) + asked,
             first_packet_id=random.randint(1, 65_535),
         ),
         Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max, bind),
@@ -145,7 +154,7 @@ class Client:
         settings: ClientSettings,
         policy: Policy,
         context: ssl.SSLContext | None,
-        records: tuple[Path, str] | None,
+        records: tuple[Path, str | None] | None,
     ) -> None:
         self._book, self._settings, self._policy, self._context = book, settings, policy, context
         self._records_to = records
@@ -256,6 +265,8 @@ class Client:
         answer = Answer(attachment, self._session.subscribe(packet))
         attachment.flush_soon()
         granted = await answer.granted()
+        if self._records is not None:
+            self._records.subscribed(packet, int(granted.reasons[0]))
         return int(granted.reasons[0])
 
     async def unsubscribe(self, filter: str) -> None:

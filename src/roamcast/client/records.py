@@ -7,32 +7,75 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.client.notification import Notification
-from roamcast.protocol.records import Row
+from roamcast.mqtt.codec.packets import Subscribe
+from roamcast.mqtt.codec.topics import split_shared
+from roamcast.mqtt.codec.user_properties import WHERE
+from roamcast.protocol.records import NO_LOCAL, REPEATED, RETAINED, SHARED, UNPROMISED, Row, life_of
+
+UNNAMED = "client"
+"""The run of a client whose broker does not tell the name of its network."""
+LEFT = "left"
 
 
 class ClientLog:
-    """Writes `delivered`, `attached` and `moved` rows to a folder, closed when the client is."""
+    """Writes `moved`, `attached`, `subscribed` and `delivered` rows to a folder; closed with the client."""
 
-    def __init__(self, folder: Path, run: str, client: str) -> None:
+    def __init__(self, folder: Path, run: str | None, client: str) -> None:
         # Loading Parquet takes longer than connecting does, and most clients keep no records.
         from roamcast.records import LogWriter
 
-        self._writer = LogWriter(folder, run)
+        self._writer = LogWriter(folder, run or UNNAMED)
+        self._is_named = run is not None
         self._client = client
+        self._node = life_of(client, int(1_000 * time.time()))
         self._sequence = 0
+        self._has_shared = False
         self.broker: str | None = None
 
+    def attached(self, network: str | None) -> None:
+        """The broker has answered, and said to which network it belongs."""
+        if network is not None and not self._is_named:
+            # One name for all rows: whatever was written before waits in memory still.
+            self._writer.run, self._is_named = network, True
+        self.write("attached")
+
+    def subscribed(self, packet: Subscribe, qos: int) -> None:
+        """A broker has granted this: note what is not promised to it."""
+        # The selector language is loaded for those who need it.
+        from roamcast.mqtt.codec.topics import subscription_filter
+
+        (entry,) = packet.entries
+        shared = split_shared(entry.filter)
+        text = shared[1] if shared is not None else entry.filter
+        filter = subscription_filter(text, dict(packet.user_properties).get(WHERE)).text
+        reasons = {SHARED: shared is not None, UNPROMISED: qos == 0, NO_LOCAL: entry.no_local}
+        self._has_shared = self._has_shared or shared is not None
+        for reason in (reason for reason, applies in reasons.items() if applies):
+            self.write("subscribed", filter=filter, reason=reason)
+
     def delivered(self, notification: Notification) -> None:
-        publisher, incarnation, number = notification.identity or (None, None, None)
+        if notification.identity is None:
+            return  # Nothing tells what it is: a broker that does not say, or a message it had stored.
+        publisher, incarnation, number = notification.identity
         self.write(
             "delivered", publisher=publisher, incarnation=incarnation, number=number, notifications=1,
-            size_bytes=len(notification.payload),
+            size_bytes=len(notification.payload), reason=self._apart(notification),
         )  # fmt: skip
+
+    def _apart(self, notification: Notification) -> str | None:
+        if notification.retain:
+            return RETAINED
+        if self._has_shared:
+            return SHARED  # It may have come by way of the group.
+        return REPEATED if notification.dup else None
 
     def write(self, kind: str, **about: Any) -> None:
         self._sequence += 1
         client, broker = self._client, self.broker
-        self._writer.write([Row(self._sequence, time.time(), client, kind, client, broker, **about)])
+        self._writer.write([Row(self._sequence, time.time(), self._node, kind, client, broker, **about)])
 
     def close(self) -> None:
+        """The row that ends a log tells that it is whole."""
+        if self.broker is not None:
+            self.write("moved", reason=LEFT)
         self._writer.close()

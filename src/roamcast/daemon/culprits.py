@@ -141,6 +141,7 @@ def _step_in_child(site: AnyMachine, now: float, inputs: Iterable[AnyInput], tel
         os.closerange(telling + 1, os.sysconf("SC_OPEN_MAX"))
         for place, item in enumerate(inputs):  # noqa: B007
             site.step(now, [item])
+            site.deadline()
         os._exit(0)
     except BaseException:
         os.write(telling, str(place).encode())

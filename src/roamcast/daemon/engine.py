@@ -1,9 +1,10 @@
 """The turns of a daemon: gather what happened, step the site once, journal, then let the effects out.
 
 Everything that arrives in one round of the event loop is one turn. What a turn
-promises is in the journal before anything of it can be seen. If `step` raises,
-nothing of the turn is journalled, written, sent or told, and no other turn
-follows: the process starts again from its journal.
+promises is in the journal before anything of it can be seen. If the site raises,
+wherever it is asked, no other turn follows: the process starts again from its
+journal. If that happens in `step` or `deadline`, nothing of the turn is journalled,
+written, sent or told.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from roamcast.broker.seeking import IsHere
 from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
 from roamcast.errors import InputError
+from roamcast.mqtt.codec.packets import Auth
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freeze
@@ -44,6 +46,11 @@ log = logging.getLogger("roamcast")
 
 JOURNAL_RETRY_S = 1.0
 SNAPSHOT_POLL_S = 1.0
+TURN_S = 0.02
+"""How long a turn should take at most. Packets differ: what is taken in one turn is adapted to it."""
+PACKETS_PER_TURN = 4096
+"""What is taken of all clients in one turn, in single packets or bursts, where packets take no longer."""
+PACKETS_PER_TURN_MIN = 64
 PAUSE_S = 0.0002
 """After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
 
@@ -78,16 +85,23 @@ class Output(Protocol):
     def answer(self, answer: IsHere) -> None:
         """Where a session is that was asked for."""
 
+    def prove_again(self, connection: int, packet: Auth) -> None:
+        """A client proves anew who it is."""
+
     def tree(self, tree: Tree) -> None:
         """The election has another result."""
 
 
 OnFailure = Callable[[Exception, float, list[MachineInput]], NoReturn]
-"""Ends the process because `step` raised, at this time and with these inputs."""
+"""Ends the process because the site raised, at this time and with these inputs, which are not journalled."""
 
 
 def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
     raise error
+
+
+def _nothing() -> None:
+    """For those who write no event log."""
 
 
 class Engine:
@@ -100,19 +114,24 @@ class Engine:
         kept_bytes_max: int = KEPT_BYTES_MAX,
         clock: BrokerClock | None = None,
         on_failure: OnFailure = _raise,
+        before_snapshot: Callable[[], None] | None = None,
     ) -> None:
+        """`before_snapshot` writes down whatever could not be made again from the journal afterwards."""
         self.site = site
         self.journal = journal
         self.turns = 0
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
         """How often, since the process began."""
-        self.pressure = Pressure(site, output.hold, output.release, kept_bytes_max)
+        self.pressure = Pressure(site, self.push, output.hold, output.release, kept_bytes_max)
         self._output = output
         self._records = records
         self.clock = clock or BrokerClock(max(time.time(), site.endpoint.now))
         self._on_failure = on_failure
+        self._before_snapshot = before_snapshot or _nothing
         self._has_failed = False
-        """True once `step` has raised: the site is in no state that anybody may see."""
+        """True once the site has raised: it is in no state that anybody may see."""
+        self._inputs: list[MachineInput] = []
+        """Those of the present turn, until the journal has them."""
         self._now = site.endpoint.now
         self._pending: list[MachineInput] = []
         self._held: MachineEffects | None = None
@@ -128,6 +147,9 @@ class Engine:
         """When the last turn ended, on the clock that never goes back."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
+        """For which the timer is set, and …"""
+        self._wanted_at: float | None = None
+        """… the one that the site named last."""
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         """One for all turns, so that none has to be made for each."""
@@ -160,6 +182,20 @@ class Engine:
         self._is_scheduled = False
         if self._has_failed:
             return
+        try:
+            self._turn()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Stop because the site raised: nobody may see anything of it any more."""
+        inputs, self._inputs = self._inputs, []
+        if isinstance(error, InputError) and inputs and isinstance(inputs[0], Started):
+            raise error  # The settings do not fit the state: the operator can put that right.
+        self._has_failed, self._failure = True, "a turn failed, and the broker starts again"
+        self._on_failure(error, self._now, inputs)
+
+    def _turn(self) -> None:
         journal = self.journal
         if journal is not None and journal.failed is not None:
             self._stop_promising(journal.failed)
@@ -174,13 +210,14 @@ class Engine:
                 self._held = effects
                 self._stop_promising(str(error))
                 return
+        self._inputs = []
         if effects.writes:
             self._output.write(effects.writes)
         if effects.durable:
             self.site.journalled(self.pressure.over)
         self._let_out(effects)
         if self.site.links.ends:
-            self.pressure.look(inputs)
+            self.pressure.look(inputs, effects)
         if journal is not None and journal.wants_snapshot:
             self._snapshot(journal)
         self._idle_since_s = monotonic()
@@ -190,13 +227,21 @@ class Engine:
         if now > self._now:
             self._now = now
         self.turns += 1
-        try:
-            return self.site.step(self._now, inputs)
-        except Exception as error:
-            if isinstance(error, InputError) and inputs and isinstance(inputs[0], Started):
-                raise  # The settings do not fit the state: the operator can put that right.
-            self._has_failed, self._failure = True, "a turn failed, and the broker starts again"
-            self._on_failure(error, self._now, inputs)
+        began_s = monotonic()
+        self._inputs = inputs
+        effects = self.site.step(self._now, inputs)
+        self._wanted_at = self.site.deadline()
+        self._share(monotonic() - began_s)
+        return effects
+
+    def _share(self, turn_s: float) -> None:
+        """Take fewer packets in a turn while packets take long, so that nobody waits long for others."""
+        endpoint = self.site.endpoint
+        packets = endpoint.packets_per_turn
+        if turn_s > TURN_S and packets > PACKETS_PER_TURN_MIN:
+            endpoint.packets_per_turn = max(PACKETS_PER_TURN_MIN, packets // 2)
+        elif turn_s < TURN_S / 4 and 0 < packets < PACKETS_PER_TURN:
+            endpoint.packets_per_turn = min(PACKETS_PER_TURN, packets + packets // 8)
 
     def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""
@@ -221,6 +266,8 @@ class Engine:
             output.note(note)
         for answer in effects.answers:
             output.answer(answer)
+        for connection, packet in effects.auths:
+            output.prove_again(connection, packet)
         for connection in effects.unread:
             if output.hold_back(connection):
                 self.push(ClientFrames(connection, b""))
@@ -265,6 +312,7 @@ class Engine:
         if not taken:
             return
         effects = self._step(taken)
+        self._inputs = []
         if effects.durable:
             # A packet turned out to be malformed, and its connection has ended.
             self._late.append((encode_entry(self._now, effects.durable), effects))
@@ -273,6 +321,14 @@ class Engine:
             self._tell(effects)
 
     def _try_again(self) -> None:
+        if self._has_failed:
+            return
+        try:
+            self._write_again()
+        except Exception as error:
+            self.fail(error)
+
+    def _write_again(self) -> None:
         journal = self.journal
         assert journal is not None
         self._retry = None
@@ -311,6 +367,7 @@ class Engine:
 
     def _snapshot(self, journal: Journal) -> None:
         """Write the state down, in a copy of this process, so that nobody has to wait."""
+        self._before_snapshot()
         try:
             ticket = journal.begin_snapshot()
             ticket.write_in_child(lambda: freeze(self.site))
@@ -349,6 +406,7 @@ class Engine:
             if timer is not None:
                 timer.cancel()
         if self.journal is not None and self.is_promising:
+            self._before_snapshot()
             try:
                 self.journal.write_snapshot(freeze(self.site))
             except JournalFailed as error:
@@ -357,7 +415,7 @@ class Engine:
     # --- time ---
 
     def _set_timer(self) -> None:
-        deadline = self.site.deadline()
+        deadline = self._wanted_at
         if deadline == self._deadline:
             return
         if self._timer is not None:

@@ -27,6 +27,7 @@ log = logging.getLogger("roamcast.events")
 ROWS_WAITING_MAX = 2_000_000
 ROWS_PER_BATCH = 4_000
 DAY_S = 86_400.0
+SYNC_WITHIN_S = 5.0
 
 
 class EventLog:
@@ -55,7 +56,8 @@ class EventLog:
         self._on_disk = self._highest(config.id)
         self._waiting: list[Row] = []
         self._queued_rows = 0
-        self._batches: queue.SimpleQueue[list[Row] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[Row] | threading.Event | None] = queue.SimpleQueue()
+        """Rows to write; an event to set when all rows before it are in closed files; None at the end."""
         self._failed = False
         self._open_rows = 0
         """Rows in the file that is not closed yet."""
@@ -94,6 +96,14 @@ class EventLog:
             self._queued_rows += len(rows)
             self._batches.put(rows)
 
+    def sync(self) -> None:
+        """Wait until every row so far is in a closed file: a snapshot cuts off the journal behind them."""
+        self.flush()
+        done = threading.Event()
+        self._batches.put(done)
+        if not done.wait(SYNC_WITHIN_S):
+            log.warning("the event log takes long to write; a crash now may lose rows of it")
+
     def close(self) -> None:
         """Write everything and close the last file."""
         self.flush()
@@ -109,6 +119,10 @@ class EventLog:
                 rows = self._batches.get(timeout=max(0.01, roll_at - time.monotonic()))
             except queue.Empty:
                 rows = []
+            if isinstance(rows, threading.Event):
+                self._try(self._roll)
+                rows.set()
+                continue
             if rows:
                 self._open_rows += len(rows)
                 self._try(lambda rows=rows: self._write(rows))  # type: ignore[misc]

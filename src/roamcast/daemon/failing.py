@@ -1,4 +1,4 @@
-"""Fail-stop of a broker: from the exception that `step` raised to those who are kept out for it."""
+"""Fail-stop of a broker: from the exception that the machine raised to those who are kept out for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roamcast.storage.restarting import FailStop, reported
 
 
 def restarting(fail_stop: FailStop, site: AnyMachine, journal: Journal | None) -> OnFailure:
-    """What the engine calls when `step` raises."""
+    """What the engine calls when the machine raises."""
 
     def restart(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
         last = journal.last_sequence if journal is not None else 0

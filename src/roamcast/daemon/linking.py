@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineInput,
 )
+from roamcast.broker.links.border import REASONS
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import Config, Link
 from roamcast.errors import InputError
@@ -30,14 +32,31 @@ from roamcast.storage.kept_out import KeptOut
 log = logging.getLogger("roamcast")
 
 INCARNATION_BITS = 62
+REPORT_PAUSE_S = 10.0
+REPORT_PAUSE_MAX_S = 3600.0
+Answer = TypeVar("Answer")
+
+
+class Told(NamedTuple):
+    """What the log has said of refused messages of one kind."""
+
+    refused: int = 0
+    again_at_s: float = 0.0
+    pause_s: float = REPORT_PAUSE_S
 
 
 class Linking:
     """Implements `peers.LinkHandler`."""
 
     def __init__(
-        self, config: Config, site: AnyMachine, push: Callable[[MachineInput], None], kept_out: KeptOut
+        self,
+        config: Config,
+        site: AnyMachine,
+        push: Callable[[MachineInput], None],
+        kept_out: KeptOut,
+        fail: Callable[[Exception], NoReturn],
     ) -> None:
+        """`fail` ends the process because the site raised."""
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
@@ -54,10 +73,13 @@ class Linking:
         self._site = site
         self._push = push
         self._kept_out = kept_out
+        self._told: dict[tuple[str, str], Told] = {}
+        """What the log says of refusals, by peer and reason."""
         self.refused: dict[str, tuple[Offer, str]] = {}
         """Peers whose history was refused: what they came with last, and why it was refused."""
         self.has_met = asyncio.Event()
         """Set once a peer was linked since this process began."""
+        self._fail = fail
         self.may_write: Callable[[], bool] = lambda: True
         """False while the site may be ahead of its journal: its peers must not hear of that."""
 
@@ -78,19 +100,39 @@ class Linking:
         if self.discovery is not None:
             self.discovery.secret = config.link.secret
 
+    def report_refusals(self, now_s: float) -> None:
+        """Log what was refused of peers: at once, and again while it goes on, after ever longer pauses."""
+        for peer in self._site.links.ends:
+            for reason, count in self._site.refused(peer).items():
+                told = self._told.get((peer, reason), Told())
+                if count == told.refused or now_s < told.again_at_s:
+                    continue
+                log.warning(
+                    "refused %d of what %s sent: %s", count - told.refused, peer, REASONS.get(reason, reason)
+                )
+                pause_s = min(2 * told.pause_s, REPORT_PAUSE_MAX_S)
+                self._told[peer, reason] = Told(count, now_s + told.pause_s, pause_s)
+
     def write(self, peer: str) -> None:
         """Write what there is for the peer, as far as its connection takes it."""
         end = self._site.links.ends.get(peer) if self.may_write() else None
         while end is not None and end.has_more and self.peers.is_writable(peer):
-            self.peers.write(peer, end.take())
+            self.peers.write(peer, self._ask(end.take))
+
+    def _ask(self, question: Callable[..., Answer], *about: Any) -> Answer:
+        """What the site says outside of a turn; an exception stops the process as in a turn."""
+        try:
+            return question(*about)
+        except Exception as error:
+            self._fail(error)
 
     # --- called by the connections ---
 
     def offer(self, peer: str) -> Offer:
-        return self._site.offer(peer)
+        return self._ask(self._site.offer, peer)
 
     def doubt(self, peer: str, offer: Offer) -> str:
-        why = self._site.doubt(peer, offer)
+        why = self._ask(self._site.doubt, peer, offer)
         if why:
             self.refused[peer] = offer, why
         return why
@@ -101,7 +143,7 @@ class Linking:
     def refusal(self, peer: str, offer: Offer) -> str:
         if not self.may_write():
             return f"broker {self._site.id} cannot write its journal now"
-        return self._kept_out.refusal("peer", peer) or self._site.refusal(peer, offer)
+        return self._kept_out.refusal("peer", peer) or self._ask(self._site.refusal, peer, offer)
 
     def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
         # A guest must not be able to stop this broker, whatever it says.
@@ -111,7 +153,7 @@ class Linking:
         self._push(LinkRefused(peer, why, is_fence))
 
     def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
-        is_new = self._site.begins_anew(peer, offer)
+        is_new = self._ask(self._site.begins_anew, peer, offer)
         incarnation = secrets.randbits(INCARNATION_BITS) + 1 if is_new else 0
         if peer in self._site.history.fences:
             log.warning("%s accepts the history of this broker: clients are served again", peer)
@@ -148,7 +190,7 @@ class Linking:
     def heartbeat(self, peer: str) -> bytes:
         end = self._site.links.ends.get(peer)
         position = self._site.history.position if self.may_write() else 0
-        return end.heartbeat(position) if end is not None else b""
+        return self._ask(end.heartbeat, position) if end is not None else b""
 
 
 def _link_of(config: Config) -> Link:

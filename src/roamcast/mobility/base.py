@@ -35,6 +35,7 @@ STREAM = "session"
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
+    "honest_peers": "every broker following the protocol",
 }
 """What a protocol may rely on beyond what every driver provides; some faults break it."""
 
@@ -88,6 +89,12 @@ class Settings(msgspec.Struct, frozen=True):
     """How often neighbours that store for each other's clients say that they are there; "none": never."""
     heartbeats_missed_max: int = 3
     """For how many periods nothing may be heard of a neighbour before it counts as failed."""
+    copies_max: int = 3
+    """Brokers that keep a copy of one client's queue, at most: those where it is likely to appear."""
+    copies_after_s: float | None = None
+    """How long a client stays before its copies begin; "none": when it leaves."""
+    copy_bytes_max: int = 1 << 20
+    """Size of one copy; a client for whom more is queued has none."""
     fetch_max: int = 64
     """Notifications that are fetched at once for a client that reads as fast as they come; at least 64."""
 
@@ -134,6 +141,9 @@ class Host(Protocol):
         update: Update | None = None,
     ) -> Update | None:
         """Move a client's subscriptions (text to time of issue) over one link; see `Router.relocate`."""
+
+    def end_relocation(self, subscriptions: Mapping[str, float], client: str, peer: str) -> None:
+        """The broker is gone from which the peer relocated them; see `Router.end_relocation`."""
 
     def direction(
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
@@ -208,6 +218,9 @@ class Host(Protocol):
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
         """The attached client reads from this queue until it goes away."""
 
+    def is_read(self, client: str, queue: DeliveryQueue) -> bool:
+        """Whether the client is attached and reads from this queue, its session being here or not."""
+
     def pump(self, client: str) -> None:
         """Something was added to the queue that the client reads from."""
 
@@ -235,6 +248,8 @@ class MobilityProtocol:
     """Which of `ASSUMPTIONS` its promise rests on."""
     has_heartbeats: ClassVar[bool] = False
     """Whether its brokers watch each other if its settings say so; with faults, the fuzzer draws that."""
+    draws_copies: ClassVar[bool] = False
+    """Whether its copies depend on the settings `copies_…`; the fuzzer draws those."""
     takes_back: ClassVar[bool] = False
     """Whether a session that was on its way to a broker which is gone can go on at another one."""
     follows_routes: ClassVar[bool] = False
@@ -274,6 +289,12 @@ class MobilityProtocol:
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         """The client is attached at another broker, which asks for the session. It is not attached here."""
         self.host.hand_over(session, destination)
+
+    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
+        """The client is attached here and its session has been asked for: a copy may serve it meanwhile.
+
+        Only here can a protocol do something for a client whose session is not there yet.
+        """
 
     def on_end(self, session: Session) -> None:
         """The session is over, and nothing is owed to it. No handoff of it is under way."""
@@ -315,6 +336,17 @@ class MobilityProtocol:
         if handler is None:
             raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
         handler(sender, message)
+
+    def has_handler(self, kind: type[Message]) -> bool:
+        """Whether messages of this type are among the protocol's own."""
+        return hasattr(self, _handler_of(kind))
+
+    def expects(self, sender: str, message: Message) -> bool:
+        """Whether one of the protocol's own messages can be right, given what is known here.
+
+        The border asks it about messages of peers: what it refuses never comes to `on_message`.
+        """
+        return True
 
     def on_undeliverable(self, message: Message) -> bool:
         """A message cannot reach its destination, which is gone for good; whether something was saved.

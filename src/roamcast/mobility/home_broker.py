@@ -36,7 +36,9 @@ came with the session stays beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
@@ -65,6 +67,10 @@ class Register(Message, frozen=True):
 
     client: str
     number: int
+    home: float = 0.0
+    """When the session was begun at its home: tells it from another session of the client."""
+    subscriptions: dict[str, float] = msgspec.field(default_factory=dict)
+    """For a home broker that thought the session to be over: it came back from a broker that is gone."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -73,6 +79,7 @@ class Deregister(Message, frozen=True):
 
     client: str
     number: int
+    home: float = 0.0
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -101,6 +108,7 @@ class LeaveHome(Message, frozen=True):
 
     client: str
     filters: tuple[Filter, ...]
+    home: float = 0.0
     cause: ClassVar[Cause] = "subscribe"
 
 
@@ -111,6 +119,7 @@ class ChangeAtHome(Message, frozen=True):
     filter: Filter
     wanted: bool
     issued_at: float
+    home: float = 0.0
     cause: ClassVar[Cause] = "subscribe"
 
 
@@ -147,6 +156,7 @@ class Visit:
 
 class HomeBroker(MobilityProtocol):
     name = "home_broker"
+    assumes = frozenset({"honest_peers"})
     takes_back = True
     summary = "loses only what is in transit from the home broker when the client leaves; triangle routing"
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))
@@ -156,7 +166,9 @@ class HomeBroker(MobilityProtocol):
 
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
-        self.homes: dict[str, Home] = {}
+        self.homes: dict[str, dict[float, Home]] = {}
+        """By client, and when its session was begun here. If a session is thought to be lost and is not, the
+        client has two for a while, and both may be at home here."""
         self.visits: dict[str, Visit] = {}
         self.changing: dict[tuple[str, Filter], Token] = {}
         """Changes of visitors that their home brokers have not settled yet."""
@@ -168,9 +180,11 @@ class HomeBroker(MobilityProtocol):
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client, host = session.client, self.host
         self.ahead.pop(client, None)
-        if came_from == "":
-            session.luggage = host.id.encode()
-            self.homes[client] = Home(DeliveryQueue(host.id, buffer=host.buffer))
+        if came_from == "" or not host.is_reachable(home_of(session).broker):
+            # If it had another home, that is gone for good, with all that was stored there.
+            session.luggage = msgspec.msgpack.encode(HomeAt(host.id, host.now))
+        if home_of(session).broker == host.id:
+            self.make_home(owner_at_home(session), session.subscriptions)
         home = self.home_here(session)
         if home is not None:
             self.come_home(session, home)
@@ -180,9 +194,22 @@ class HomeBroker(MobilityProtocol):
             self.visits[client] = Visit(session.number, queue)
             self.take_owed(session, queue)
             host.deliver_from(client, queue)
-            host.send(home_of(session), Register(client, session.number))
+            home_broker, begun_at = home_of(session)
+            host.send(home_broker, Register(client, session.number, begun_at, dict(session.subscriptions)))
         else:
             self.ahead[client] = session
+
+    def make_home(self, owner: Owner, subscriptions: Mapping[str, float]) -> Home:
+        """The home of a session: as it is, or new."""
+        client, begun_at = owner
+        homes = self.homes.setdefault(client, {})
+        if begun_at not in homes:
+            homes[begun_at] = Home(DeliveryQueue(self.host.id, buffer=self.host.buffer))
+            self.subscribe_all(owner, subscriptions)
+        return homes[begun_at]
+
+    def find_home(self, client: str, begun_at: float) -> Home | None:
+        return self.homes.get(client, {}).get(begun_at)
 
     def come_home(self, session: Session, home: Home) -> None:
         """From now on everything stays here. What nobody has read abroad comes first."""
@@ -199,11 +226,12 @@ class HomeBroker(MobilityProtocol):
         session.owed = ()
 
     def home_here(self, session: Session) -> Home | None:
-        """What this broker has of the session, if it is the home of this very session."""
-        return self.homes[session.client] if home_of(session) == self.host.id else None
+        """What this broker has of the session, if it is its home."""
+        broker, begun_at = home_of(session)
+        return self.homes[session.client][begun_at] if broker == self.host.id else None
 
     def on_register(self, sender: str, message: Register) -> None:
-        home = self.homes[message.client]
+        home = self.make_home((message.client, message.home), message.subscriptions)
         home.location, home.number = sender, message.number
         self.host.send(sender, ForwardEvents(message.client, message.number, tuple(home.queue.drain())))
 
@@ -235,11 +263,12 @@ class HomeBroker(MobilityProtocol):
         self.host.send_home(message.client, message.number)
 
     def deregister(self, session: Session, visit: Visit) -> None:
-        self.host.send(home_of(session), Deregister(session.client, visit.number))
+        home_broker, begun_at = home_of(session)
+        self.host.send(home_broker, Deregister(session.client, visit.number, begun_at))
 
     def on_deregister(self, sender: str, message: Deregister) -> None:
-        home = self.homes[message.client]
-        if (home.location, home.number) == (sender, message.number):
+        home = self.find_home(message.client, message.home)
+        if home is not None and (home.location, home.number) == (sender, message.number):
             home.location = ""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
@@ -253,22 +282,28 @@ class HomeBroker(MobilityProtocol):
     def on_end(self, session: Session) -> None:
         """The home broker takes the subscriptions back, wherever the session ends."""
         self.visits.pop(session.client, None)
-        leave = LeaveHome(session.client, tuple(map(parse, session.subscriptions)))
+        home_broker, begun_at = home_of(session)
+        leave = LeaveHome(session.client, tuple(map(parse, session.subscriptions)), begun_at)
         if self.home_here(session) is not None:
             self.on_leave_home(self.host.id, leave)  # At once: the next session may begin here now.
         else:
-            self.host.send(home_of(session), leave)
+            self.host.send(home_broker, leave)
 
     def on_leave_home(self, sender: str, message: LeaveHome) -> None:
+        client, begun_at = message.client, message.home
+        if self.find_home(client, begun_at) is None:
+            return
         for filter in message.filters:
-            self.host.unsubscribe((message.client,), filter, "subscribe")
-        del self.homes[message.client]
+            self.host.unsubscribe((client, begun_at), filter, "subscribe")
+        del self.homes[client][begun_at]
+        if not self.homes[client]:
+            del self.homes[client]
 
     # --- notifications reach the home broker, and no other ---
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
-        client = owner[0]
-        home = self.homes[client]
+        client, begun_at = owner
+        home = self.homes[client][begun_at]
         if home.location:
             self.host.send(home.location, ForwardEvents(client, home.number, (burst,)))
         else:
@@ -278,22 +313,23 @@ class HomeBroker(MobilityProtocol):
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
         if self.home_here(session) is not None:
-            self.host.subscribe((session.client,), filter, self.host.now, "subscribe", token)
+            self.host.subscribe(owner_at_home(session), filter, self.host.now, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=True)
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
         if self.home_here(session) is not None:
-            self.host.unsubscribe((session.client,), filter, "subscribe", token)
+            self.host.unsubscribe(owner_at_home(session), filter, "subscribe", token)
         else:
             self.change_at_home(session, filter, token, wanted=False)
 
     def change_at_home(self, session: Session, filter: Filter, token: Token, wanted: bool) -> None:
         self.changing[session.client, filter] = token
-        self.host.send(home_of(session), ChangeAtHome(session.client, filter, wanted, self.host.now))
+        home_broker, begun_at = home_of(session)
+        self.host.send(home_broker, ChangeAtHome(session.client, filter, wanted, self.host.now, begun_at))
 
     def on_change_at_home(self, sender: str, message: ChangeAtHome) -> None:
-        owner, token = (message.client,), OwnToken((sender, message.client, message.filter))
+        owner, token = (message.client, message.home), OwnToken((sender, message.client, message.filter))
         if message.wanted:
             self.host.subscribe(owner, message.filter, message.issued_at, "subscribe", token)
         else:
@@ -309,16 +345,16 @@ class HomeBroker(MobilityProtocol):
     # --- the rest ---
 
     def named_next(self, session: Session) -> str:
-        return home_of(session) or self.host.id
+        return home_of(session).broker or self.host.id
 
     def trail_of(self, client: str) -> str:
         """The foreign broker where the client is registered."""
-        home = self.homes.get(client)
-        return home.location if home is not None else ""
+        return next((home.location for home in self.homes.get(client, {}).values() if home.location), "")
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
-        for client, home in self.homes.items():
-            yield client, home.queue
+        for client, homes in self.homes.items():
+            for home in homes.values():
+                yield client, home.queue
         for client, visit in self.visits.items():
             yield client, visit.queue
         for client, session in self.ahead.items():
@@ -342,8 +378,23 @@ class HomeBrokerPublished(HomeBroker):
             home.location = location
 
 
-def home_of(session: Session) -> str:
-    return session.luggage.decode()
+class HomeAt(NamedTuple):
+    """What the session carries with it."""
+
+    broker: str
+    begun_at: float
+
+
+def home_of(session: Session) -> HomeAt:
+    """Where the session is at home; nowhere, while it begins."""
+    if not session.luggage:
+        return HomeAt("", 0.0)
+    return msgspec.msgpack.decode(session.luggage, type=HomeAt)
+
+
+def owner_at_home(session: Session) -> Owner:
+    """Whose subscriptions they are at the home broker."""
+    return (session.client, home_of(session).begun_at)
 
 
 register(HomeBroker)

@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, queue_of, register
-from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.messages import Cause, Grant, Message, Update
 from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -44,6 +44,9 @@ CREDIT = 64
 
 FETCH_BYTES_MAX = 1 << 20
 """But not more bytes than that."""
+
+CREDIT_MAX = 1 << 32
+"""Nobody asks for more at once."""
 
 EVENTS_BYTES = 64 << 10
 """What is fetched travels in messages of about this size."""
@@ -238,9 +241,10 @@ class MultiHopHandoff(MobilityProtocol):
         if came_from == "":
             self.holds[client] = Hold(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer))
         hold = self.holds[client]
-        hold.queue.rewind(received.get(STREAM, 0))
+        if not self.host.is_read(client, hold.queue):
+            hold.queue.rewind(received.get(STREAM, 0))
+            self.host.deliver_from(client, hold.queue)
         hold.credit = FIRST_CREDIT
-        self.host.deliver_from(client, hold.queue)
         self.go_on(client, hold)
 
     def on_detach(self, session: Session) -> None:
@@ -251,20 +255,25 @@ class MultiHopHandoff(MobilityProtocol):
         hold = self.holds.pop(client)
         hold.queue.rewind(received.get(STREAM, 0))
         base = hold.queue.base
-        segments = self.leave_behind(client, hold)
-        granted = FIRST_CREDIT if segments else 0
+        segments = self.to_be_read(client, hold, destination)
+        is_pulled = bool(segments) and segments[0][2] in ("in", "own")
+        granted = FIRST_CREDIT if is_pulled else 0
         next_hop = self.host.next_hop(destination)
         update = self.host.relocate(session.subscriptions, client, (client, hold.stay), next_hop)
         self.begin_pass(session, next_hop, swept=())
         self.host.release(session, destination)
         migration = SubMigration(session, destination, base, tuple(segments), granted, update or Update())
         self.host.send(next_hop, migration)
-        if segments:
+        if is_pulled:
             self.pull(client, segments[0], granted, destination, number, is_first=True)
 
     def on_end(self, session: Session) -> None:
         super().on_end(session)
         del self.holds[session.client]
+
+    def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
+        """The list of what the client has still to read, in order."""
+        return self.leave_behind(client, hold)
 
     def leave_behind(self, client: str, hold: Hold) -> list[Reference]:
         """IN and OWN stay here as segments; the list of what is to be read begins with them."""
@@ -288,6 +297,40 @@ class MultiHopHandoff(MobilityProtocol):
         self.passes[client, number] = Pass(next_hop, dict(session.subscriptions), swept)
         for text, issued_at in session.subscriptions.items():
             self.host.listen((client, number, "pass"), parse(text), issued_at)
+
+    def expects(self, sender: str, message: Message) -> bool:
+        """A broker that follows the protocol sends each of these only to who waits for it."""
+        match message:
+            case SubMigration(session=session):
+                key, hop = (session.client, session.number), self.host.next_hop(message.destination)
+                is_here = message.destination == self.host.id
+                if key in self.passes or session.client in self.holds or hop == sender:
+                    return False
+                return (is_here or hop != self.host.id) and _is_counted(message.base, message.granted)
+            case SubMigrationAck(client, number):
+                passed = self.passes.get((client, number))
+                return passed is not None and not passed.acknowledged and passed.next_hop == sender
+            case DeliverTQ(client, number):
+                return self._awaits_sweep(sender, client, number)
+            case Grant():
+                return False  # Sessions come hop by hop.
+            case Pull():
+                return 0 < message.want < CREDIT_MAX and self.host.is_reachable(message.destination)
+            case Events(client, number):
+                reader = self.reader_of(client, number, message.segment)
+                count = count_of(message.bursts)
+                return reader is not None and count <= reader.granted and _is_counted(message.granted)
+            case _:
+                return True
+
+    def _awaits_sweep(self, sender: str, client: str, number: int) -> bool:
+        passed = self.passes.get((client, number))
+        if passed is not None:
+            return passed.swept is None and passed.previous_hop == sender
+        hold, segment = self.holds.get(client), self.segments.get((client, number, "own"))
+        if hold is not None and hold.stay == number:
+            return hold.own is not None and not hold.swept and hold.previous_hop == sender
+        return segment is None or (not segment.complete and segment.previous_hop == sender)
 
     # --- 4.1: the subscriptions migrate ---
 
@@ -618,6 +661,11 @@ def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
         want -= burst.count
         room -= size
     return tuple(taken)
+
+
+def _is_counted(*counts: int) -> bool:
+    """Whether these are numbers of notifications."""
+    return all(0 <= count < 1 << 62 for count in counts)
 
 
 class MultiHopHandoffPublished(MultiHopHandoff):

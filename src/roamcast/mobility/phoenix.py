@@ -203,6 +203,7 @@ class Local:
 
 class Phoenix(MobilityProtocol):
     name = "phoenix"
+    assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order; subscriptions turn round hop by hop, stored events are replayed"
     promise = Promise(lost=frozenset({"overflow"}))
     strategies = ("simple",)
@@ -247,8 +248,11 @@ class Phoenix(MobilityProtocol):
         elif self.host.is_attached(subscriber):
             self.begin_stay(session, luggage)
             filters = dict(session.subscriptions)
-            mig = MIG(subscriber, luggage.broker, session.number, luggage.ts_sent, filters)
-            self.redirect(mig, self.host.next_hop(luggage.broker), (subscriber,))
+            if self.host.is_reachable(luggage.broker):
+                mig = MIG(subscriber, luggage.broker, session.number, luggage.ts_sent, filters)
+                self.redirect(mig, self.host.next_hop(luggage.broker), (subscriber,))
+            else:
+                self.subscribe_all((subscriber,), filters)
         else:
             self.ahead[subscriber] = session
             return
@@ -305,7 +309,9 @@ class Phoenix(MobilityProtocol):
         local.forget_acknowledged()
 
     def on_mig(self, sender: str, message: MIG) -> None:
-        if message.broker != self.host.id:
+        if not self.host.is_reachable(message.broker):
+            self.host.end_relocation(message.subscriptions, message.subscriber, sender)
+        elif message.broker != self.host.id:
             self.redirect(message, self.host.next_hop(message.broker), sender)
         else:
             local = self.local.pop(message.subscriber)

@@ -144,6 +144,7 @@ class Due(msgspec.Struct, frozen=True):
 
 class Relocation(MobilityProtocol):
     name = "relocation"
+    assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
     promise = Promise(lost=frozenset({"overflow", "expired"}))
     strategies = ("simple",)
@@ -213,7 +214,7 @@ class Relocation(MobilityProtocol):
         self.trim(session.client, self.current[session.client].queue)
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        """The client is elsewhere. Its session goes there with the cache; what comes then waits for Fetch."""
+        """The client is elsewhere: its session goes there with the cache; what comes yet is fetched."""
         cache = self.current.pop(session.client)
         cache.queue.rewind(received.get(STREAM, 0))
         self.expire(session.client, cache.queue)

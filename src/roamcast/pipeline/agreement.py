@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from roamcast.pipeline.findings import KINDS
+from roamcast.pipeline.audit_sql import COUNTS
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,9 @@ class Disagreement:
 def counts_by_run(out: Path) -> dict[str, Counter[str]]:
     """What the tables of an audit say of each run."""
     counts: dict[str, Counter[str]] = {}
-    names = ("expected", "delivered", *KINDS.values())
-    streams = pq.read_table(out / "streams").group_by("run").aggregate([(name, "sum") for name in names])
+    streams = pq.read_table(out / "streams").group_by("run").aggregate([(name, "sum") for name in COUNTS])
     for row in streams.to_pylist():
-        counts[row["run"]] = Counter({name: row[f"{name}_sum"] for name in names})
+        counts[row["run"]] = Counter({name: row[f"{name}_sum"] for name in COUNTS})
     publishers = pq.read_table(out / "publishers.parquet")
     for row in publishers.group_by("run").aggregate([("published", "sum")]).to_pylist():
         counts.setdefault(row["run"], Counter())["published"] = row["published_sum"]

@@ -1,58 +1,123 @@
 """What should each subscriber have received, and what did it?
 
 The audit is an oracle of its own. What was owed follows from the rows
-`published`, `subscribed` and `unsubscribed` and from Spark's evaluation of the
-filters; what came is what the clients' rows say. No broker is asked.
+`published`, `subscribed` and `unsubscribed` and from the pipeline's own
+evaluation of the filters; what came is what the clients' rows say. Of clients
+that keep no records there is what brokers say they acknowledged: such clients
+are listed, and what is open for them is never called lost.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as fn
 
-from roamcast.pipeline.deliveries import (
-    client_id,
-    is_lost,
-    judged,
-    place,
-    publisher_id,
-    stream,
-    sums,
-    suspects,
-)
-from roamcast.pipeline.evidence import Evidence, evidence_of
-from roamcast.pipeline.findings import KINDS, Suspicions, find
-from roamcast.pipeline.ingest import read_log
-from roamcast.pipeline.names import CLIENT, Names, names_of
+from roamcast.filters.selector import parse
+from roamcast.pipeline import audit_sql as sql
+from roamcast.pipeline.audit_sql import CLIENT, COUNTS, INCARNATION, NODE, ROW
+from roamcast.pipeline.engines import Engine, duck_engine
+from roamcast.pipeline.matching import filter_table, problem_of_filter
 from roamcast.pipeline.output import replace_parts, unfinished
-from roamcast.pipeline.owed import owed
-from roamcast.pipeline.rows import NODE, breaks, nodes, without_repetitions
-from roamcast.pipeline.visits import visits
-
-STREAM = (*CLIENT, "publisher")
-COUNTS = ("expected", "delivered", *KINDS.values())
-"""What the tables count, and the figures."""
+from roamcast.pipeline.places import Place
+from roamcast.protocol.records import NO_LOCAL, SHARED, UNPROMISED
 
 EVERY_ROW_MAX = 1_000_000
 """Up to here every row is compared with the one before it; in larger logs only where blocks look odd."""
 
 PROTOCOL = re.compile(r"(?:.*\bprotocol=)?([a-z]\w*(?::[a-z]\w*)?)")
+LONG_AGO = -1e300
+EDGE_SCHEMA = [
+    (f"{edge}_{part}", kind)
+    for edge in ("issued", "settled", "ending", "ended")
+    for part, kind in (("time", pa.float64()), ("node", pa.string()), ("sequence", pa.int64()))
+]
+HELD_SCHEMA = pa.schema(
+    [("run", pa.string()), ("client", pa.string()), ("filter", pa.string()), *EDGE_SCHEMA]
+)
 
 
 def protocol_of(run: str) -> str:
     """Runs of the simulator are named after their mobility protocol; any other is a group of its own."""
     known = PROTOCOL.match(run)
     return known[1] if known else run
+
+
+def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, Any]:
+    """Audit the table `log`, and write the tables and the figures into a folder."""
+    made.mkdir(exist_ok=True)
+    steps = Steps(engine)
+    with steps.step("nodes"):
+        health = _look_at_nodes(engine, made)
+    with steps.step("names"):
+        names = _name(engine)
+    with steps.step("verdicts"):
+        _judge(engine, names, clock_error_s, health.has_bursts)
+        suspicions = engine.fetch(sql.SUSPICIONS).to_pylist()[0]
+    with steps.step("findings"):
+        _find(engine, suspicions, made)
+    with steps.step("tables"):
+        clients, handoffs = _write_tables(engine, names, made)
+        broken = _write(engine, _breaks(engine, health), made / "breaks.parquet")
+    by_brokers = pc.equal(clients.column("judged_by"), "brokers")
+    figures = {
+        **_totals(clients),
+        "clients": _count_of(CLIENT, clients, names.clients),
+        "clients_judged_by_brokers": pc.sum(by_brokers).as_py() or 0,
+        "publishers": _count_of(("run", "publisher"), names.publishers),
+        "published": int(pc.sum(names.publishers.column("published")).as_py() or 0),
+        "handoffs": handoffs.num_rows,
+        "runs": len(pc.unique(health.nodes.column("run"))),
+        "records": health.total("rows"),
+        "bad_rows": health.total("bad") + engine.unreadable() + names.unreadable_rows,
+        "repeated_rows": health.total("repeated"),
+        "missing_rows": health.total("missing"),
+        "clock_jumps": pc.sum(pc.greater(broken.column("went_back_s"), 0)).as_py() or 0,
+        "misnumbered": names.misnumbered,
+        "protocols": _by_protocol(clients),
+        "steps": steps.taken,
+    }
+    (made / "audit.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return figures
+
+
+class Steps:
+    """What each step of a job takes: seconds, and what its engine counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.taken: dict[str, dict[str, float]] = {}
+        self._engine = engine
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        begun, before = time.perf_counter(), self._engine.counters()
+        yield
+        after = self._engine.counters()
+        taken = {count: round(value - before[count], 2) for count, value in after.items()}
+        self.taken[name] = {"wall_s": round(time.perf_counter() - begun, 3), **taken}
+
+
+def audit_embedded(
+    log: Place, out: Path, *, clock_error_s: float = 0.0, memory_mb: int | None = None
+) -> dict[str, Any]:
+    """The same with DuckDB, in this process: for logs that fit this machine."""
+    with unfinished(out) as made, duck_engine(log, memory_mb) as engine:
+        figures = audit(engine, made, clock_error_s)
+        replace_parts(made, out)
+    return figures
+
+
+# --- the rows ---
 
 
 @dataclass(frozen=True)
@@ -75,164 +140,195 @@ class Health:
         return self.nodes.filter(is_broken).select(list(NODE))
 
 
-def audit(spark: SparkSession, log: Path, out: Path, *, clock_error_s: float = 0.0) -> dict[str, Any]:
-    """Audit a log; the tables go to `out`, the figures come back and are in `out/audit.json`."""
-    rows = read_log(spark, log)
-    with unfinished(out) as made:
-        figures = audit_rows(spark, rows, made, clock_error_s)
-        replace_parts(made, out)
-    return figures
-
-
-def audit_rows(spark: SparkSession, rows: DataFrame, made: Path, clock_error_s: float) -> dict[str, Any]:
-    """Audit these rows, and write the tables and the figures into a folder."""
-    made.mkdir(exist_ok=True)
-    health = Health(nodes(rows).toArrow())
+def _look_at_nodes(engine: Engine, made: Path) -> Health:
+    """What the log of each node looks like; each row is there once from then on."""
+    health = Health(engine.fetch(sql.NODES))
     pq.write_table(health.nodes, made / "nodes.parquet")
-    if health.total("repeated"):
-        rows = without_repetitions(rows)
-    with evidence_of(rows) as evidence:
-        names = names_of(evidence.changes, evidence.published)
-        unreadable = Observation()
-        streams, findings = _judge(spark, evidence, names, unreadable, made, clock_error_s, health.has_bursts)
-        handoffs = _write(_handoffs(evidence.moved, findings), made / "handoffs.parquet")
-        bad_rows = unreadable.get["rows"] + _rows_with(evidence.changes, names)
-    clients = _write(_sums(streams, *CLIENT), made / "clients.parquet")
-    pq.write_table(_publishers(streams, names), made / "publishers.parquet")
-    broken = _write(_breaks(spark, rows, health), made / "breaks.parquet")
-    figures = {
-        **_totals(clients),
-        "clients": _count_of(CLIENT, clients, names.clients),
-        "publishers": _count_of(("run", "publisher"), names.publishers),
-        "published": int(pc.sum(names.publishers.column("published")).as_py() or 0),
-        "handoffs": handoffs.num_rows,
-        "runs": len(pc.unique(health.nodes.column("run"))),
-        "records": health.total("rows"),
-        "bad_rows": health.total("bad") + bad_rows,
-        "repeated_rows": health.total("repeated"),
-        "missing_rows": health.total("missing"),
-        "clock_jumps": pc.sum(pc.greater(broken.column("went_back_s"), 0)).as_py() or 0,
-        "misnumbered": names.misnumbered,
-        "protocols": _by_protocol(clients),
-    }
-    (made / "audit.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return figures
+    engine.register("nodes", health.nodes)
+    once = engine.dialect.once("log", ROW) if health.total("repeated") else "SELECT * FROM log"
+    engine.define("rows", once)
+    engine.keep("rare", sql.RARE_ROWS)
+    for kind in ("published", "delivered", "acknowledged"):
+        known = " AND publisher IS NOT NULL AND incarnation IS NOT NULL" if kind == "acknowledged" else ""
+        engine.define(kind, f"SELECT * FROM rows WHERE {sql.usable(kind)}{known}")
+    return health
+
+
+def _breaks(engine: Engine, health: Health) -> str:
+    """Where rows are missing from the log of a node, or its clock went back."""
+    if health.total("rows") <= EVERY_ROW_MAX:
+        return sql.breaks(engine.dialect, "rows")
+    engine.register("broken", health.broken)
+    join = "rows AS r JOIN broken AS b ON b.run = r.run AND b.node = r.node"
+    return sql.breaks(engine.dialect, f"(SELECT /*+ BROADCAST(b) */ r.* FROM {join}) AS broken_rows")
+
+
+# --- names ---
+
+
+@dataclass(frozen=True)
+class Names:
+    """Clients, publishers and subscriptions of a log, with a number for every name.
+
+    The numbers are given here, so they are the same wherever they are used.
+    """
+
+    clients: pa.Table
+    """`run`, `client` and `client_id` of everyone who ever subscribed."""
+    publishers: pa.Table
+    """`run`, `publisher`, `incarnation`, `publisher_id` and `incarnation_rank`; how much was published."""
+    held: pa.Table
+    """Subscriptions by `client_id`, with the times at which they were issued, settled and taken back."""
+    unreadable_rows: int
+    """Rows with a filter that cannot be read."""
+
+    @property
+    def misnumbered(self) -> int:
+        """Incarnations of publishers whose numbers do not follow each other, one by one."""
+        return sum(
+            row["published"] != row["last"] - row["first"] + 1
+            or row["sum"] != (row["first"] + row["last"]) * row["published"] // 2
+            for row in self.publishers.select(["published", "first", "last", "sum"]).to_pylist()
+        )
+
+
+def _name(engine: Engine) -> Names:
+    """Give numbers to names, and register the tables of them."""
+    held = engine.fetch(sql.subscriptions(engine.dialect)).cast(HELD_SCHEMA)
+    terms = engine.fetch(sql.TERMS).to_pylist()
+    joined = [_joined(row) for row in terms if row["reason"] == SHARED]
+    held = pa.concat_tables([held, pa.Table.from_pylist(joined, HELD_SCHEMA)])
+    texts = held.column("filter").unique().to_pylist()
+    unreadable = [text for text in texts if problem_of_filter(text)]
+    held = held.filter(pc.invert(pc.is_in(held.column("filter"), pa.array(unreadable, pa.string()))))
+    clients = held.group_by(list(CLIENT)).aggregate([]).sort_by([(name, "ascending") for name in CLIENT])
+    clients = clients.append_column("client_id", pa.array(range(len(clients)), pa.int32()))
+    publishers = _publishers(engine.fetch(sql.PUBLISHERS))
+    held = held.join(clients, list(CLIENT)).combine_chunks()
+    held = _with_own(_never_settled(held, terms), publishers, terms)
+    engine.register("clients", clients)
+    engine.register("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank"]))
+    engine.register("held", held.drop_columns("client"))
+    return Names(clients, publishers, held, _rows_with(engine, unreadable))
+
+
+def _joined(term: Mapping[str, Any]) -> dict[str, Any]:
+    """A client that is a member of a group may get whatever the group wants, at any time."""
+    return {**{name: term[name] for name in (*CLIENT, "filter")}, "issued_time": LONG_AGO}
+
+
+def _never_settled(held: pa.Table, terms: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """What may be missing: what is owed to a filter on its client's own state cannot be told from here, and a
+    subscription with QoS 0 is promised nothing."""
+    own = {text for text in held.column("filter").unique().to_pylist() if parse(text).own}
+    keys = ("run", "client", "filter")
+    unpromised = {tuple(row[key] for key in keys) for row in terms if row["reason"] == UNPROMISED}
+    rows = zip(*(held.column(key).to_pylist() for key in keys), strict=True)
+    is_open = pa.array([key[2] in own or key in unpromised for key in rows], pa.bool_())
+    for name, kind in (("settled_time", pa.float64()), ("settled_node", pa.string())):
+        at = held.schema.get_field_index(name)
+        held = held.set_column(at, name, pc.if_else(is_open, pa.scalar(None, kind), held.column(name)))
+    return held
+
+
+def _with_own(held: pa.Table, publishers: pa.Table, terms: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Adds the number of the client as a publisher, where it does not want what it publishes itself."""
+    keys = ("run", "client", "filter")
+    without_own = {tuple(row[key] for key in keys) for row in terms if row["reason"] == NO_LOCAL}
+    ids: dict[tuple[str, str], int] = {}
+    if without_own:
+        names = (publishers.column(name).to_pylist() for name in ("run", "publisher", "publisher_id"))
+        ids = {(run, publisher): number for run, publisher, number in zip(*names, strict=True)}
+    rows = zip(*(held.column(key).to_pylist() for key in keys), strict=True)
+    own = [ids.get(key[:2]) if key in without_own else None for key in rows]
+    return held.append_column("own_id", pa.array(own, pa.int32()))
+
+
+def _publishers(found: pa.Table) -> pa.Table:
+    """Publishers numbered by name, and the incarnations of each by their order."""
+    found = found.sort_by([(name, "ascending") for name in INCARNATION])
+    ids: list[int] = []
+    ranks: list[int] = []
+    pairs = zip(found.column("run").to_pylist(), found.column("publisher").to_pylist(), strict=True)
+    for number, (_, incarnations) in enumerate(groupby(pairs)):
+        count = sum(1 for _ in incarnations)
+        ids += [number] * count
+        ranks += range(count)
+    return found.append_column("publisher_id", pa.array(ids, pa.int32())).append_column(
+        "incarnation_rank", pa.array(ranks, pa.int32())
+    )
+
+
+def _rows_with(engine: Engine, filters: list[str]) -> int:
+    """How many rows carry one of these filters."""
+    if not filters:
+        return 0
+    engine.register("unreadable", pa.table({"filter": pa.array(filters, pa.string())}))
+    query = "SELECT count(*) AS rows FROM rare AS r JOIN unreadable AS u ON u.filter = r.filter"
+    rows: int = engine.fetch(query).to_pylist()[0]["rows"]
+    return rows
 
 
 # --- what came, beside what was owed ---
 
 
-def _judge(
-    spark: SparkSession, evidence: Evidence, names: Names, unreadable: Observation, made: Path,
-    clock_error_s: float, has_bursts: bool,
-) -> tuple[DataFrame, DataFrame]:  # fmt: skip
-    """The tables of streams and findings, as they were written."""
-    total = Observation()
-    verdicts = judged(
-        owed(spark, evidence.published, names, clock_error_s, unreadable),
-        _delivered(spark, evidence.delivered, names, total),
-        has_bursts=has_bursts,
-    ).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        suspicions = _suspicions(verdicts, total)
-        findings = _kept(find(spark, evidence, suspects(verdicts), suspicions, names), made / "findings")
-        return _kept(_streams(spark, sums(verdicts), findings, names), made / "streams"), findings
-    finally:
-        verdicts.unpersist()
+def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool) -> None:
+    """Make the tables `witnesses` and `verdicts`."""
+    witnesses = engine.fetch(sql.WITNESSES)
+    engine.register("witnesses", witnesses)
+    lives = engine.fetch(sql.LIVES)
+    engine.register("lives", lives)
+    asks_brokers = bool(pc.any(pc.not_equal(witnesses.column("witness"), sql.WHOLE)).as_py())
+    table = filter_table(names.held.column("filter").unique().to_pylist())
+    engine.register("boxes", table.boxes)
+    engine.define_values("valued", sql.NUMBERED, table.values)
+    engine.define("readable", "SELECT * FROM valued WHERE readable")
+    engine.define("owed", sql.owed(table, engine.dialect, clock_error_s))
+    engine.define("told", sql.told(bool(lives.num_rows), asks_brokers))
+    engine.define("known", sql.TOLD)
+    engine.define("came", sql.CAME)
+    engine.define("excused", sql.EXCUSED_ONES)
+    engine.keep("verdicts", sql.verdicts(("owed", "came", "excused"), engine.dialect, has_bursts))
 
 
-def _delivered(spark: SparkSession, delivered: DataFrame, names: Names, total: Observation) -> DataFrame:
-    """What clients say they got; `total` gets the count, also of clients and publishers nobody knows."""
-    # Nothing that was not numbered was promised.
-    came = delivered.where(fn.col("number") > 0)
-    came = came.observe(total, fn.sum("notifications").alias("notifications"))
-    known = names.with_publisher(spark, names.with_client(spark, came))
-    return known.select(stream().alias("stream"), place().alias("place"), "notifications", "sequence")
-
-
-def _suspicions(verdicts: DataFrame, total: Observation) -> Suspicions:
-    is_suspect, late = fn.col("place").isNotNull(), fn.col("overtaken") | (fn.col("deliveries") > 1)
-    (row,) = verdicts.agg(
-        fn.count(fn.when(is_lost(), 1)).alias("lost"),
-        fn.count(fn.when(late, 1)).alias("repeated_or_late"),
-        fn.count(fn.when(is_suspect & fn.col("standing").isNull(), 1)).alias("unwanted"),
-        fn.coalesce(fn.sum("delivered"), fn.lit(0)).alias("delivered"),
-    ).collect()
-    strangers = (total.get["notifications"] or 0) - row.delivered
-    return Suspicions(row.lost, row.repeated_or_late, row.unwanted + strangers)
+def _find(engine: Engine, suspicions: Mapping[str, int], made: Path) -> None:
+    """Write the table `findings`."""
+    engine.define("visits", sql.VISITS)
+    engine.define("each_published", sql.each_published(engine.dialect))
+    parts = []
+    if suspicions["missing"]:
+        engine.define("missing_ones", sql.MISSING_ONES)
+        parts.append("missing_ones")
+    if suspicions["repeated_or_late"] or suspicions["unwanted"]:
+        engine.define("unwanted_ones", sql.unwanted_ones(engine.dialect))
+        parts.append("unwanted_ones")
+    engine.define("findings", sql.findings(engine.dialect, parts))
+    engine.write("findings", made / "findings")
 
 
 # --- tables ---
 
 
-def _kept(table: DataFrame, folder: Path) -> DataFrame:
-    """A table as it was written, so that nothing of it is worked out again."""
-    table.write.parquet(str(folder))
-    return table.sparkSession.read.schema(table.schema).parquet(str(folder))
-
-
-def _write(table: DataFrame, file: Path) -> pa.Table:
-    """A table of which there is one row for each client or less: small enough for the driver."""
-    arrow = table.toArrow()
-    pq.write_table(arrow, file)
-    return arrow
-
-
-def _counted(findings: DataFrame, *key: str) -> DataFrame:
-    counts = [fn.count(fn.when(fn.col("kind") == kind, 1)).alias(name) for kind, name in KINDS.items()]
-    return findings.groupBy(*key).agg(*counts)
-
-
-def _streams(spark: SparkSession, sums: DataFrame, findings: DataFrame, names: Names) -> DataFrame:
-    """What each client was owed, got and missed of each publisher."""
-    publishers = names.publishers.group_by(["publisher", "publisher_id"]).aggregate([])
-    owed_and_got = (
-        sums.withColumns({"client_id": client_id(), "publisher_id": publisher_id()})
-        .join(fn.broadcast(spark.createDataFrame(names.clients)), "client_id")
-        .join(fn.broadcast(spark.createDataFrame(publishers)), "publisher_id")
-    )
-    both = owed_and_got.join(_counted(findings, *STREAM), list(STREAM), "full")
-    # Of clients and publishers that nobody knows there is nothing but findings.
-    strange = fn.coalesce("unexpected", fn.lit(0)) + fn.coalesce("invented", fn.lit(0))
-    return both.withColumn("delivered", fn.coalesce("delivered", strange)).na.fill(0).select(*STREAM, *COUNTS)
-
-
-def _sums(streams: DataFrame, *key: str) -> DataFrame:
-    return streams.groupBy(*key).agg(*(fn.sum(name).alias(name) for name in COUNTS)).orderBy(*key)
-
-
-def _publishers(streams: DataFrame, names: Names) -> pa.Table:
-    """What each publisher published, also if nobody wanted it, and what became of that."""
+def _write_tables(engine: Engine, names: Names, made: Path) -> tuple[pa.Table, pa.Table]:
+    """Write what became of streams, clients, publishers and handoffs; the tables of clients and handoffs."""
+    engine.define("streams", sql.STREAMS)
+    engine.write("streams", made / "streams")
+    clients = engine.fetch(sql.CLIENTS)
+    pq.write_table(clients, made / "clients.parquet")
     key = ["run", "publisher"]
     published = names.publishers.group_by(key).aggregate([("published", "sum")])
-    sums = _sums(streams, *key).toArrow()
+    sums = engine.fetch(sql.sums(*key))
     both = published.rename_columns([*key, "published"]).join(sums, key, join_type="full outer")
     counts = {name: pc.fill_null(both.column(name), 0) for name in ("published", *COUNTS)}
-    table = pa.table({**{name: both.column(name) for name in key}, **counts})
-    return table.sort_by([(name, "ascending") for name in key])
+    publishers = pa.table({**{name: both.column(name) for name in key}, **counts})
+    pq.write_table(publishers.sort_by([(name, "ascending") for name in key]), made / "publishers.parquet")
+    return clients, _write(engine, sql.HANDOFFS, made / "handoffs.parquet")
 
 
-def _handoffs(moved: DataFrame, findings: DataFrame) -> DataFrame:
-    """Every handoff, and what went wrong from the moment its client left the broker before."""
-    key = [*CLIENT, "handoff"]
-    begun = visits(moved).where("is_handoff").drop("is_handoff", "node", "sequence")
-    return begun.join(_counted(findings, *key), key, "left").na.fill(0, list(KINDS.values())).orderBy(*key)
-
-
-def _breaks(spark: SparkSession, rows: DataFrame, health: Health) -> DataFrame:
-    """Where rows are missing from the log of a node, or its clock went back."""
-    if health.total("rows") <= EVERY_ROW_MAX:
-        return breaks(rows)
-    broken = fn.broadcast(spark.createDataFrame(health.broken))
-    return breaks(rows.join(broken, list(NODE), "leftsemi"))
-
-
-def _rows_with(changes: DataFrame, names: Names) -> int:
-    """How many rows carry a filter that cannot be read."""
-    if not names.unreadable:
-        return 0
-    texts = changes.sparkSession.createDataFrame([(text,) for text in names.unreadable], "filter string")
-    return changes.join(fn.broadcast(texts), "filter", "leftsemi").count()
+def _write(engine: Engine, query: str, file: Path) -> pa.Table:
+    table = engine.fetch(query)
+    pq.write_table(table, file)
+    return table
 
 
 # --- figures ---

@@ -14,7 +14,7 @@ because the pipeline is to find the mistakes of the rest.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from roamcast.filters.expression import (
@@ -24,12 +24,14 @@ from roamcast.filters.expression import (
     Constant,
     Expression,
     In,
+    Inside,
     IsNull,
     Like,
     Matches,
     Or,
     Value,
 )
+from roamcast.filters.geography import Region, position_of
 from roamcast.filters.patterns import LikePattern, TopicPattern, Wild
 
 Interval = tuple[bytes, bytes]
@@ -81,12 +83,41 @@ def behind_prefix(encoded: bytes) -> bytes:
     return encoded[:-1] + bytes((encoded[-1] + 1,))
 
 
+@dataclass(frozen=True)
+class Derived:
+    """A value that follows from an attribute: whether it lies in a region; none if it is no position."""
+
+    name: str
+    region: Region
+
+    @property
+    def column(self) -> str:
+        """Its name among those of attributes, which have no null character."""
+        return f"{self.name}\0{self.region.text}"
+
+    def encoded(self, value: Value | None) -> bytes:
+        place = position_of(value) if isinstance(value, str) else None
+        return MISSING if place is None else encode(self.region.holds(place))
+
+
+def leaves_of(expression: Expression) -> Iterator[Expression]:
+    """The conditions on single attributes of which a filter is made."""
+    if isinstance(expression, And | Or):
+        for child in expression.children:
+            yield from leaves_of(child)
+    elif not isinstance(expression, Constant):
+        yield expression
+
+
 # --- what a condition says of one attribute ---
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression of Java's that must (or, if negative, must not) fit the whole string."""
+    """A regular expression that must (or, if negative, must not) fit the whole string.
+
+    Java, RE2 and Python read it alike, but for atomic groups, which RE2 does not know.
+    """
 
     regex: str
     negative: bool = False
@@ -210,11 +241,12 @@ def _topic(pattern: TopicPattern, negative: bool) -> Allowed:
         above = encode("/".join(fixed))
         return _of_type(STRINGS, [(above, after(above)), _prefixed("/".join(fixed) + "/")], negative)
     head = fixed[: fixed.index("+")]
-    regex = "/".join("[^/]*" if level == "+" else java_quoted(level) for level in fixed)
-    if levels[-1] == "#":
-        regex += "(?:/.*)?"
+    parts = ["[^/]*" if level == "+" else java_quoted(level) for level in fixed]
     if not head:
-        return _patterned(_without(STRINGS, [_prefixed("$")]), rf"(?!\$){regex}", negative)
+        parts[0] = "(?:[^/$][^/]*)?"
+    regex = "/".join(parts) + ("(?:/.*)?" if levels[-1] == "#" else "")
+    if not head:
+        return _patterned(_without(STRINGS, [_prefixed("$")]), regex, negative)
     return _patterned([_prefixed("/".join(head) + "/")], regex, negative)
 
 
@@ -238,6 +270,10 @@ def allowed_by(leaf: Expression) -> tuple[str, Allowed]:
             return name, _like(pattern, negative)
         case Matches(name, topic, negative):
             return name, _topic(topic, negative)
+        case Inside(name, region, negative):
+            # Whether a position is there is worked out with the values: see `Derived`.
+            point = encode(not negative)
+            return Derived(name, region).column, Allowed(((point, after(point)),))
         case IsNull(name, negative):
             return name, Allowed(((after(MISSING), END),) if negative else ((MISSING, after(MISSING)),))
     raise TypeError(f"not a condition: {leaf!r}")

@@ -16,11 +16,13 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
+from roamcast.pipeline.audit_sql import NODE, ROW
 from roamcast.pipeline.log_files import find_log_files, has_files
-from roamcast.pipeline.matching import problem_of_filter, with_values
+from roamcast.pipeline.matching import problem_of_filter
 from roamcast.pipeline.output import replace_part, replace_parts, unfinished
-from roamcast.pipeline.rows import NODE, ROW, problem
+from roamcast.pipeline.rows import problem
 from roamcast.pipeline.schema import spark_schema
+from roamcast.pipeline.spark_engine import read_log, with_values
 from roamcast.protocol.records import COLUMNS
 
 RECORDS, QUARANTINE = "records", "quarantine"
@@ -28,13 +30,6 @@ OF_RUN = "of_run"
 """The column by which folders are named; `run` itself stays in the files, as the contract has it."""
 TAKEN = "another row of the node has this sequence"
 UNREADABLE_ATTRIBUTES = "attributes cannot be read"
-
-
-def read_log(spark: SparkSession, folder: Path) -> DataFrame:
-    """Every row below the folder as it was written; columns that an older schema lacks are null."""
-    files = [str(file.absolute()) for file in find_log_files(folder)]
-    # Without the option, a bracket or a star in a name would be taken for a pattern.
-    return spark.read.schema(spark_schema()).option("__globPaths__", "false").parquet(*files)
 
 
 def quarantine_schema() -> StructType:

@@ -1,4 +1,4 @@
-"""Which notifications match which subscriptions: Spark's own evaluation of the filters.
+"""Which notifications match which subscriptions: the pipeline's own evaluation of the filters, as SQL.
 
 Subscriptions are few and notifications many, so the subscriptions are sent to
 wherever the notifications are. There each notification is joined with the
@@ -10,34 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as fn
-from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
 from roamcast.errors import InputError
-from roamcast.filters.expression import And, Constant, Expression, Or, Value, names_of
+from roamcast.filters.expression import And, Constant, Expression, Inside, Or, Value
 from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
-from roamcast.pipeline.conditions import MISSING, Allowed, Box, allowed_by, boxes_of, encode
+from roamcast.pipeline.conditions import (
+    MISSING,
+    Allowed,
+    Box,
+    Derived,
+    allowed_by,
+    boxes_of,
+    encode,
+    leaves_of,
+)
+from roamcast.pipeline.dialects import Dialect
 
 KEYS_MAX = 16
 """A list of more values than this does not become the key of a box."""
-BROADCAST_MAX = 200_000
-"""More boxes than this are not sent everywhere: Spark decides how to join them."""
 REMEMBERED_MAX = 65_536
 NO_KEY = b""
 SLOT_BYTES = 2
 """In front of a value that is a key, so that equal values of two attributes are two keys."""
 
 
+Asked = str | Derived
+"""An attribute by its name, or what follows from one."""
+
+
 @dataclass(frozen=True)
 class FilterTable:
-    """Filters as Spark evaluates them."""
+    """Filters as SQL evaluates them."""
 
     names: tuple[str, ...]
     """Attributes that any of them speaks of; the place of a name is its slot."""
@@ -48,6 +56,13 @@ class FilterTable:
     has_keyless: bool
     unboxed: Mapping[str, Expression]
     """Filters that would need too many boxes."""
+    derived: Mapping[str, Derived]
+    """Those of the names that stand for a value which follows from an attribute."""
+
+    @property
+    def values(self) -> tuple[Asked, ...]:
+        """What a notification's attributes are asked for, by slot."""
+        return tuple(self.derived.get(name, name) for name in self.names)
 
 
 def problem_of_filter(text: str) -> str:
@@ -62,7 +77,10 @@ def problem_of_filter(text: str) -> str:
 def filter_table(texts: Iterable[str]) -> FilterTable:
     # Of a filter on its client's own state only the widest instance is known here.
     expressions = {text: widest(parse(text)).expression for text in texts}
-    names = tuple(sorted(frozenset[str]().union(*map(names_of, expressions.values()))))
+    leaves = [leaf for expression in expressions.values() for leaf in leaves_of(expression)]
+    names = tuple(sorted({allowed_by(leaf)[0] for leaf in leaves}))
+    inside = (Derived(leaf.name, leaf.region) for leaf in leaves if isinstance(leaf, Inside))
+    derived = {one.column: one for one in inside}
     boxes: list[tuple[str, Box]] = []
     unboxed = {}
     for text, expression in expressions.items():
@@ -83,6 +101,7 @@ def filter_table(texts: Iterable[str]) -> FilterTable:
         tuple(sorted(int.from_bytes(key) for key in keys)),
         any(row["key"] == NO_KEY for row in rows),
         unboxed,
+        derived,
     )
 
 
@@ -119,9 +138,10 @@ def _structs(allowed: Allowed) -> list[dict[str, bytes]]:
     return [{"low": low, "high": high} for low, high in allowed.intervals]
 
 
-def _patterns(allowed: Allowed) -> list[dict[str, object]]:
+def _patterns(allowed: Allowed) -> list[dict[str, Any]]:
+    """They are compared with the encoded value, so the letter of strings comes first."""
     return [
-        {"regex": rf"(?s)\A(?:{pattern.regex})\z", "negative": pattern.negative}
+        {"regex": rf"(?s)\As(?:{pattern.regex})\z", "negative": pattern.negative}
         for pattern in allowed.patterns
     ]
 
@@ -138,18 +158,12 @@ def _box_schema(slots: int) -> pa.Schema:
 # --- notifications ---
 
 
-def with_values(published: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Adds the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
-    added = [StructField(f"value{slot}", BinaryType()) for slot in range(len(names))]
-    fields = [*published.schema.fields, *added, StructField("readable", BooleanType())]
-    return published.mapInArrow(_decoder(tuple(names)), StructType(fields))
-
-
 Values = tuple[bytes | bool, ...]
 """The bytes of each attribute, and whether they could be read."""
 
 
-def _decoder(names: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def decoder(names: tuple[Asked, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Adds the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
     added = [*(f"value{slot}" for slot in range(len(names))), "readable"]
     types = [*(pa.binary() for _ in names), pa.bool_()]
 
@@ -172,86 +186,83 @@ def _decoder(names: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Ite
 
 
 def _values(
-    encoded: bytes | None, names: tuple[str, ...], decode: Callable[[bytes], Mapping[str, Value]]
+    encoded: bytes | None, names: tuple[Asked, ...], decode: Callable[[bytes], Mapping[str, Value]]
 ) -> Values:
     try:
         attributes = decode(encoded or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return (*(MISSING for _ in names), False)
-    return (*(encode(attributes[name]) if name in attributes else MISSING for name in names), True)
+    return (*(_value(attributes, name) for name in names), True)
+
+
+def _value(attributes: Mapping[str, Value], asked: Asked) -> bytes:
+    if isinstance(asked, Derived):
+        return asked.encoded(attributes.get(asked.name))
+    return encode(attributes[asked]) if asked in attributes else MISSING
 
 
 # --- pairs ---
 
 
-def matching_pairs(
-    spark: SparkSession, notifications: DataFrame, subscriptions: DataFrame, table: FilterTable
-) -> DataFrame:
-    """Every notification with every subscription of its run whose filter it matches.
+def pairs_sql(
+    table: FilterTable, dialect: Dialect, kept: Sequence[str], others: Sequence[str], notifications: str,
+    held: str, boxes: str,
+) -> str:  # fmt: skip
+    """A query for every notification with every subscription of its run whose filter it matches.
 
-    `notifications` have the values of `with_values`; `subscriptions` have `run` and `filter`. The other
-    columns of both are kept, so they must have different names. A pair may come several times.
+    `notifications` have the values of `decoder`; `held` has `run` and `filter`. `kept` are the columns
+    that are wanted of notifications, `others` those of `held`. A pair may come several times.
     """
-    count = len(table.names)
-    kept = [name for name in notifications.columns if not name.startswith("value")]
-    others = [name for name in subscriptions.columns if name != "run"]
-    boxes = spark.createDataFrame(table.boxes).join(subscriptions, "filter")
-    if table.boxes.num_rows <= BROADCAST_MAX:
-        boxes = fn.broadcast(boxes)
-    keys = [fn.concat(fn.lit(slot.to_bytes(SLOT_BYTES)), f"value{slot}") for slot in table.keys]
+    keys = [f"{dialect.blob(slot.to_bytes(SLOT_BYTES))} || value{slot}" for slot in table.keys]
     if table.has_keyless or not keys:
-        keys.append(fn.lit(NO_KEY))
-    keyed = notifications.withColumn("key", fn.explode(fn.array(*keys)) if len(keys) > 1 else keys[0])
-    pairs = keyed.join(boxes, ["run", "key"]).where(_fits(count))
-    results = [pairs.select(*kept, *others)]
-    columns = {name: fn.col(f"value{slot}") for slot, name in enumerate(table.names)}
+        keys.append(dialect.blob(NO_KEY))
+    key = dialect.unnest(keys) if len(keys) > 1 else keys[0]
+    columns = ", ".join([*(f"n.{name}" for name in kept), *(f"b.{name}" for name in others)])
+    ends = "".join(f", low{slot}, high{slot}" for slot in range(len(table.names)))
+    wanted = ", ".join(f"h.{name}" for name in others)
+    parts = [
+        f"""SELECT /*+ BROADCAST(b) */ {columns}
+        FROM (SELECT *, {key} AS key FROM {notifications}) AS n
+        JOIN (SELECT h.run, {wanted}, key, rest{ends} FROM {boxes} JOIN {held} AS h
+            ON h.filter = {boxes}.filter) AS b
+        ON n.run = b.run AND n.key = b.key WHERE {_fits(len(table.names), dialect)}"""
+    ]
+    slots = {name: f"value{slot}" for slot, name in enumerate(table.names)}
     for text, expression in table.unboxed.items():
-        found = notifications.where(condition(expression, columns))
-        held = fn.broadcast(subscriptions.where(fn.col("filter") == text))
-        results.append(found.join(held, "run").select(*kept, *others))
-    return reduce(DataFrame.unionByName, results)
+        parts.append(
+            f"""SELECT /*+ BROADCAST(b) */ {columns} FROM {notifications} AS n
+            JOIN (SELECT * FROM {held} WHERE filter = {dialect.text(text)}) AS b ON n.run = b.run
+            WHERE {_condition(expression, slots, dialect)}"""
+        )
+    return " UNION ALL ".join(parts)
 
 
-def _fits(slots: int) -> Column:
+def _fits(slots: int, dialect: Dialect) -> str:
     """Whether every value of a pair lies in its hull, and fits the rest."""
-    fits = fn.lit(True)
-    for slot in range(slots):
-        value = fn.col(f"value{slot}")
-        fits = fits & (value >= fn.col(f"low{slot}")) & (value < fn.col(f"high{slot}"))
     if not slots:
-        return fits
-    values = fn.array(*(f"value{slot}" for slot in range(slots)))
-    rest = fn.forall("rest", lambda one: _allows(one, fn.element_at(values, one["slot"] + 1)))
-    return fits & (fn.col("rest").isNull() | rest)
+        return "true"
+    hulls = [f"value{slot} >= low{slot} AND value{slot} < high{slot}" for slot in range(slots)]
+    value = f"CASE one.slot {' '.join(f'WHEN {slot} THEN value{slot}' for slot in range(slots))} END"
+    inside = dialect.any("one.intervals", "it", f"{value} >= it.low AND {value} < it.high")
+    fits = dialect.every("one.patterns", "it", f"{dialect.fits(value, 'it.regex')} <> it.negative")
+    rest = dialect.every("rest", "one", f"{inside} AND {fits}")
+    return f"{' AND '.join(hulls)} AND (rest IS NULL OR {rest})"
 
 
-def _allows(one: Column, value: Column) -> Column:
-    inside = fn.exists(one["intervals"], lambda end: (value >= end["low"]) & (value < end["high"]))
-    fits = fn.forall(
-        one["patterns"], lambda pattern: fn.rlike(_text(value), pattern["regex"]) != pattern["negative"]
-    )
-    return inside & fits
-
-
-def _text(value: Column) -> Column:
-    """A string without the letter of its type."""
-    return fn.substring(value, fn.lit(2), fn.length(value)).cast("string")
-
-
-def condition(expression: Expression, columns: Mapping[str, Column]) -> Column:
-    """A filter as one condition of Spark's, as it stands."""
+def _condition(expression: Expression, slots: Mapping[str, str], dialect: Dialect) -> str:
+    """A filter as one condition, as it stands."""
     if isinstance(expression, Constant):
-        return fn.lit(expression.value)
-    if isinstance(expression, And):
-        return reduce(Column.__and__, (condition(child, columns) for child in expression.children))
-    if isinstance(expression, Or):
-        return reduce(Column.__or__, (condition(child, columns) for child in expression.children))
+        return str(expression.value).lower()
+    if isinstance(expression, And | Or):
+        sign = " AND " if isinstance(expression, And) else " OR "
+        return f"({sign.join(_condition(child, slots, dialect) for child in expression.children)})"
     name, allowed = allowed_by(expression)
-    value = columns[name]
-    inside = reduce(
-        Column.__or__,
-        ((value >= fn.lit(low)) & (value < fn.lit(high)) for low, high in allowed.intervals),
-        fn.lit(False),
+    value, blob = slots[name], dialect.blob
+    inside = " OR ".join(
+        f"({value} >= {blob(low)} AND {value} < {blob(high)})" for low, high in allowed.intervals
     )
-    fits = (fn.rlike(_text(value), fn.lit(one["regex"])) != one["negative"] for one in _patterns(allowed))
-    return reduce(Column.__and__, fits, inside)
+    fits = "".join(
+        f" AND {dialect.fits(value, dialect.text(one['regex']))} <> {str(one['negative']).lower()}"
+        for one in _patterns(allowed)
+    )
+    return f"(({inside or 'false'}){fits})"

@@ -21,13 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from roamcast.models.intervals import mean_interval
-from roamcast.pipeline.audit import audit_rows, protocol_of
-from roamcast.pipeline.findings import LOST, one_by_one
-from roamcast.pipeline.ingest import read_log
+from roamcast.pipeline.audit import audit, protocol_of
+from roamcast.pipeline.audit_sql import CLIENT
 from roamcast.pipeline.measures import Measure, all_measures, handoffs
-from roamcast.pipeline.names import CLIENT
 from roamcast.pipeline.output import replace_parts, unfinished
-from roamcast.pipeline.rows import usable, without_repetitions
+from roamcast.pipeline.rows import one_by_one, usable, without_repetitions
+from roamcast.pipeline.spark_engine import read_log, spark_engine
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ACCURACY = 10_000
@@ -51,7 +50,8 @@ def metrics(
     """Measure a log; tables go to `out`, the figures come back and are in `out/metrics.json`."""
     rows = read_log(spark, log)
     with unfinished(out) as made:
-        audited = audit_rows(spark, rows, made / "audit", clock_error_s)
+        with spark_engine(rows) as engine:
+            audited = audit(engine, made / "audit", clock_error_s)
         rows = without_repetitions(rows) if audited["repeated_rows"] else rows
         measures = all_measures(neighbour_timeout_s)
         about = {one.name: (one.unit, one.what) for one in measures} | SHARES
@@ -152,7 +152,7 @@ def _traces(spark: SparkSession, rows: DataFrame, findings: Path) -> DataFrame:
     came = one_by_one(usable(rows, "delivered")).select(
         *identity, "published_at", fn.col("time").alias("arrived_at"), "broker"
     )
-    lost = spark.read.parquet(str(findings)).where(fn.col("kind") == LOST)
+    lost = spark.read.parquet(str(findings)).where(fn.col("kind") == "lost")
     never = lost.select(
         *identity,
         "published_at",

@@ -18,12 +18,13 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
-from roamcast.pipeline.findings import one_by_one
-from roamcast.pipeline.matching import filter_table, matching_pairs, problem_of_filter, with_values
+from roamcast.pipeline.audit_sql import MUST, standing, subscriptions
+from roamcast.pipeline.dialects import SPARK
+from roamcast.pipeline.matching import filter_table, problem_of_filter
 from roamcast.pipeline.measures import delays
-from roamcast.pipeline.rows import usable, without_repetitions
+from roamcast.pipeline.rows import OWN_WORD, one_by_one, usable, without_repetitions
 from roamcast.pipeline.schema import spark_schema
-from roamcast.pipeline.subscriptions import MUST, standing, subscriptions
+from roamcast.pipeline.spark_engine import matching_pairs, with_values
 from roamcast.pipeline.visits import is_handoff
 
 MINUTE_S = 60
@@ -108,7 +109,7 @@ def close(
     rows = state.open.unionByName(fresh)
     ripe = rows.where(fn.col("time") < until_s)
     changes = without_repetitions(state.changes.unionByName(_kept_changes(ripe)))
-    told = changes.where("node = client").select(*CLIENT).distinct()
+    told = changes.where(OWN_WORD).select(*CLIENT).distinct()
     owed = _owed(spark, ripe, changes, clock_error_s).join(told, CLIENT, "leftsemi")
     came = _came(ripe)
     judged = _judged(state.balances, owed, came).persist()
@@ -154,7 +155,7 @@ def _seen(seen: DataFrame, fresh: DataFrame) -> DataFrame:
 def _kept_changes(ripe: DataFrame) -> DataFrame:
     """Subscriptions, and one row of each client that tells of itself."""
     changes = ripe.where(fn.col("kind").isin(*CHANGES))
-    own = ripe.where("node = client and kind in ('moved', 'attached', 'delivered')")
+    own = ripe.where(f"{OWN_WORD} and kind in ('moved', 'attached', 'delivered')")
     return changes.unionByName(_first(own, CLIENT, "time", "sequence"))
 
 
@@ -166,15 +167,16 @@ def _first(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFra
 
 def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_s: float) -> DataFrame:
     """Each notification that a client must or may get, once."""
-    held = subscriptions(changes.where(fn.col("kind").isin(*CHANGES)))
+    held = spark.sql(subscriptions(SPARK, "{changes}"), changes=changes.where(fn.col("kind").isin(*CHANGES)))
     texts = [row.filter for row in held.select("filter").distinct().collect()]
     table = filter_table(text for text in texts if not problem_of_filter(text))
     # Nothing that was not numbered was promised.
     published = ripe.where("kind = 'published' and number > 0").select(
         "run", "node", "sequence", "time", "publisher", "incarnation", "number", "notifications", "attributes"
     )
-    valued = with_values(published, table.names).drop("attributes").where("readable")
-    pairs = matching_pairs(spark, valued, held, table).withColumn("standing", standing(clock_error_s))
+    valued = with_values(published, table.values).drop("attributes").where("readable")
+    pairs = matching_pairs(spark, valued, held, table)
+    pairs = pairs.withColumn("standing", fn.expr(standing(clock_error_s, "false")))
     each = one_by_one(pairs.where("standing is not null"))
     minute = fn.min(minute_of(fn.col("time"))).alias("minute")
     return each.groupBy(*NOTIFICATION).agg(minute, fn.max("standing").alias("standing"))
@@ -182,7 +184,7 @@ def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_
 
 def _came(ripe: DataFrame) -> DataFrame:
     """How often each notification reached a client, by its own word."""
-    delivered = ripe.where("kind = 'delivered' and node = client and number > 0")
+    delivered = ripe.where(f"kind = 'delivered' and {OWN_WORD} and number > 0")
     minute = fn.min(minute_of(fn.col("time"))).alias("came_in")
     return one_by_one(delivered).groupBy(*NOTIFICATION).agg(fn.count("*").alias("came"), minute)
 
@@ -227,7 +229,7 @@ def _summed(minutes: DataFrame, judged: DataFrame) -> DataFrame:
 
 def _handoff_steps(steps: DataFrame) -> DataFrame:
     """What a client says of itself: where it went, and what it got then."""
-    return steps.where("node = client and kind in ('moved', 'delivered')")
+    return steps.where(f"{OWN_WORD} and kind in ('moved', 'delivered')")
 
 
 def _transfer_steps(steps: DataFrame) -> DataFrame:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 VERSION_KEY = b"roamcast.schema_version"
 """Under which a file says which version of the schema it follows."""
@@ -26,13 +20,9 @@ UNVERSIONED = 0
 ROW_COLUMNS = ("run", "sequence", "time", "node", "kind")
 """What every row has in every version of the schema."""
 
-_SPARK_TYPES: dict[str, DataType] = {
-    "string": StringType(),
-    "binary": BinaryType(),
-    "float64": DoubleType(),
-    "int64": LongType(),
-    "int32": IntegerType(),
-}
+_SPARK_TYPES = {
+    "string": "string", "binary": "binary", "float64": "double", "int64": "bigint", "int32": "int",
+}  # fmt: skip
 # Which Arrow types hold what the schema asks for without loss: other tools write other ones.
 _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
     "string": (pa.string(), pa.large_string()),
@@ -45,7 +35,15 @@ _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
 
 def spark_schema() -> StructType:
     """The columns of a log, in the order of the contract."""
-    return StructType([StructField(name, _SPARK_TYPES[kind]) for name, kind in COLUMNS.items()])
+    from pyspark.sql.types import StructType
+
+    columns = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in COLUMNS.items())
+    return cast("StructType", StructType.fromDDL(columns))
+
+
+def arrow_schema() -> pa.Schema:
+    """The same for Arrow."""
+    return pa.schema([(name, _ARROW_TYPES[kind][0]) for name, kind in COLUMNS.items()])
 
 
 def version_of(metadata: Mapping[bytes, bytes] | None) -> int | None:

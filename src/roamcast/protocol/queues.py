@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -15,7 +16,10 @@ ARRIVALS_KEPT_MIN = 256
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest."""
+    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest.
+
+    Bytes are memory, as `Burst.held` estimates it.
+    """
 
     notifications_max: int
     bytes_max: int
@@ -111,7 +115,18 @@ class DeliveryQueue:
     def limit(self, limits: QueueLimits | None) -> None:
         """Other limits from now on; what is too much gives way when the next burst comes."""
         self._limits = limits
-        self.size_bytes = sum(burst.size for burst in self.bursts()) if limits is not None else 0
+        self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
+
+    def join(self, buffer: Buffer) -> list[tuple[DeliveryQueue, Burst]]:
+        """Take room in a buffer from now on; return what had to be given up, here or in another queue."""
+        self._buffer, self._limited = buffer, buffer.limit_bytes is not None
+        self.limit(buffer.limits)
+        evicted = self._shrink(buffer.limits) if buffer.limits is not None else []
+        end = self.popped
+        for burst in self.bursts() if self._limited else ():
+            end += burst.count
+            evicted += buffer.added(self, end, burst)
+        return evicted
 
     def append(self, burst: Burst) -> Sequence[tuple[DeliveryQueue, Burst]]:
         """Add at the end; return what had to be given up for it, here or in another queue."""
@@ -119,7 +134,7 @@ class DeliveryQueue:
         self.appended += burst.count
         limits = self._limits
         if limits is not None:
-            self.size_bytes += burst.size
+            self.size_bytes += burst.held
             is_full = (
                 self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
             )
@@ -138,7 +153,7 @@ class DeliveryQueue:
             return 0
         appended = self.appended + count
         if limits is not None:
-            size_bytes = self.size_bytes + burst.size
+            size_bytes = self.size_bytes + burst.held
             if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
                 return 0
             self.size_bytes = size_bytes
@@ -157,14 +172,17 @@ class DeliveryQueue:
             if limits.drops_newest:
                 burst = self.waiting.pop()
                 self.appended -= burst.count
-                self.size_bytes -= burst.size
+                self.size_bytes -= burst.held
                 return [(self, burst)]
             evicted.append((self, self.drop_waiting()))
         return evicted
 
     def drop_waiting(self) -> Burst:
-        """Give up the oldest burst that was not sent."""
-        return self._pop_front(self.waiting)
+        """Give up the oldest burst that was not sent; its sequences are skipped if nothing is in flight."""
+        burst = self._pop_front(self.waiting)
+        if not self.in_flight:
+            self.base = self.sent = self.base + burst.count
+        return burst
 
     def extend(self, bursts: Iterable[Burst]) -> list[tuple[DeliveryQueue, Burst]]:
         evicted: list[tuple[DeliveryQueue, Burst]] = []
@@ -192,6 +210,15 @@ class DeliveryQueue:
             self.sent += burst.count
             room -= burst.count
         return taken
+
+    def up_to(self, sequence: int) -> Iterator[Burst]:
+        """What `acknowledge` would forget."""
+        left = sequence - self.base
+        for burst in chain(self.in_flight, self.waiting):
+            if left <= 0:
+                return
+            yield burst if burst.count <= left else burst.head(left)
+            left -= burst.count
 
     def acknowledge(self, sequence: int) -> int:
         """Forget what the client has; return how many notifications that were.
@@ -244,10 +271,10 @@ class DeliveryQueue:
 
     def drop_oldest(self) -> Burst:
         """Give up the oldest burst; its sequences are skipped."""
-        front = self.in_flight or self.waiting
-        if front is self.in_flight:
-            self.base += front[0].count
-        return self._pop_front(front)
+        if not self.in_flight:
+            return self.drop_waiting()
+        self.base += self.in_flight[0].count
+        return self._pop_front(self.in_flight)
 
     def bursts(self) -> list[Burst]:
         return [*self.in_flight, *self.waiting]
@@ -256,7 +283,7 @@ class DeliveryQueue:
         burst = bursts.popleft()
         self.popped += burst.count
         if self._limits is not None:
-            self.size_bytes -= burst.size
+            self.size_bytes -= burst.held
         if self._limited and self._buffer is not None:
             self._buffer.removed(burst)
         return burst

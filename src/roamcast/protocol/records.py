@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Since version 2, `acknowledged` names the notifications, and clients write their reasons (see below)."""
 
 KINDS = (
     "started", "crashed", "link_up", "link_down",
@@ -25,8 +26,25 @@ and `attached`, which both do: the broker when the session is there, the client 
 state (its location) is what `attributes` say: "step" (at once) or "late" (when all knew); or why it was
 refused."""
 
-FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent", "acknowledged"})
-"""Kinds that are left out when a run keeps counters only: nothing that is owed depends on them."""
+FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent"})
+"""Kinds that are left out when a run keeps counters only: no verdict depends on them."""
+
+REPEATED, RETAINED, SHARED = "repeated", "retained", "shared"
+"""Reasons of a `delivered` row: why the notification came apart from the promise to deliver it once and in
+order. Its broker marked it as sent before (QoS 1), it was stored, or the client is a member of a group."""
+UNPROMISED, NO_LOCAL = "QoS 0", "no local"
+"""Reasons of a `subscribed` row that a client writes, besides `SHARED`: what the subscription does not ask
+for, so that it may be missing."""
+
+LIFE_MARK = "@"
+"""Between the client and the time in the name of a node: each process of a client is a node of its own,
+because it numbers its rows from 1."""
+
+
+def life_of(client: str, started_ms: int) -> str:
+    """The node under which a process of a client writes. Names of later processes sort behind."""
+    return f"{client}{LIFE_MARK}{started_ms:014d}"
+
 
 _BURST = ("publisher", "incarnation", "number", "notifications")
 _CHANGE = ("client", "filter", "reason")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -30,12 +29,6 @@ class Explanation(NamedTuple):
     steps: list[Step]
     outcome: str
     """In one line."""
-
-
-class _Sent(NamedTuple):
-    first: int
-    size: int
-    is_ours: bool
 
 
 def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
@@ -67,8 +60,6 @@ class _Telling:
         self.wanted = wanted
         self.steps: list[Step] = []
         self._happened: set[str] = set()
-        self._in_flight: dict[str, deque[_Sent]] = {}
-        """What each broker has sent to the client and knows no acknowledgement of, in order."""
         self._is_full = False
         self._dropped = ""
 
@@ -81,36 +72,20 @@ class _Telling:
             self._tell(row, f"published by {row.publisher} ({_bytes(row)})")
         elif is_ours and row.kind == "forwarded":
             self._tell(row, f"forwarded over the link to {row.peer}")
+        elif is_ours and row.client == self.client and row.kind == "acknowledged":
+            self._tell(row, "acknowledged by the client")
         elif is_ours and row.client == self.client and row.kind in ("queued", "sent", "delivered", "dropped"):
             why = f": {row.reason}" if row.reason else ""
             self._tell(row, f"{row.kind}{'' if row.kind == 'delivered' else ' at the client’s broker'}{why}")
             self._dropped = (row.reason or "no reason given") if row.kind == "dropped" else self._dropped
 
     def _read_of_client(self, row: Row) -> None:
-        in_flight = self._in_flight.setdefault(row.node, deque())
+        if "published" not in self._happened:
+            return
         if row.kind in ("attached", "detached"):
-            in_flight.clear()  # What was not acknowledged is sent again.
-            if "published" in self._happened:
-                self._tell(row, f"the client {row.kind}{f' ({row.reason})' if row.reason else ''}")
-        elif row.kind == "handoff_finished" and "published" in self._happened:
+            self._tell(row, f"the client {row.kind}{f' ({row.reason})' if row.reason else ''}")
+        elif row.kind == "handoff_finished":
             self._tell(row, f"the client’s session has come from {row.peer}")
-        elif row.kind == "sent" and row.number is not None:
-            in_flight.append(_Sent(row.number, row.notifications or 1, self._is_ours(row)))
-        elif row.kind == "acknowledged":
-            self._acknowledge(row, in_flight)
-
-    def _acknowledge(self, row: Row, in_flight: deque[_Sent]) -> None:
-        """Acknowledgements count what was sent, from the oldest on."""
-        left = row.notifications or 0
-        while left > 0 and in_flight:
-            sent = in_flight.popleft()
-            taken = min(left, sent.size)
-            left -= taken
-            if sent.is_ours and self.wanted.number < sent.first + taken:
-                self._tell(row, "acknowledged by the client")
-            if taken < sent.size:
-                rest = sent.is_ours and self.wanted.number >= sent.first + taken
-                in_flight.appendleft(_Sent(sent.first + taken, sent.size - taken, rest))
 
     def _is_ours(self, row: Row) -> bool:
         return _is_about(row, self.wanted) and (row.incarnation or 0) == self.wanted.incarnation

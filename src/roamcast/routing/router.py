@@ -15,7 +15,7 @@ is known of that client; each broker makes of them what it needs (`dependents.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -148,7 +148,7 @@ class Router:
         "router",
         saved=(
             "strategy", "uses_advertisements", "table", "dependents", "_round_trips_s", "_peers",
-            "_collected", "_diverted", "_local_advertisements", "_barriers",
+            "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers",
         ),
         derived=("_send", "_settled"),
     )  # fmt: skip
@@ -176,6 +176,8 @@ class Router:
         self._peers: dict[str, _PeerState] = {}
         self._collected: dict[Interface, dict[Entry, int]] = {}
         """Entries per interface they came from, reference-counted."""
+        self._ahead: dict[tuple[str, Entry], int] = {}
+        """Unsubscriptions of peers that came ahead of what they take back (see `end_relocation`)."""
         self._diverted: dict[str, Interface] = {}
         """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
         self._local_advertisements: dict[Filter, int] = {}
@@ -196,6 +198,20 @@ class Router:
     def size(self) -> int:
         """Entries of the routing table: a filter, where it came from and, if that is kept, whose it is."""
         return sum(map(len, self._collected.values()))
+
+    def collected(self, peer: str) -> Mapping[Entry, int]:
+        """What a peer has subscribed to, and how often."""
+        return self._collected.get(peer, {})
+
+    def advertised(self, peer: str) -> Mapping[Filter, int]:
+        """What a peer has advertised, and how often."""
+        state = self._peers.get(peer)
+        return state.advertised if state is not None else {}
+
+    def forwarded(self, peer: str) -> list[Entry]:
+        """What a peer was asked for."""
+        state = self._peers.get(peer)
+        return state.aggregate.forwarded() if state is not None and state.aggregate is not None else []
 
     def has_peer(self, peer: str) -> bool:
         return peer in self._peers
@@ -226,6 +242,7 @@ class Router:
             for _ in range(count):
                 self._on_unadvertised(peer, filter)
         del self._peers[peer]
+        self._ahead = {key: count for key, count in self._ahead.items() if key[0] != peer}
         self._round_trips_s.pop(peer, None)
         self.dependents.forget_unused()
         self._commit("subscribe")
@@ -319,6 +336,18 @@ class Router:
             for entry in entries:
                 self._release(source, entry)
         return self._carry(target if isinstance(target, str) else None)
+
+    def end_relocation(self, filters: Iterable[Filter], subscriber: str, peer: str) -> None:
+        """A peer has relocated the filters, and the broker that they were relocated from is gone.
+
+        What the peer has given up without being asked to is told to it once more, because whoever finds out
+        about the gone broker takes that back, too. If that came first, the peer remembers it (`_ahead`).
+        """
+        entries = tuple((filter, subscriber) for filter in filters)
+        for entry in entries:
+            self._collect(peer, entry)
+        self._peers[peer].staged.append(Change(subscribe=entries))
+        self._commit("handoff")
 
     def _carry(self, peer: str | None) -> Update | None:
         """Send what is staged, but what is for this peer is given to the caller, who sends it along."""
@@ -539,6 +568,9 @@ class Router:
 
     def _collect(self, interface: Interface, entry: Entry) -> None:
         filter = entry[0]
+        if self._ahead and isinstance(interface, str) and (interface, entry) in self._ahead:
+            self._count_ahead(interface, entry, -1)
+            return
         if filter.own:
             self._note_use(filter, +1)
         if not self._diverted or self._is_routed(interface, entry):
@@ -550,8 +582,16 @@ class Router:
                 if peer != interface and state.wants(filter, self.uses_advertisements):
                     state.stage(state.aggregate.add(entry))  # type: ignore[union-attr]
 
+    def _count_ahead(self, peer: str, entry: Entry, change: int) -> None:
+        count = self._ahead[peer, entry] = self._ahead.get((peer, entry), 0) + change
+        if not count:
+            del self._ahead[peer, entry]
+
     def _release(self, interface: Interface, entry: Entry) -> None:
         filter = entry[0]
+        if isinstance(interface, str) and entry not in self._collected.get(interface, ()):
+            self._count_ahead(interface, entry, +1)
+            return
         if not self._diverted or self._is_routed(interface, entry):
             self._remove_route(filter, interface)
         if filter.own:

@@ -26,7 +26,15 @@ from roamcast.protocol.effects import (
 )
 from roamcast.protocol.notification import encode_attributes
 from roamcast.simulator.checkers import Result
-from roamcast.simulator.drawing import Span, draw_delays, draw_moves, draw_publishes, in_order, with_faults
+from roamcast.simulator.drawing import (
+    Span,
+    draw_copies,
+    draw_delays,
+    draw_moves,
+    draw_publishes,
+    in_order,
+    with_faults,
+)
 from roamcast.simulator.location_fuzz import draw_location_story
 from roamcast.simulator.mqtt_draw import draw_mqtt_story
 from roamcast.simulator.network import Action, NetworkSettings
@@ -86,6 +94,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
         notice_delay=notice,
         window=window,
         names_last_broker=rng.random() < 0.7,
+        mobility=draw_copies(protocol, seed),
         seed=seed,
     )
 

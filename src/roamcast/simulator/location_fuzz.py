@@ -31,7 +31,7 @@ from roamcast.protocol.notification import encode_attributes
 from roamcast.routing.location.movement_graph import MovementGraph, grid
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps
-from roamcast.simulator.drawing import Span, draw_moves, draw_publishes, in_order
+from roamcast.simulator.drawing import Span, draw_copies, draw_moves, draw_publishes, in_order
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_earth import Earth, draw_earth
 from roamcast.simulator.location_oracle import delivers_once
@@ -185,6 +185,7 @@ def _draw_settings(
         notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.2))),
         names_last_broker=rng.random() < 0.7,
         location=location,
+        mobility=draw_copies(name, seed),
         seed=seed,
     )
 

@@ -29,13 +29,14 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.user_properties import WHERE
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
-from roamcast.mqtt.server.moves import MOVE_TOPIC, write_move
+from roamcast.mqtt.server.moves import MOVE_TOPIC, read_move, write_move
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor, MoveTo
 from roamcast.simulator.links import Link
 from roamcast.simulator.mqtt_ledger import ClientLedger, Connection, Ledger, Message, Sending
 from roamcast.simulator.mqtt_story import (
     EXPIRY_DEFAULT_S,
     FOR_EVER_S,
+    PLACE,
     Connect,
     Disconnect,
     MqttSettings,
@@ -204,7 +205,7 @@ class MqttAccess:
 
     def _subscribe(self, client: MqttClient, item: SubscribeFilter) -> None:
         entry = SubscriptionEntry(
-            item.filter, item.qos, no_local=item.no_local, retain_handling=item.retain_handling
+            item.filter, item.qos, item.no_local, item.retain_as_published, item.retain_handling
         )
         told = ((WHERE, item.where),) if item.where else ()
         packet = packets.Subscribe(0, (entry,), item.identifier, told)
@@ -354,7 +355,8 @@ class MqttAccess:
     def _try_again(self, client: MqttClient, attempt: int) -> None:
         if client.attempt != attempt or client.line is not None or client.id in self._waiting:
             return
-        client.retries += 1
+        # While a broker is down that may hold the session, clients are refused, however long that is.
+        client.retries += self.ledger.is_calm(self._network.now, self._network.now)
         if client.retries > RETRIES_MAX:
             self.ledger.wrong("never served", f"{client.id} tried {RETRIES_MAX} times at {client.broker}")
             return
@@ -430,7 +432,11 @@ class MqttAccess:
             match packet:
                 case packets.Connect():
                     line.noted.is_clean = packet.clean_start
-                case packets.Publish() if packet.topic != CONTROL_TOPIC:
+                case packets.Publish() if packet.topic == CONTROL_TOPIC:
+                    if client.ledger.life is not None:
+                        place = str(read_move(packet.payload)[PLACE])
+                        client.ledger.life.places.append((now, place))
+                case packets.Publish():
                     self._note_publish(client, line, packet)
                 case packets.Subscribe():
                     self.ledger.subscribe(client.id, _asked_by(packet), now)
@@ -572,7 +578,7 @@ def _asked_by(packet: packets.Subscribe) -> SubscribeFilter:
     (entry,) = packet.entries
     return SubscribeFilter(
         entry.filter, entry.qos, entry.no_local, entry.retain_handling, packet.subscription_identifier,
-        dict(packet.user_properties).get(WHERE, ""),
+        dict(packet.user_properties).get(WHERE, ""), entry.retain_as_published,
     )  # fmt: skip
 
 

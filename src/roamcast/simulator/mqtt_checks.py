@@ -8,6 +8,10 @@ Nothing here looks at the brokers' tables. The rules, each checked by the functi
                 it from a full queue.
 `owed_qos_0`    QoS 0 is lost only if somebody was away or moving, or a broker or link was down.
 `wanted`        Nobody gets what no subscription asked for, or what was published after UNSUBACK.
+                A filter on the client's place wants what matches where the client may be, as it has said.
+                What comes by another subscription has its options, too, if the rest of the filter matches.
+`as_published`  RETAIN tells what comes out of the store. Whoever asks for it also sees it on what was
+                published with it.
 `qos`           What arrives has the lower of the QoS of publish and subscription, and only identifiers of
                 subscriptions that match.
 `repeated`      QoS 0 and 2 come once. QoS 1 is repeated only with DUP on a later connection, or if its
@@ -47,8 +51,9 @@ from roamcast.simulator.mqtt_ledger import (
     Subscription,
 )
 
-NORMAL, RETAINED = "", "retained"
-"""Ways by which a message comes; a third is the name of a shared group."""
+NORMAL, RETAINED, EITHER = "", "retained", "normal or retained"
+"""Ways by which a message comes; another one is the name of a shared group. A client that asks for RETAIN as
+published cannot tell the two apart."""
 PROBE = "probe-"
 """Begins the names of clients that look at every broker when all is over."""
 
@@ -97,6 +102,7 @@ class MqttChecker:
                 self.ordered(client, life)
                 for delivery in life.deliveries:
                     self.wanted(client, life, delivery)
+                    self.as_published(client, life, delivery)
                     self.qos(client, life, delivery)
                     self.expired(client, delivery)
                     self.rights(client, delivery)
@@ -136,6 +142,11 @@ class MqttChecker:
         ):
             text = f"{client.id} got {_told(message)}, which {message.publisher} may not publish"
             self.result.violate("denied", text)
+        broker = next((one.broker for one in client.connections if one.number == delivery.connection), "")
+        in_force = self._in_force(broker, delivery.at - self._longest_s, delivery.at)
+        if in_force and not any(_may_receive(access, client, message) for access in in_force):
+            text = f"{client.id} got {_told(message)} at {delivery.at:.6f}, which {broker} denies to it"
+            self.result.violate("denied", text)
 
     @property
     def _longest_s(self) -> float:
@@ -151,13 +162,22 @@ class MqttChecker:
 
     def _is_denied(self, message: Message, broker: str, start: float, end: float) -> bool:
         """Whether the rules of a broker denied it all the time."""
-        changes = self._accesses.get(broker, [])
-        before = [access for at, access in changes if at <= start][-1:]
-        in_force = before + [access for at, access in changes if start < at <= end]
-        return bool(before) and not any(
+        in_force = self._in_force(broker, start, end)
+        return bool(in_force) and not any(
             access.of(Identity(message.publisher)).may_publish(message.topic, message.attributes)
             for access in in_force
         )
+
+    def _in_force(self, broker: str, start: float, end: float) -> list[Access]:
+        """The rules that a broker had at any time; none if it began without."""
+        changes = self._accesses.get(broker, [])
+        before = [access for at, access in changes if at <= start][-1:]
+        return before + [access for at, access in changes if start < at <= end] if before else []
+
+    def _may_be_withheld(self, client: ClientLedger, message: Message) -> bool:
+        """Whether the rules of some broker ever denied it to the client."""
+        accesses = (access for changes in self._accesses.values() for _, access in changes)
+        return any(not _may_receive(access, client, message) for access in accesses)
 
     def _was_at_forgotten(self, client: str) -> bool:
         known = self._ledger.clients.get(client.rstrip("~"))
@@ -194,13 +214,15 @@ class MqttChecker:
         for message in self._ledger.messages.values():
             if not (message.is_accepted and message.qos) or message.is_clear or self._may_be_denied(message):
                 continue
-            owing = [one for one in life.subscriptions if self._owes(one, message, client)]
+            owing = [one for one in life.subscriptions if self._owes(one, message, client, life)]
             if not owing:
                 continue
             self.result.expected += 1
-            if had[message.key, NORMAL] or self._may_have_expired(client, message):
+            if had[message.key, NORMAL] or had[message.key, EITHER]:
                 continue
-            if self._is_excused(client, message):
+            if self._may_have_expired(client, message) or self._is_excused(client, message):
+                continue
+            if self._may_be_withheld(client, message):
                 continue
             missing.append(message)
         self._miss(client, missing)
@@ -213,8 +235,10 @@ class MqttChecker:
             for message in missing:
                 self.result.violate("lost", f"{client.id} misses {_told(message)}")
 
-    def _owes(self, one: Subscription, message: Message, client: ClientLedger) -> bool:
+    def _owes(self, one: Subscription, message: Message, client: ClientLedger, life: Life) -> bool:
         """Whether the message was published while the subscription held, and with a QoS that is kept."""
+        if one.depends_on_place and not self._is_surely_there(one, message, client, life, message.taken_by):
+            return False
         if one.group or not one.qos or not one.is_settled or not one.wants(message, client.id):
             return False
         if not one.granted_at <= message.first_at < one.changed_at:
@@ -228,6 +252,31 @@ class MqttChecker:
             and self._ledger.is_calm(message.first_at, arrived_at)
             and client.is_there(message.first_at - self._ledger.slack_s, one.changed_at)
         )
+
+    def _is_surely_there(
+        self, one: Subscription, message: Message, client: ClientLedger, life: Life, taken_by: float
+    ) -> bool:
+        """Whether the message matches wherever the client may have been while it was on its way."""
+        start, end = message.first_at - self._ledger.slack_s, taken_by + self._ledger.slack_s
+        if not (client.is_there(start, end) and self._ledger.is_calm(start, end)):
+            return False
+        places = self._places(client, life, start, end)
+        return all(one.wants_at(place, message, client.id) for place in places)
+
+    def _places(self, client: ClientLedger, life: Life, start: float, end: float) -> list[str]:
+        """Where brokers may have known the client to be at some moment between these; "" is nowhere.
+
+        A place is over when the client has said another one, in calm times and a while after it had come:
+        during a handoff moves wait.
+        """
+        said = [(-inf, ""), *((at, place) for at, place in life.places if at <= end)]
+        for position in range(len(said) - 1, 0, -1):
+            at = said[position][0]
+            known_at = at + 2 * self._ledger.slack_s
+            is_steady = client.is_there(at - self._ledger.slack_s, known_at)
+            if known_at <= start and is_steady and self._ledger.is_calm(at, known_at):
+                return [place for _, place in said[position:]]
+        return [place for _, place in said]
 
     def _is_excused(self, client: ClientLedger, message: Message) -> bool:
         """By what operators did: other networks, brokers that are gone."""
@@ -268,6 +317,10 @@ class MqttChecker:
                 if until < end or life.is_doubtful or not any(
                     not one.group and one.is_settled and one.wants(message, client.id)
                     and one.granted_at <= start and one.changed_at >= end
+                    and not (
+                        one.depends_on_place
+                        and not self._is_surely_there(one, message, client, life, message.first_at)
+                    )
                     for one in life.subscriptions
                 ):  # fmt: skip
                     continue
@@ -276,6 +329,8 @@ class MqttChecker:
                     continue
                 if self._may_be_denied(message) or (message.expiry_s or inf) <= slack_s:
                     continue
+                if self._may_be_withheld(client, message):
+                    continue
                 self.result.violate("lost QoS 0", f"{client.id} misses {_told(message)}")
 
     # --- what may arrive ---
@@ -283,24 +338,57 @@ class MqttChecker:
     def wanted(self, client: ClientLedger, life: Life, delivery: Delivery) -> None:
         message = delivery.message
         way = _way(life, delivery)
+        places = self._places(client, life, message.first_at, delivery.at)
         asked = [
             one
             for one in life.subscriptions
             if one.asked_at <= delivery.at
-            and one.wants(message, client.id)
-            and (way in (one.group, RETAINED))
+            and any(one.wants_at(place, message, client.id) for place in places)
+            and (way in (one.group, RETAINED, EITHER))
         ]
         text = f"{client.id} got {_told(message)} at {delivery.at:.6f}"
-        if not asked:
+        if not asked and not self._has_options_of_a_place(client, life, delivery):
             self.result.violate("not wanted", text)
-        elif way != RETAINED and all(one.gone_at < message.first_at for one in asked):
+        elif asked and way not in (RETAINED, EITHER) and all(one.gone_at < message.first_at for one in asked):
             self.result.violate("stale", f"{text}, after UNSUBACK")
-        elif way == RETAINED and not message.retain:
+        elif way in (RETAINED, EITHER) and not message.retain:
             self.result.violate("not retained", text)
+
+    def _has_options_of_a_place(self, client: ClientLedger, life: Life, delivery: Delivery) -> bool:
+        """Whether it is the client's own, came by a subscription that is not for these, and is sent because
+        another one depends on the client's place: only the broker that matched it knew the place."""
+        message = delivery.message
+        asked = [one for one in life.subscriptions if one.asked_at <= delivery.at and not one.group]
+        by_place = any(one.depends_on_place and one.wants(message, client.id) for one in asked)
+        return (
+            by_place
+            and message.publisher == client.id
+            and any(
+                one.asked.no_local and not one.depends_on_place and one.filter.matches(message.attributes)
+                for one in asked
+            )
+        )
+
+    def as_published(self, client: ClientLedger, life: Life, delivery: Delivery) -> None:
+        message, way = delivery.message, _way(life, delivery)
+        group = NORMAL if way in (RETAINED, EITHER) else way
+        asked = [
+            one
+            for one in life.subscriptions
+            if one.group == group and one.asked_at <= delivery.at and one.wants(message, client.id)
+        ]
+        is_live = all(one.answered_at <= message.first_at and one.changed_at > delivery.at for one in asked)
+        if not is_live or life.has_stand_in or life.is_doubtful or _left_groups(life, message):
+            return
+        wishes = {one.asked.retain_as_published for one in asked}
+        if len(wishes) == 1 and delivery.is_retained != (message.retain and True in wishes):
+            text = f"{client.id} got {_told(message)} at {delivery.at:.6f}"
+            self.result.violate("as published", f"{text} with RETAIN {int(delivery.is_retained)}")
 
     def qos(self, client: ClientLedger, life: Life, delivery: Delivery) -> None:
         message, way = delivery.message, _way(life, delivery)
-        of_way = [one for one in life.subscriptions if one.group == (way if way != RETAINED else NORMAL)]
+        is_stored = way in (RETAINED, EITHER)
+        of_way = [one for one in life.subscriptions if one.group == (NORMAL if is_stored else way)]
         asked = [one for one in of_way if one.asked_at <= delivery.at and one.wants(message, client.id)]
         known = {one.asked.identifier for one in asked}
         strange = [one for one in delivery.identifiers if one not in known]
@@ -312,7 +400,9 @@ class MqttChecker:
         is_stable = all(
             one.granted_at <= message.first_at and one.changed_at > delivery.at for one in of_way
         ) and bool(asked)
-        if not is_stable or way == RETAINED or life.has_stand_in or life.is_doubtful:
+        if any(one.depends_on_place for one in asked):
+            return  # Which of them it was for depends on where the client was.
+        if not is_stable or is_stored or life.has_stand_in or life.is_doubtful:
             return
         if delivery.qos != min(message.qos, max(one.qos for one in asked)):
             self.result.violate("qos", f"{text} with QoS {delivery.qos}")
@@ -324,7 +414,7 @@ class MqttChecker:
         copies: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
         for delivery in life.deliveries:
             way = _way(life, delivery)
-            if way != RETAINED and not (way and self._is_before_join(delivery.message)):
+            if way not in (RETAINED, EITHER) and not (way and self._is_before_join(delivery.message)):
                 copies[delivery.message.key, way].append(delivery)
         for several in copies.values():
             if len(several) == 1:
@@ -360,8 +450,9 @@ class MqttChecker:
                 place += (0, message.sendings[0].connection, delivery.connection)
             last = newest.get(place)
             may_be_left_out = message.expiry_s is not None or self._ledger.dropped[client.id] > 0
+            may_be_left_out = may_be_left_out or self._may_be_withheld(client, message)
             was_owed = not may_be_left_out and any(
-                self._owes(one, message, client) for one in life.subscriptions
+                self._owes(one, message, client, life) for one in life.subscriptions
             )
             if len(message.sendings) > 1 and not was_owed:
                 continue  # Perhaps only a later sending was to be delivered, or the first one with QoS 0.
@@ -426,6 +517,8 @@ class MqttChecker:
         if receivers or not lasting or not message.is_accepted or not message.qos:
             return
         if self._may_be_denied(message):
+            return
+        if any(self._may_be_withheld(client, message) for client, _, _ in members):
             return
         # Any of these may have been chosen, and have taken it with it.
         chosen = [
@@ -546,6 +639,10 @@ class MqttChecker:
         return taken_by < other.first_at and not one.is_abandoned
 
 
+def _may_receive(access: Access, client: ClientLedger, message: Message) -> bool:
+    return access.of(Identity(client.id)).receive(message.topic).of(message.attributes)
+
+
 def _told(message: Message) -> str:
     what = "the will" if message.is_will else message.key
     told = f"{what} {message.key}" if message.is_will else what
@@ -567,12 +664,17 @@ def _left_groups(life: Life, message: Message) -> list[Subscription]:
 
 def _way(life: Life, delivery: Delivery) -> str:
     """By which way it came: shared subscriptions always have identifiers of their own."""
-    if delivery.is_retained:
-        return RETAINED
     groups = [one for one in life.subscriptions if one.group]
     for one in groups:
         if one.asked.identifier in delivery.identifiers:
             return one.group
+    if delivery.is_retained:
+        sees_it = any(
+            one.asked.retain_as_published and one.filter.matches(delivery.message.attributes)
+            for one in life.subscriptions
+            if not one.group and one.asked_at <= delivery.at
+        )
+        return EITHER if sees_it else RETAINED
     if groups and not delivery.identifiers:
         # What its group still owed to a client that has left the group comes without an identifier.
         message = delivery.message

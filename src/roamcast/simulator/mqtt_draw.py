@@ -9,17 +9,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
 from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mqtt.codec.packets import Version, Will
+from roamcast.mqtt.codec.topics import split_shared
 from roamcast.mqtt.server.access import AccessRules, Rule
-from roamcast.protocol.effects import Input, LeaveFor
+from roamcast.protocol.effects import Input, LeaveFor, MoveTo
+from roamcast.routing.location.movement_graph import MovementGraph
+from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.drawing import (
     LOSSES,
     Span,
     attached_at,
+    draw_copies,
     draw_cuts,
     draw_impostors,
     draw_kinds,
@@ -30,6 +36,7 @@ from roamcast.simulator.drawing import (
 from roamcast.simulator.faults import Crash, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.mqtt_story import (
+    PLACE,
     Connect,
     Disconnect,
     Drain,
@@ -50,6 +57,7 @@ TOPICS = ("a/1", "a/1", "a/2", "b/1", "job/1")
 FILTERS = ("a/#", "a/1", "+/1", "b/#", "a/+?x>1", "a/2", "job/#")
 SHARED = ("$share/g/job/#", "$share/g/job/#", "$share/h/a/#")
 WHERE = ("", "", "", "x > 1", "x <> 2 OR x IS NULL")
+PLACES = ("a", "b", "c", "d")
 START_S = 10.0
 """When everyone has attached and subscribed, and the story begins."""
 
@@ -110,6 +118,9 @@ def draw_mqtt_story(
     actions += _draw_operators(plot, actions)
     if plot.late is not None:
         actions.append((scale.moment(rng), plot.late[0], Join(plot.late[1])))
+    location = _draw_more(plot, actions, random.Random(f"mqtt/{seed}/more"))
+    settings = replace(settings, location=location)
+    plot = replace(plot, settings=settings)
     if faults:
         fault_rng = random.Random(f"mqtt/{seed}/faults")
         settings = _draw_faults(replace(plot, rng=fault_rng), faults, actions)
@@ -131,6 +142,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
         access_delay=rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040), Delay(0.0, 0.005))),
         notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, 5.0))),
         mqtt=mqtt,
+        mobility=draw_copies(protocol, seed),
         seed=seed,
     )
 
@@ -272,6 +284,49 @@ def _changes(player: Player, plot: Plot) -> list[Action]:
     return actions
 
 
+# --- what came later, with draws of its own: the rest of a story is as it was -------------------------
+
+
+def _draw_more(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:
+    """Some subscribers see RETAIN as it was published; in some stories clients say where they are."""
+    if rng.random() < 0.3:
+        for position, (at, client, item) in enumerate(actions):
+            if isinstance(item, SubscribeFilter) and rng.random() < 0.5:
+                seeing = msgspec.structs.replace(item, retain_as_published=True)
+                actions[position] = (at, client, seeing)
+    protocol, mqtt = find_protocol(plot.settings.protocol), plot.settings.mqtt
+    serves = mqtt is not None and mqtt.unreachable == "serve"
+    if not protocol.own_state or serves or rng.random() >= 0.12:
+        return LocationSettings()
+    return _draw_places(plot, actions, rng)
+
+
+def _draw_places(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:
+    """What is published belongs to a place, and some subscribers want that of the place where they are."""
+    walkers = [client for _, client, item in actions if isinstance(item, Connect) and item.version == 5]
+    for position, (at, client, item) in enumerate(actions):
+        if isinstance(item, PublishMessage) and client in walkers and rng.random() < 0.7:
+            properties = (*item.properties, (PLACE, rng.choice(PLACES)))
+            actions[position] = (at, client, msgspec.structs.replace(item, properties=properties))
+        elif (
+            isinstance(item, SubscribeFilter)
+            and client in walkers
+            and not (split_shared(item.filter) or "?" in item.filter)
+            and rng.random() < 0.5
+        ):
+            actions[position] = (at, client, msgspec.structs.replace(item, where=f"{PLACE} IN myloc"))
+    for walker in walkers:
+        place = rng.randrange(len(PLACES))
+        actions.append((0.5, walker, MoveTo({PLACE: PLACES[place]})))
+        for _ in range(rng.choice((0, 1, 3, 6))):
+            # Mostly a step along the graph, now and then a jump.
+            steps = (place - 1, place + 1) if rng.random() < 0.8 else range(len(PLACES))
+            place = rng.choice([one for one in steps if 0 <= one < len(PLACES)])
+            actions.append((plot.scale.moment(rng), walker, MoveTo({PLACE: PLACES[place]})))
+    stay_s = plot.scale.step_s * rng.choice((0.0, 0.1, 1.0))
+    return LocationSettings({PLACE: MovementGraph(pairwise(PLACES))}, stay_s=stay_s)
+
+
 # --- operators --------------------------------------------------------------------------------------
 
 
@@ -308,7 +363,8 @@ def _draw_rules(plot: Plot) -> list[Action]:
     """A right is withdrawn, at one broker or at all, and perhaps given again."""
     rng, brokers = plot.rng, plot.topology.brokers
     client, topic = f"c{rng.randrange(3)}", rng.choice(("a/#", "a/1", "#"))
-    rules = AccessRules((Rule("deny", topic=topic, action="publish", client=client),))
+    action: Literal["publish", "subscribe"] = "subscribe" if rng.random() < 0.5 else "publish"
+    rules = AccessRules((Rule("deny", topic=topic, action=action, client=client),))
     start_s, end_s = sorted((plot.scale.moment(rng), plot.scale.moment(rng)))
     where = brokers if rng.random() < 0.6 else (rng.choice(brokers),)
     drawn: list[Action] = [(start_s, broker, SetRules(rules)) for broker in where]

@@ -15,8 +15,10 @@ from roamcast.mqtt.codec.packets import Publish, Will
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.topics import split_shared, subscription_filter
 from roamcast.protocol.records import Row
-from roamcast.simulator.mqtt_story import SubscribeFilter
+from roamcast.simulator.mqtt_story import PLACE, SubscribeFilter
 
+IN_PLACE = f"{PLACE} IN myloc"
+"""A whole `where` of stories: what is published with the place where the client is."""
 
 @dataclass(eq=False)
 class Sending:
@@ -84,6 +86,10 @@ class Subscription:
     asked_at: float
     sent_at: float
     """When it was asked for last: after a lost connection it is asked for again."""
+    unanswered: int = 1
+    """How often it was asked for without a SUBACK, and …"""
+    answered_at: float = inf
+    """… when there was none missing any more."""
     granted_at: float = inf
     qos: int = 0
     """As granted."""
@@ -95,9 +101,19 @@ class Subscription:
     gone_at: float = inf
     """When its end was acknowledged."""
 
+    @property
+    def depends_on_place(self) -> bool:
+        return IN_PLACE in self.asked.where
+
     def wants(self, message: Message, client: str) -> bool:
+        """Whether it matches, wherever the client is."""
         is_own = self.asked.no_local and message.publisher == client
         return not is_own and not self.is_refused and self.filter.matches(message.attributes)
+
+    def wants_at(self, place: str, message: Message, client: str) -> bool:
+        """The same for a client that is there, if that matters."""
+        is_there = not self.depends_on_place or message.attributes.get(PLACE) == place
+        return is_there and self.wants(message, client)
 
 
 @dataclass(eq=False)
@@ -132,6 +148,8 @@ class Life:
     """When the client heard that it is over."""
     subscriptions: list[Subscription] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
+    places: list[tuple[float, str]] = field(default_factory=list)
+    """When the client said where it is, and what it said."""
 
     @property
     def may_be_over(self) -> bool:
@@ -355,13 +373,14 @@ class Ledger:
         assert life is not None
         former = life.current(asked.filter)
         if former is not None and former.asked == asked:
-            former.sent_at = at  # The same again interrupts nothing.
+            former.sent_at, former.answered_at = at, inf  # The same again interrupts nothing.
+            former.unanswered += 1
             return
         if former is not None:
             former.changed_at = at
         shared = split_shared(asked.filter)
         group, text = shared or ("", asked.filter)
-        filter = subscription_filter(text, asked.where or None)
+        filter = subscription_filter(text, asked.where.replace(IN_PLACE, "") or None)
         life.subscriptions.append(Subscription(asked, filter, group, at, at))
 
     def granted(
@@ -369,6 +388,10 @@ class Ledger:
     ) -> None:
         life = self.client(client).life
         of_name = [one for one in life.subscriptions if one.asked.filter == asked.filter] if life else []
+        current = life.current(asked.filter) if life else None
+        if current is not None and current.asked == asked:
+            current.unanswered -= 1
+            current.answered_at = inf if current.unanswered else at
         waiting = [one for one in of_name if one.granted_at == inf and one.asked == asked]
         if not waiting:
             return

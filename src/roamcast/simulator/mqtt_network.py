@@ -29,10 +29,11 @@ from roamcast.protocol.effects import Input
 from roamcast.protocol.messages import Message
 from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.records import Row
+from roamcast.routing.location.movement_graph import MovementGraph, format_movement_graph
 from roamcast.simulator.faults import Crash, Fault
 from roamcast.simulator.mqtt_access import MqttAccess
 from roamcast.simulator.mqtt_ledger import Ledger
-from roamcast.simulator.mqtt_story import Drain, Forget, Join, MqttSettings, SetLimit, SetRules
+from roamcast.simulator.mqtt_story import PLACE, Drain, Forget, Join, MqttSettings, SetLimit, SetRules
 from roamcast.simulator.network import Action, Network, NetworkSettings
 from roamcast.simulator.topology import Topology
 
@@ -75,11 +76,13 @@ class MqttNetwork(Network):
     def _make_access(self) -> MqttAccess:
         return MqttAccess(self, self._ledger, self._drains)
 
-    def _make_machine(self, id: str) -> BrokerMachine:
-        return BrokerMachine(self._machine_settings(id, self.settings.mqtt or MqttSettings()))
+    def _settings_of(self, id: str) -> MachineSettings:
+        return self._machine_settings(id, self.settings.mqtt or MqttSettings())
 
     def _machine_settings(self, id: str, limits: MqttSettings) -> MachineSettings:
         settings = self.settings
+        graph = settings.location.variables.get(PLACE)
+        assert graph is None or isinstance(graph, MovementGraph)
         return MachineSettings(
             id,
             settings.protocol,
@@ -89,7 +92,6 @@ class MqttNetwork(Network):
                 clock_error_s=None,
                 records=settings.records,
                 protocol=settings.mobility_settings(self.topology),
-                location=settings.location,
             ),
             endpoint=EndpointSettings(
                 sessions_max=UNLIMITED if limits.sessions_max is None else limits.sessions_max,
@@ -97,6 +99,10 @@ class MqttNetwork(Network):
                 settle_timeout_s=limits.settle_timeout_s,
                 locate_timeout_s=limits.locate_timeout_s,
             ),
+            border=settings.border,
+            movement_graph="" if graph is None else format_movement_graph(graph),
+            stay_s=settings.location.stay_s,
+            stay_first_s=settings.location.stay_first_s,
             retained_messages_max=UNLIMITED if limits.retained_max is None else limits.retained_max,
         )
 

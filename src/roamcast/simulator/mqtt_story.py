@@ -3,7 +3,8 @@
     front mqtt
     at 0.0 c0 attach b0 version 5 expiry 60 window 2 will a/gone qos 1 retain delay 3
     at 0.5 c0 subscribe a/+ qos 1 no-local retain-handling 1 identifier 7 where x > 1
-    at 0.5 c1 subscribe $share/g/job/# qos 2 identifier 9
+    at 0.5 c1 subscribe $share/g/job/# qos 2 identifier 9 retain-as-published
+    at 0.6 c1 move b
     at 1.0 c1 publish a/1 qos 2 retain expiry 5 size 300 times 3 x=2
     at 1.1 c1 publish a/1 qos 1 retain clear
     at 2.0 c0 leave
@@ -13,7 +14,8 @@
 
 `leave` breaks the connection without a word; what is on its way is lost. `disconnect` says DISCONNECT first.
 An option that `attach` does not name is as in the client's last `attach`; `clean` holds once. What follows
-`will` is about the will, and what follows `where` is a selector. The topic filter `'#'` is quoted, since
+`will` is about the will, and what follows `where` is a selector. `move` says where the client is, in a story
+with a `graph`. The topic filter `'#'` is quoted, since
 `#` begins a comment unless it follows a `/`.
 
 Operators act on brokers:
@@ -48,6 +50,8 @@ from roamcast.simulator.location_story import format_move, parse_move
 
 EXPIRY_DEFAULT_S = 3600
 FOR_EVER_S = 1e9
+PLACE = "location"
+"""The variable of clients' own state that stories change."""
 
 # --- settings ---------------------------------------------------------------------------------------
 
@@ -135,6 +139,7 @@ class SubscribeFilter(Input, frozen=True):
     retain_handling: int = 0
     identifier: int | None = None
     where: str = ""
+    retain_as_published: bool = False
 
 
 class UnsubscribeFilter(Input, frozen=True):
@@ -211,6 +216,7 @@ def _written(item: Input, flags: Mapping[str, str], values: Mapping[str, str], d
 _ATTACH = {"version": "version", "expiry": "expiry_s", "window": "window", "alive": "keep_alive_s"}
 _WILL = {"qos": "qos", "delay": "delay"}
 _PUBLISH = {"qos": "qos", "times": "times", "size": "size", "expiry": "expiry_s"}
+_SUBSCRIBE_FLAGS = {"no-local": "no_local", "retain-as-published": "retain_as_published"}
 _SUBSCRIBE = {"qos": "qos", "retain-handling": "retain_handling", "identifier": "identifier"}
 
 
@@ -270,7 +276,7 @@ def _parse_subscribe(text: str) -> SubscribeFilter:
     words = before.split()
     if not words:
         raise InputError("subscribe to which topic filter?")
-    options = _options("subscribe", words[1:], {"no-local": "no_local"}, _SUBSCRIBE)
+    options = _options("subscribe", words[1:], _SUBSCRIBE_FLAGS, _SUBSCRIBE)
     _check_qos(options.get("qos", 0))
     filter = words[0].strip("'")
     shared = split_shared(filter)
@@ -284,7 +290,7 @@ def _quoted(filter: str) -> str:
 
 
 def _format_subscribe(item: SubscribeFilter) -> str:
-    options = _written(item, {"no-local": "no_local"}, _SUBSCRIBE, SubscribeFilter(""))
+    options = _written(item, _SUBSCRIBE_FLAGS, _SUBSCRIBE, SubscribeFilter(""))
     return f"subscribe {_quoted(item.filter)}{options}" + (f" where {item.where}" if item.where else "")
 
 

@@ -33,7 +33,7 @@ from roamcast.protocol.messages import (
     Message,
     cause_of,
 )
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.records import Level, Row
 from roamcast.state import State
@@ -85,12 +85,12 @@ class Visit:
         self.in_flight: deque[tuple[int, Burst]] = deque()
         self.waiting = Stored()
 
-    def acknowledge(self, sequence: int) -> int:
-        """How many are done with."""
-        count = 0
+    def acknowledge(self, sequence: int) -> list[Burst]:
+        """What is done with."""
+        done = []
         while self.in_flight and self.in_flight[0][0] <= sequence:
-            count += self.in_flight.popleft()[1].count
-        return count
+            done.append(self.in_flight.popleft()[1])
+        return done
 
     def unacknowledged(self) -> list[Burst]:
         return [*(burst for _, burst in self.in_flight), *self.waiting]
@@ -185,6 +185,11 @@ class MobileCore:
             name, Burst(name, self.incarnation, self._published, attributes, self.now, (body,), 1, marks)
         )
 
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        burst = Fleeting(f"$broker/{self.id}", 0, 0, attributes, self.now, (body,), 1, marks)
+        self.route_fleeting(LOCAL, burst)
+
     # --- peers ---
 
     def receive(self, peer: str, message: Message) -> None:
@@ -241,9 +246,14 @@ class MobileCore:
             "published", client=client, broker=self.id, publisher=burst.publisher,
             incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
             size_bytes=burst.size, published_at=burst.published_at,
-            attributes=burst.attributes if self._tells_attributes else None,
+            attributes=self._described(burst) if self._tells_attributes else None,
         )  # fmt: skip
         self.say(client, burst)
+
+    def _described(self, burst: Burst) -> bytes:
+        """The attributes that filters compare: those in the body too."""
+        front = self.front
+        return burst.attributes if front is None else encode_attributes(front.contents(burst)[0])
 
     def route_fleeting(self, way: str, burst: Fleeting) -> None:
         """What promises nothing goes to whoever can be reached now, and is kept nowhere."""
@@ -274,11 +284,13 @@ class MobileCore:
     # --- deliveries ---
 
     def acknowledge(self, client: str, visit: Visit, message: Acknowledge) -> None:
-        count = visit.acknowledge(message.sequence)
-        if count and self._level == "full":
-            self.record(
-                "acknowledged", client=client, broker=self.id, number=message.sequence, notifications=count
-            )
+        done = visit.acknowledge(message.sequence)
+        if self._level == "full" or (self._level == "counters" and self.front is not None):
+            for burst in done:
+                self.record(
+                    "acknowledged", client=client, broker=self.id, publisher=burst.publisher,
+                    incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
+                )  # fmt: skip
         while visit.waiting and len(visit.in_flight) < visit.window:
             self._send(client, visit, visit.waiting.pop())
 
@@ -322,7 +334,7 @@ class MobileCore:
     @property
     def queued_bytes(self) -> int:
         waiting = sum(queue.size_bytes for _, queue in self.queues())
-        return waiting + sum(burst.size for visit in self.visits.values() for _, burst in visit.in_flight)
+        return waiting + sum(burst.held for visit in self.visits.values() for _, burst in visit.in_flight)
 
     def press(self, bytes_max: int) -> None:
         """All queues together may hold no more than this: the longest give up their oldest first."""
@@ -332,7 +344,7 @@ class MobileCore:
             if not queue:
                 return
             burst = queue.pop()
-            over -= burst.size
+            over -= burst.held
             self._drop(client, burst)
 
     # --- effects ---

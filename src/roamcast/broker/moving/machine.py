@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import MqttFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     ClientConnected,
     ClientFrames,
     ClientSlowed,
@@ -27,6 +28,7 @@ from roamcast.broker.inputs import (
     LinkFrames,
     LinkLeft,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
@@ -60,7 +62,7 @@ from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.mobility.moving.mft import Bmig
 from roamcast.mobility.moving.mobile import MobileSettings
-from roamcast.mqtt.server.sessions import Subscription
+from roamcast.mqtt.server.sessions import Recall, Subscription, recall_of
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
@@ -207,6 +209,8 @@ class MovingMachine(MachineBase[MqttFront]):
                 self._on_tick()
             case LinkDown(peer):
                 self._on_link_down(peer)
+            case LinkSlowed():
+                pass  # Nothing is retained here.
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
@@ -249,22 +253,16 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged(settings):
-                self._configure(settings)
-            case RulesChanged(rules):
-                self.front.set_access(rules)
-            case Started(settings, start):
-                self._on_started(settings, start)
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
+                self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
 
-    def _on_started(self, settings: MachineSettings, start: int) -> None:
-        self._check_start(settings)
-        self._begin(start)
+    def _begin(self, start: int) -> None:
+        super()._begin(start)
         self.history.expect(())  # A broker that moves serves alone, too, until it meets others.
-        self._configure(settings)
-        self.front.restart()
-        self._serve_or_not()
+
+    def _lose_links(self) -> None:
         self._run()
         for peer in list(self.links.neighbours):
             self._close(peer, tell=False)
@@ -272,7 +270,6 @@ class MovingMachine(MachineBase[MqttFront]):
         self._lost.clear()
         self.core.incarnation = self.core.stamp()
         self.sessions.started()
-        self.core.figures.reset()
 
     def _configure(self, settings: MachineSettings) -> None:
         if settings.movement_graph or settings.states or settings.position_step_m or settings.zones:
@@ -466,9 +463,16 @@ class MovingMachine(MachineBase[MqttFront]):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Nothing is retained here, and the endpoint says so to whoever tries."""
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        told = RecallAnnounced(client, subscription.filter, subscription.identifier)
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        told = RecallAnnounced(client, tuple(map(recall_of, subscriptions)))
         self.front.inputs.append(CommandGiven(told))
+
+    def end_recall(self, client: str, subscription: Subscription) -> None: ...
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        return []
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None: ...
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """Shared subscriptions are not offered, and the endpoint says so."""
@@ -476,6 +480,8 @@ class MovingMachine(MachineBase[MqttFront]):
     def leave(self, client: str, subscription: Subscription) -> None: ...
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
 
     def with_zones(self, filter: Filter) -> Filter:
         return with_zones(filter, {})

@@ -1,0 +1,574 @@
+"""The audit as SQL that Spark and DuckDB both run: one text, so that one set of rules decides.
+
+Everything that joins or sorts millions of rows does so by numbers: client and publisher are one (`stream`),
+incarnation and number of a notification another (`place`), counted down, so that the later comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from roamcast.pipeline.dialects import Dialect
+from roamcast.pipeline.matching import FilterTable, pairs_sql
+from roamcast.protocol.records import (
+    FREQUENT_KINDS,
+    KINDS,
+    LIFE_MARK,
+    NEEDED,
+    NO_LOCAL,
+    NOTIFICATIONS_MAX,
+    NUMBER_BITS,
+    SHARED,
+    UNPROMISED,
+)
+
+CLIENT_BITS = 32
+BLOCK_BITS = 5
+"""32 rows of a node are looked at together: one bit for each fits a number."""
+
+MUST, MAY = 2, 1
+"""How a notification stands to a subscription that it matches; the higher is the stronger."""
+ACKNOWLEDGED, EXCUSED, APART = 3, 4, 5
+"""Marks of a notification besides these, all below zero: its broker says that the client has it; its broker
+gave it up as MQTT demands; the client has it apart from the promise to deliver once and in order."""
+
+WHOLE, AWAY, TORN, UNTOLD = range(4)
+"""What there is of a client's own word: all of it; all of it, and the client has left; the log of some
+process of it does not end as it should; nothing."""
+
+EXCUSES = ("session ended", "expired")
+"""Reasons for which a broker drops what it need not deliver any more."""
+
+CHANGES = ("subscribed", "unsubscribed")
+CHANGE_REASONS = ("issued", "settled", UNPROMISED, NO_LOCAL, SHARED)
+RARE = (*CHANGES, "moved", "dropped", "attached", "detached")
+"""Kinds that are picked out of the log in one pass: it takes as long for a few rows as for many."""
+
+EDGES = ("issued", "settled", "ending", "ended")
+"""What happens to a subscription, in order; each has a place in the log, or none."""
+PLACE = ("time", "node", "sequence")
+
+NODE = ("run", "node")
+ROW = (*NODE, "sequence")
+CLIENT = ("run", "client")
+INCARNATION = ("run", "publisher", "incarnation")
+
+KINDS_OF_FINDINGS = {
+    "lost": "lost",
+    "duplicate": "duplicates",
+    "out of order": "out_of_order",
+    "unexpected": "unexpected",
+    "invented": "invented",
+    "unacknowledged": "unacknowledged",
+}
+"""Kind of finding to the column that counts it."""
+COUNTS = ("expected", "delivered", *KINDS_OF_FINDINGS.values())
+"""What the tables count, and the figures."""
+
+
+# --- one row ---
+
+
+def problem(kinds: Iterable[str] = KINDS) -> str:
+    """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
+    kinds = tuple(kinds)
+    any_row = [f"WHEN {name} IS NULL THEN 'no {name}'" for name in (*ROW, "time", "kind")]
+    any_row.append("WHEN isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE) THEN 'time is no number'")
+    fields = {field for kind in kinds for field in NEEDED[kind]}
+    # The kinds of which there are most are asked about first.
+    often = ("forwarded", "delivered", "published", "acknowledged", *sorted(FREQUENT_KINDS))
+    in_order = sorted(kinds, key=lambda name: often.index(name) if name in often else len(often))
+    lacking = " ".join(f"WHEN '{kind}' THEN {_lacking(kind)}" for kind in in_order)
+    parts = [f"CASE {' '.join(any_row)} END", f"CASE kind {lacking} ELSE 'unknown kind ' || kind END"]
+    if "number" in fields:
+        limit = 1 << NUMBER_BITS
+        parts.append(
+            f"CASE WHEN number < 0 OR number >= {limit} THEN 'number not within 0 to 2^{NUMBER_BITS}' END"
+        )
+    if "notifications" in fields:
+        parts.append(
+            f"CASE WHEN notifications < 1 OR notifications > {NOTIFICATIONS_MAX}"
+            f" THEN 'notifications not within 1 to {NOTIFICATIONS_MAX}' END"
+        )
+    return f"coalesce({', '.join(parts)})"
+
+
+def _lacking(kind: str) -> str:
+    whens = [f"WHEN {field} IS NULL THEN '{kind} without {field}'" for field in NEEDED[kind]]
+    if kind in (*CHANGES, "advertised", "unadvertised"):
+        known = ", ".join(f"'{reason}'" for reason in CHANGE_REASONS)
+        whens.append(f"WHEN reason NOT IN ({known}) THEN '{kind} neither issued nor settled'")
+    return f"CASE {' '.join(whens)} END" if whens else "CAST(NULL AS STRING)"
+
+
+def usable(*kinds: str) -> str:
+    """The condition that a row is of these kinds and can be used."""
+    names = ", ".join(f"'{kind}'" for kind in kinds)
+    return f"kind IN ({names}) AND {problem(kinds)} IS NULL"
+
+
+# --- the rows of a node ---
+
+NODES = f"""
+WITH blocks AS (
+    SELECT run, node, sequence >> {BLOCK_BITS} AS block, count(*) AS rows, count(problem) AS bad,
+        bit_or(CAST(1 AS BIGINT) << CAST(sequence & {(1 << BLOCK_BITS) - 1} AS INT)) AS bits,
+        min(sequence) AS first, max(sequence) AS last, min(good_time) AS earliest, max(good_time) AS latest,
+        min_by(good_time, sequence) AS time_of_first, max_by(good_time, sequence) AS time_of_last,
+        max(notifications) AS longest
+    FROM (SELECT *, CASE WHEN problem IS NULL THEN time END AS good_time
+        FROM (SELECT *, {problem()} AS problem FROM log) AS checked) AS timed
+    GROUP BY run, node, sequence >> {BLOCK_BITS}
+), seen AS (
+    SELECT *, coalesce(bit_count(bits), rows) AS different,
+        coalesce(time_of_first > earliest, false) OR coalesce(time_of_last < latest, false) OR coalesce(
+            max(latest) OVER (PARTITION BY run, node ORDER BY block
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) > earliest, false) AS went_back
+    FROM blocks
+)
+SELECT run, node, CAST(sum(rows) AS BIGINT) AS rows, CAST(sum(bad) AS BIGINT) AS bad,
+    CAST(sum(rows) - sum(different) AS BIGINT) AS repeated,
+    CAST(coalesce(max(last) - min(first) + 1, sum(different)) - sum(different) AS BIGINT) AS missing,
+    bool_or(went_back) AS went_back, max(longest) AS longest, max(last) AS last
+FROM seen GROUP BY run, node
+"""
+"""What is known of each node's log: its rows, how many are bad, there again or missing, its clock.
+
+One bit for each row is all it takes to know exactly what is missing or there twice, and blocks can be made
+where the rows are: no row has to travel. A clock that went back is seen if some row is earlier than the first
+of its block or than one of an earlier block: not always, if it is right again within 32 rows."""
+
+def breaks(dialect: Dialect, rows: str) -> str:
+    """Where the log of a node breaks off or its clock goes back: the row behind each such place."""
+    return f"""
+SELECT run, node, sequence, time, missing, went_back_s FROM (
+    SELECT run, node, sequence, time, sequence - lag(sequence) OVER one_by_one - 1 AS missing,
+        {dialect.last_known('good_time')} OVER (PARTITION BY run, node ORDER BY sequence
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) - good_time AS went_back_s
+    FROM (SELECT *, CASE WHEN NOT (isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE)) THEN time END
+            AS good_time
+        FROM {rows} WHERE run IS NOT NULL AND node IS NOT NULL AND sequence IS NOT NULL) AS placed
+    WINDOW one_by_one AS (PARTITION BY run, node ORDER BY sequence)
+) AS compared WHERE missing > 0 OR went_back_s > 0
+"""
+
+# --- who, and what they asked for ---
+
+RARE_ROWS = f"SELECT * FROM rows WHERE {usable(*RARE)}"
+
+
+def subscriptions(dialect: Dialect, rare: str = "rare") -> str:
+    """Every subscription of every client, once for each time that it was issued.
+
+    When a session ends, so do its subscriptions: what was published since the client went away is owed to
+    nobody. What comes before a subscription was first issued belongs to one that the log does not know.
+    """
+    place = dialect.struct(PLACE)
+    edges = {
+        "issued": ("subscribed", "issued"),
+        "settled": ("subscribed", "settled"),
+        "ending": ("unsubscribed", "issued"),
+        "ended": ("unsubscribed", "settled"),
+    }
+    found = ", ".join(
+        f"min(CASE WHEN kind = '{kind}' AND reason = '{reason}' THEN {place} END) AS {edge}"
+        for edge, (kind, reason) in edges.items()
+    )
+    places = ", ".join(
+        f"{edge}.{part} AS {edge}_{part}" for edge in ("issued", "settled") for part in PLACE
+    )
+    ends = ", ".join(
+        f"CASE WHEN {edge}.time IS NULL OR {edge}_at < {edge}.time THEN {edge}_at ELSE {edge}.time END"
+        f" AS {edge}_time,"
+        f" CASE WHEN {edge}_at IS NULL OR {edge}.time <= {edge}_at THEN {edge}.node END AS {edge}_node,"
+        f" {edge}.sequence AS {edge}_sequence"
+        for edge in ("ending", "ended")
+    )
+    return f"""
+WITH rounds AS (
+    SELECT *, sum(CASE WHEN kind = 'subscribed' AND reason = 'issued' THEN 1 ELSE 0 END)
+        OVER (PARTITION BY run, client, filter ORDER BY time, node, sequence) AS round
+    FROM {rare} WHERE kind IN ('subscribed', 'unsubscribed') AND reason IN ('issued', 'settled')
+), held AS (
+    SELECT run, client, filter, round, {found} FROM rounds WHERE round > 0
+    GROUP BY run, client, filter, round
+), steps AS (
+    SELECT *, max(CASE WHEN reason IS NULL OR reason <> 'session ended' THEN time END) OVER (
+        PARTITION BY run, client ORDER BY time, sequence) AS went_at
+    FROM {rare} WHERE kind = 'detached'
+), ends AS (
+    SELECT h.run, h.client, h.filter, h.round, min(s.time) AS ended_at,
+        min(greatest(h.issued.time, coalesce(s.went_at, s.time))) AS ending_at
+    FROM held AS h JOIN steps AS s ON s.run = h.run AND s.client = h.client
+        AND s.reason = 'session ended' AND s.time >= h.issued.time
+    GROUP BY h.run, h.client, h.filter, h.round
+)
+SELECT h.run AS run, h.client AS client, h.filter AS filter, {places}, {ends}
+FROM held AS h LEFT JOIN ends AS e
+    ON e.run = h.run AND e.client = h.client AND e.filter = h.filter AND e.round = h.round
+"""
+
+
+TERMS = f"""
+SELECT run, client, filter, reason, min(time) AS since FROM rare
+WHERE kind = 'subscribed' AND reason IN ('{UNPROMISED}', '{NO_LOCAL}', '{SHARED}')
+GROUP BY run, client, filter, reason
+"""
+"""What clients say of their own subscriptions."""
+
+PUBLISHERS = """
+SELECT run, publisher, incarnation, CAST(sum(notifications) AS BIGINT) AS published,
+    CAST(sum(notifications * number + ((CAST(notifications AS BIGINT) * (notifications - 1)) >> 1)) AS BIGINT)
+        AS sum,
+    min(number) AS first, max(number + notifications - 1) AS last
+FROM published GROUP BY run, publisher, incarnation
+"""
+
+WITNESSES = f"""
+WITH lives AS (
+    SELECT m.run AS run, m.client AS client, m.node AS node,
+        max(CASE WHEN m.reason = 'left' AND m.sequence = n.last THEN 1 ELSE 0 END) AS is_closed
+    FROM rare AS m JOIN nodes AS n ON n.run = m.run AND n.node = m.node
+    WHERE m.kind = 'moved' AND m.node <> m.client GROUP BY m.run, m.client, m.node
+), of_client AS (
+    SELECT run, client, min(is_closed) AS is_closed FROM lives GROUP BY run, client
+)
+SELECT c.run AS run, c.client AS client, c.client_id AS client_id, CASE
+    WHEN own.node IS NOT NULL THEN {WHOLE} WHEN l.is_closed IS NULL THEN {UNTOLD}
+    WHEN l.is_closed = 1 THEN {AWAY} ELSE {TORN} END AS witness
+FROM clients AS c LEFT JOIN nodes AS own ON own.run = c.run AND own.node = c.client
+LEFT JOIN of_client AS l ON l.run = c.run AND l.client = c.client
+"""
+"""Clients, and what there is of their own word. Clients of the simulator write under their own name."""
+
+LIVES = f"""
+SELECT run, node, CAST(row_number() OVER (PARTITION BY run, client ORDER BY node) AS BIGINT) AS life
+FROM (SELECT DISTINCT run, client, node FROM rare WHERE kind = 'moved'
+    AND substr(node, 1, length(client) + 1) = client || '{LIFE_MARK}') AS told
+"""
+"""The processes of each client, in order: the next one counts its rows from 1 again."""
+
+
+# --- what was owed, and what came ---
+
+_STREAM = f"(CAST(client_id AS BIGINT) << {CLIENT_BITS}) + publisher_id"
+_PLACE = f"-((CAST(incarnation_rank AS BIGINT) << {NUMBER_BITS}) + number)"
+_OF_PUBLISHER = "p.run = r.run AND p.publisher = r.publisher AND p.incarnation = r.incarnation"
+_OF_CLIENT = "c.run = r.run AND c.client = r.client"
+
+NUMBERED = f"""
+SELECT /*+ BROADCAST(p) */ r.run AS run, node, sequence, time, publisher_id, incarnation_rank, number,
+    notifications, attributes
+FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER} WHERE number > 0
+"""
+"""What was published and promised: nothing that has no number was."""
+
+
+def owed(table: FilterTable, dialect: Dialect, clock_error_s: float) -> str:
+    """`stream`, `place` and `notifications` of what a client must or may get, and how it stands."""
+    kept = (
+        "run", "node", "sequence", "time", "publisher_id", "incarnation_rank", "number", "notifications",
+    )  # fmt: skip
+    edges = [f"{edge}_{part}" for edge in EDGES for part in PLACE]
+    pairs = pairs_sql(table, dialect, kept, ("client_id", "own_id", *edges), "readable", "held", "boxes")
+    return f"""
+SELECT {_STREAM} AS stream, {_PLACE} AS place, notifications, CAST(-standing AS BIGINT) AS mark
+FROM (SELECT *, {standing(clock_error_s)} AS standing FROM ({pairs}) AS pairs) AS judged
+WHERE standing IS NOT NULL
+"""
+
+
+def standing(clock_error_s: float, is_own: str = "coalesce(own_id = publisher_id, false)") -> str:
+    """MUST, MAY or null: whether the subscription of a pair entitles its client to the notification.
+
+    Between two rows of one node their sequence tells which was first; between nodes their times do,
+    as far as clocks can be trusted. What is not certainly before or after may be either. Of one's own
+    notifications a subscription with "no local" entitles to none.
+    """
+
+    def is_after(edge: str) -> str:
+        by_time = f"time > {edge}_time + {clock_error_s!r}"
+        return f"(CASE WHEN node = {edge}_node THEN sequence > {edge}_sequence ELSE {by_time} END)"
+
+    def is_before(edge: str) -> str:
+        by_time = f"time < {edge}_time - {clock_error_s!r}"
+        return f"(CASE WHEN node = {edge}_node THEN sequence < {edge}_sequence ELSE {by_time} END)"
+
+    must = f"{is_after('settled')} AND (ending_time IS NULL OR {is_before('ending')})"
+    may = f"NOT {is_before('issued')} AND (ended_time IS NULL OR NOT {is_after('ended')})"
+    return f"CASE WHEN coalesce({must}, false) AND NOT {is_own} THEN {MUST} WHEN {may} THEN {MAY} END"
+
+
+STRANGERS = 64
+"""Deliveries that no client or publisher of the log explains are spread over as many streams."""
+
+
+def told(has_lives: bool, asks_brokers: bool) -> str:
+    """What clients say they got, and brokers of clients that say nothing or not all.
+
+    `came` is the place among the client's own rows, over all of its processes.
+    """
+    life = f"(coalesce(life, 0) << {NUMBER_BITS}) + " if has_lives else ""
+    lives = "LEFT JOIN lives AS l ON l.run = r.run AND l.node = r.node" if has_lives else ""
+    parts = [
+        f"""SELECT /*+ BROADCAST(l) */ r.kind, r.run AS run, r.client, r.publisher, r.incarnation, r.number,
+        r.notifications, r.time, r.broker, r.node AS node, r.sequence, r.published_at, r.reason,
+        {life}r.sequence AS came FROM delivered AS r {lives} WHERE number > 0"""
+    ]
+    if asks_brokers:
+        parts.append(
+            f"""SELECT /*+ BROADCAST(c) */ r.kind, r.run AS run, r.client AS client, r.publisher,
+            r.incarnation, r.number, r.notifications, r.time, r.broker, r.node, r.sequence,
+            r.published_at, r.reason,
+            r.sequence AS came
+            FROM acknowledged AS r JOIN witnesses AS c ON {_OF_CLIENT} AND witness <> {WHOLE}"""
+        )
+    return " UNION ALL ".join(parts)
+
+
+TOLD = f"""
+SELECT /*+ BROADCAST(c), BROADCAST(p) */ r.kind AS kind, r.run AS run, r.client AS client,
+    r.publisher AS publisher, r.incarnation AS incarnation, number, notifications, time, broker, node,
+    sequence, published_at, reason, came, publisher_id, incarnation_rank, {_STREAM} AS stream
+FROM told AS r LEFT JOIN clients AS c ON {_OF_CLIENT} LEFT JOIN publishers AS p ON {_OF_PUBLISHER}
+"""
+"""The same with the numbers of client and publisher, if they are known."""
+
+CAME = f"""
+SELECT coalesce(stream, -1 - (sequence & {STRANGERS - 1})) AS stream,
+    CASE WHEN stream IS NULL THEN sequence ELSE {_PLACE} END AS place, notifications,
+    CASE WHEN kind = 'acknowledged' THEN -{ACKNOWLEDGED} WHEN reason IS NOT NULL THEN -{APART}
+        ELSE came END AS mark
+FROM known WHERE stream IS NOT NULL OR (kind = 'delivered' AND reason IS NULL)
+"""
+
+EXCUSED_ONES = f"""
+SELECT /*+ BROADCAST(c), BROADCAST(p) */ {_STREAM} AS stream, {_PLACE} AS place, notifications,
+    CAST(-{EXCUSED} AS BIGINT) AS mark
+FROM rare AS r JOIN clients AS c ON {_OF_CLIENT} JOIN publishers AS p ON {_OF_PUBLISHER}
+WHERE r.kind = 'dropped' AND number > 0 AND notifications IS NOT NULL
+    AND reason IN ({", ".join(f"'{reason}'" for reason in EXCUSES)})
+"""
+
+
+def verdicts(sides: Sequence[str], dialect: Dialect, has_bursts: bool) -> str:
+    """Every notification that is worth a second look, and (without a place) the rest of each stream.
+
+    A verdict says how the notification stands (null: the client was not entitled to it), how many
+    `deliveries` there were, the `first` of them, and whether it was `overtaken`: a later one was delivered
+    before it. `expected` and `delivered` count what is behind the row.
+    """
+    together = " UNION ALL ".join(f"SELECT stream, place, notifications, mark FROM {side}" for side in sides)
+    place = "place"
+    if has_bursts:
+        # Strangers have no place in an order: theirs are counted as they come.
+        place = dialect.unnest_range("place - notifications + 1", "place")
+    lost_of = (
+        f"CASE witness WHEN {WHOLE} THEN true"
+        f" WHEN {AWAY} THEN acknowledged OR later IS NOT NULL ELSE false END"
+    )
+    return f"""
+WITH sides AS (SELECT stream, {place} AS place, mark FROM ({together}) AS together),
+notifications AS (
+    SELECT stream, place, max(CASE WHEN mark IN (-{MUST}, -{MAY}) THEN -mark END) AS standing,
+        count(CASE WHEN mark >= 0 THEN 1 END) AS deliveries, min(CASE WHEN mark >= 0 THEN mark END) AS first,
+        count(CASE WHEN mark = -{APART} THEN 1 END) AS apart,
+        bool_or(mark = -{ACKNOWLEDGED}) AS acknowledged, bool_or(mark = -{EXCUSED}) AS excused
+    FROM sides GROUP BY stream, place
+), ordered AS (
+    SELECT *, min(CASE WHEN standing IS NOT NULL THEN first END) OVER (PARTITION BY stream ORDER BY place
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS later
+    FROM notifications
+), owing AS (
+    SELECT *, coalesce(standing = {MUST} AND NOT excused, false) AS is_owed,
+        coalesce(later < first AND standing IS NOT NULL, false) AS overtaken,
+        deliveries + apart = 0 AS is_missing
+    FROM ordered
+), judged AS (
+    SELECT /*+ BROADCAST(w) */ o.*, CASE
+        WHEN is_owed AND is_missing AND {lost_of} THEN 'lost'
+        WHEN is_owed AND is_missing AND NOT acknowledged THEN 'unacknowledged'
+        WHEN standing IS NULL AND (deliveries > 0 OR (acknowledged AND apart = 0)) THEN 'unwanted'
+        WHEN deliveries > 1 OR overtaken THEN 'again or late' END AS suspicion
+    FROM owing AS o LEFT JOIN witnesses AS w ON w.client_id = o.stream >> {CLIENT_BITS}
+)
+SELECT stream, CASE WHEN suspicion IS NOT NULL THEN place END AS place, min(suspicion) AS suspicion,
+    min(standing) AS standing, CAST(sum(deliveries) AS BIGINT) AS deliveries, min(first) AS first,
+    bool_or(overtaken) AS overtaken,
+    count(CASE WHEN is_owed THEN 1 END) AS expected,
+    CAST(sum(CASE WHEN is_missing AND acknowledged THEN 1 ELSE deliveries + apart END) AS BIGINT) AS delivered
+FROM judged GROUP BY stream, CASE WHEN suspicion IS NOT NULL THEN place END
+"""
+
+
+SUSPICIONS = """
+SELECT count(CASE WHEN suspicion IN ('lost', 'unacknowledged') THEN 1 END) AS missing,
+    count(CASE WHEN suspicion = 'again or late' THEN 1 END) AS repeated_or_late,
+    count(CASE WHEN suspicion = 'unwanted' THEN 1 END) AS unwanted
+FROM verdicts
+"""
+"""What to look for; where there is nothing, nobody has to look."""
+
+
+# --- from what looks wrong to the rows that are ---
+
+_IDENTITY = "publisher, incarnation, number"
+DETAILS = (
+    "kind", *CLIENT, "publisher", "incarnation", "number",
+    "time", "broker", "node", "sequence", "published_at",
+)  # fmt: skip
+"""Of the offending row: what was delivered; of what is missing, the row that says it was published."""
+
+
+def each_published(dialect: Dialect) -> str:
+    """Every notification that was published, by itself."""
+    number = dialect.unnest_range("number", "number + notifications - 1")
+    return f"""
+SELECT *, {_PLACE} AS place FROM (
+    SELECT /*+ BROADCAST(p) */ r.run AS run, r.publisher AS publisher, r.incarnation AS incarnation, time,
+        broker, node, sequence, published_at, publisher_id, incarnation_rank, {number} AS number
+    FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER}) AS one_by_one
+"""
+
+
+MISSING_ONES = f"""
+SELECT /*+ BROADCAST(s), BROADCAST(c) */ s.suspicion AS kind, p.run AS run, c.client AS client, publisher,
+    incarnation, number, time, broker, node, sequence, published_at
+FROM verdicts AS s JOIN each_published AS p
+    ON p.publisher_id = s.stream & {(1 << CLIENT_BITS) - 1} AND p.place = s.place
+JOIN clients AS c ON c.client_id = s.stream >> {CLIENT_BITS}
+WHERE s.suspicion IN ('lost', 'unacknowledged')
+"""
+
+
+def unwanted_ones(dialect: Dialect) -> str:
+    """The rows that tell of what came again, too late, or without its client being entitled to it."""
+    number = dialect.unnest_range("number", "number + notifications - 1")
+    return f"""
+WITH one_by_one AS (
+    SELECT kind AS told_by, run, client, publisher, incarnation, time, broker, node, sequence, published_at,
+        reason, came, stream, publisher_id, incarnation_rank, {number} AS number
+    FROM known WHERE reason IS NULL
+), placed AS (SELECT *, {_PLACE} AS place FROM one_by_one),
+compared AS (
+    SELECT /*+ BROADCAST(s) */ p.*, CASE
+        WHEN p.stream IS NULL AND told_by = 'delivered' THEN 'unexpected'
+        WHEN suspicion = 'unwanted' AND (told_by = 'delivered' OR deliveries = 0) THEN 'unexpected'
+        WHEN told_by = 'delivered' AND suspicion IS NOT NULL AND came > first THEN 'duplicate'
+        WHEN told_by = 'delivered' AND overtaken AND came = first THEN 'out of order' END AS kind
+    FROM placed AS p LEFT JOIN (SELECT * FROM verdicts WHERE place IS NOT NULL) AS s
+        ON s.stream = p.stream AND s.place = p.place
+), found AS (SELECT * FROM compared WHERE kind IS NOT NULL),
+real AS (
+    SELECT DISTINCT p.publisher_id, p.place
+    FROM each_published AS p JOIN (SELECT publisher_id, place FROM found WHERE kind = 'unexpected') AS f
+        ON f.publisher_id = p.publisher_id AND f.place = p.place
+)
+SELECT CASE WHEN f.kind = 'unexpected' AND real.place IS NULL THEN 'invented' ELSE f.kind END AS kind,
+    run, client, publisher, incarnation, number, time, broker, node, sequence, published_at
+FROM found AS f LEFT JOIN real ON real.publisher_id = f.publisher_id AND real.place = f.place
+"""
+
+
+VISITS = """
+SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, handoff FROM (
+    SELECT *, lead(time) OVER steps AS until,
+        max(CASE WHEN is_left THEN time END) OVER (PARTITION BY run, client ORDER BY time, sequence
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS left_at,
+        sum(CAST(is_handoff AS INT)) OVER steps AS handoff, time AS attached_at
+    FROM (SELECT run, client, broker, sequence, time, coalesce(reason = 'left', false) AS is_left,
+            CASE WHEN reason <> 'left' THEN reason END AS came_from,
+            coalesce(reason <> 'left' AND reason <> broker, false) AS is_handoff
+        FROM rare WHERE kind = 'moved') AS moved
+    WINDOW steps AS (PARTITION BY run, client ORDER BY time, sequence)
+) AS stepped WHERE NOT is_left
+"""
+"""One row for each visit of a client: see visits.py, which makes the same for other uses."""
+
+
+def findings(dialect: Dialect, parts: Sequence[str]) -> str:
+    """One row for each thing that is wrong with what clients got.
+
+    It says to which handoff of its client it belongs, whether the client was away, and a broker's excuse.
+    """
+    columns = ", ".join(DETAILS)
+    nothing = (
+        f"SELECT {columns} FROM (SELECT 'lost' AS kind, {', '.join(DETAILS[1:])} FROM delivered) AS none"
+        " WHERE false"
+    )
+    details = " UNION ALL ".join(f"SELECT {columns} FROM {part}" for part in parts) or nothing
+    number = dialect.unnest_range("number", "number + notifications - 1")
+    of_finding = ", ".join(f"f.{name} AS {name}" for name in DETAILS)
+    return f"""
+WITH details AS ({details}),
+reasons AS (
+    SELECT run, client, publisher, incarnation, number, min(reason) AS dropped_because
+    FROM (SELECT run, client, publisher, incarnation, reason, {number} AS number FROM rare
+        WHERE kind = 'dropped' AND notifications IS NOT NULL AND number IS NOT NULL) AS given_up
+    GROUP BY run, client, publisher, incarnation, number
+)
+SELECT {of_finding}, CAST(v.handoff AS BIGINT) AS handoff,
+    coalesce(f.time < v.attached_at, false) AS was_away, dropped_because
+FROM details AS f LEFT JOIN visits AS v ON v.run = f.run AND v.client = f.client
+    AND f.time >= coalesce(v.left_at, v.attached_at) AND (v.until IS NULL OR f.time < v.until)
+LEFT JOIN reasons AS d ON d.run = f.run AND d.client = f.client AND d.publisher = f.publisher
+    AND d.incarnation = f.incarnation AND d.number = f.number
+"""
+
+
+# --- tables ---
+
+
+def _counted(key: Sequence[str]) -> str:
+    counts = ", ".join(
+        f"count(CASE WHEN kind = '{kind}' THEN 1 END) AS {name}" for kind, name in KINDS_OF_FINDINGS.items()
+    )
+    return f"SELECT {', '.join(key)}, {counts} FROM findings GROUP BY {', '.join(key)}"
+
+
+def _zeroed(names: Iterable[str], table: str) -> str:
+    return ", ".join(f"coalesce({table}.{name}, 0) AS {name}" for name in names)
+
+
+STREAMS = f"""
+WITH sums AS (
+    SELECT stream, CAST(sum(expected) AS BIGINT) AS expected, CAST(sum(delivered) AS BIGINT) AS delivered
+    FROM verdicts WHERE stream >= 0 GROUP BY stream
+), named AS (
+    SELECT /*+ BROADCAST(c), BROADCAST(p) */ c.run AS run, client, publisher, expected, delivered
+    FROM sums AS s JOIN clients AS c ON c.client_id = s.stream >> {CLIENT_BITS}
+    JOIN (SELECT DISTINCT publisher, publisher_id FROM publishers) AS p
+        ON p.publisher_id = s.stream & {(1 << CLIENT_BITS) - 1}
+), faults AS ({_counted((*CLIENT, "publisher"))})
+SELECT coalesce(n.run, f.run) AS run, coalesce(n.client, f.client) AS client,
+    coalesce(n.publisher, f.publisher) AS publisher, coalesce(expected, 0) AS expected,
+    coalesce(delivered, coalesce(f.unexpected, 0) + coalesce(f.invented, 0)) AS delivered,
+    {_zeroed(KINDS_OF_FINDINGS.values(), "f")}
+FROM named AS n FULL JOIN faults AS f
+    ON f.run = n.run AND f.client = n.client AND f.publisher = n.publisher
+"""
+"""What each client was owed, got and missed of each publisher. Of clients and publishers that nobody knows
+there is nothing but findings."""
+
+
+def sums(*key: str) -> str:
+    totals = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in COUNTS)
+    columns = ", ".join(key)
+    return f"SELECT {columns}, {totals} FROM streams GROUP BY {columns} ORDER BY {columns}"
+
+
+HANDOFFS = f"""
+WITH faults AS ({_counted((*CLIENT, "handoff"))})
+SELECT v.run AS run, v.client AS client, broker, came_from, left_at, attached_at, until,
+    CAST(v.handoff AS BIGINT) AS handoff, {_zeroed(KINDS_OF_FINDINGS.values(), "f")}
+FROM visits AS v LEFT JOIN faults AS f ON f.run = v.run AND f.client = v.client AND f.handoff = v.handoff
+WHERE is_handoff ORDER BY v.run, v.client, v.handoff
+"""
+"""Every handoff, and what went wrong from the moment its client left the broker before."""
+
+CLIENTS = f"""
+SELECT s.*, CASE WHEN w.witness IN ({TORN}, {UNTOLD}) THEN 'brokers' ELSE 'records' END AS judged_by
+FROM ({sums(*CLIENT)}) AS s LEFT JOIN witnesses AS w ON w.run = s.run AND w.client = s.client
+ORDER BY s.run, s.client
+"""
+"""What each client was owed, got and missed, and by whose word."""

@@ -1,0 +1,126 @@
+"""Where the SQL of a job runs: what it needs of an engine, and the embedded one (DuckDB).
+
+DuckDB answers small logs in a second, in this process; Spark (spark_engine.py) is for everything that does
+not fit, and for clusters. The text of the queries is the same (audit_sql.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roamcast.pipeline.dialects import DUCKDB, Dialect
+from roamcast.pipeline.log_files import find_log_files
+from roamcast.pipeline.matching import Asked, decoder
+from roamcast.pipeline.places import Place
+from roamcast.protocol.records import COLUMNS
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY_SHARE = 0.5
+"""Of the machine's memory; beyond that DuckDB goes to the disk."""
+_TYPES = {"string": "VARCHAR", "binary": "BLOB", "float64": "DOUBLE", "int64": "BIGINT", "int32": "INTEGER"}
+
+
+class Engine(Protocol):
+    """Tables have names; queries speak of them."""
+
+    dialect: Dialect
+
+    def define(self, name: str, query: str) -> None:
+        """Give a query a name: it is worked out wherever it is used."""
+
+    def keep(self, name: str, query: str) -> None:
+        """Work a query out once, and keep what came of it at hand."""
+
+    def register(self, name: str, table: pa.Table) -> None: ...
+
+    def fetch(self, query: str) -> pa.Table:
+        """A result that has one row for each client, publisher or node, or fewer."""
+
+    def write(self, name: str, folder: Path) -> None:
+        """Write a table of any size as Parquet into a folder; it is read from there afterwards."""
+
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
+        """The rows of a query with the values of these of their attributes (see matching.py)."""
+
+    def unreadable(self) -> int:
+        """How many of them had attributes that cannot be read; asked when they have been used."""
+
+    def counters(self) -> dict[str, float]:
+        """What this engine has taken since its start, by name, as far as it knows."""
+
+
+class DuckEngine:
+    dialect = DUCKDB
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def define(self, name: str, query: str) -> None:
+        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+
+    def keep(self, name: str, query: str) -> None:
+        self._connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
+    def register(self, name: str, table: pa.Table) -> None:
+        self._connection.register(f"{name}_registered", table)
+        self.keep(name, f"SELECT * FROM {name}_registered")
+
+    def fetch(self, query: str) -> pa.Table:
+        return self._connection.sql(query).to_arrow_table()
+
+    def write(self, name: str, folder: Path) -> None:
+        folder.mkdir()
+        self.keep(f"{name}_kept", f"SELECT * FROM {name}")
+        pq.write_table(self.fetch(f"SELECT * FROM {name}_kept"), folder / "part-00000.parquet")
+        self.define(name, f"SELECT * FROM {name}_kept")
+
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
+        rows = self.fetch(query)
+        batches = list(decoder(tuple(names))(iter(rows.to_batches())))
+        added = [*((f"value{slot}", pa.binary()) for slot in range(len(names))), ("readable", pa.bool_())]
+        schema = pa.schema([*rows.schema, *(pa.field(*one) for one in added)])
+        self.register(name, pa.Table.from_batches(batches, schema))
+        self._unreadable = sum(int(batch.column("readable").false_count) for batch in batches)
+
+    def unreadable(self) -> int:
+        return self._unreadable
+
+    def counters(self) -> dict[str, float]:
+        return {"core_s": time.process_time()}
+
+
+@contextmanager
+def duck_engine(log: Place, memory_mb: int | None = None) -> Iterator[DuckEngine]:
+    """The embedded engine with the rows of a log as the table `log`."""
+    import duckdb
+
+    memory = memory_mb or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20)
+    with duckdb.connect(config={"memory_limit": f"{memory}MB"}) as connection:
+        connection.execute("SET enable_progress_bar = false")  # It would go to stdout, which is for results.
+        engine = DuckEngine(connection)
+        if isinstance(log, Path):
+            engine.define("log", log_query(list(find_log_files(log))))
+        else:
+            connection.register("log", log.dataset())
+        yield engine
+
+
+def log_query(files: Sequence[Path]) -> str:
+    """Every row of these files as it was written; columns that an older schema lacks are null."""
+    names = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+    columns = ", ".join(f"{name}::{_TYPES[kind]} AS {name}" for name, kind in COLUMNS.items())
+    empty = ", ".join(f"NULL::{_TYPES[kind]} AS {name}" for name, kind in COLUMNS.items())
+    return (
+        f"SELECT {columns} FROM ((SELECT {empty} WHERE false) UNION ALL BY NAME"
+        f" SELECT * FROM read_parquet([{names}], union_by_name = true, hive_partitioning = false))"
+    )

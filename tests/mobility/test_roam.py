@@ -1,0 +1,345 @@
+"""Roam: served at once where the client was expected, a multi-hop handoff elsewhere, always exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import msgspec
+import pytest
+from tests.mobility.seeds import first_failing_seed
+
+from roamcast.errors import InputError
+from roamcast.mobility import MobilityProtocol, Settings
+from roamcast.mobility.multi_hop_handoff import Hold, Reference, SubMigration
+from roamcast.mobility.prediction import Predictor
+from roamcast.mobility.roam import CopyServed, DropCopy, FeedCopy, Roam, Spread, StoreCopy
+from roamcast.protocol.messages import Message
+from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.records import Row
+from roamcast.protocol.session import Session
+from roamcast.simulator.fuzz import draw_story, fuzz
+from roamcast.simulator.run import Run
+from roamcast.simulator.story import parse_story, verdict
+
+# --- stories ---
+
+EXPECTED = """
+brokers a-b b-c
+protocol roam
+link 0.1
+at 0 d attach b
+at 0 m attach b
+at 0 p attach c
+at 0.1 m subscribe TRUE
+at 1.0 d attach a
+at 3.0 m leave
+at 4.0 p publish {"x": 1}
+at 5.0 m attach a
+at 6.0 p publish {"x": 2}
+"""
+
+
+def times_of(story: str) -> dict[int, float]:
+    """When the client got the notifications, by number."""
+    times: dict[int, float] = {}
+
+    def on_rows(rows: list[Row]) -> None:
+        times.update({row.number or 0: row.time for row in rows if row.kind == "delivered"})
+
+    result = parse_story(story).judge(on_rows)
+    assert (result.violations, result.lost) == ([], 0)
+    return times
+
+
+def figures_of(run: Run) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for broker in run.network.brokers.values():
+        assert isinstance(broker.protocol, Roam)
+        total.update(broker.protocol.figures)
+    return total
+
+
+def test_a_client_that_was_expected_waits_for_the_access_link_alone() -> None:
+    assert times_of(EXPECTED)[1] == pytest.approx(5.04)
+    # By a handoff the first notification takes a round trip of 0.2 s longer.
+    assert times_of(EXPECTED.replace("protocol roam", "protocol multi_hop_handoff"))[1] == pytest.approx(5.24)
+    assert times_of(EXPECTED.replace("m attach a", "m attach c"))[1] == pytest.approx(5.24)
+
+
+def test_a_copy_takes_the_place_of_the_queue_that_was_left_behind() -> None:
+    run = parse_story(EXPECTED).run()
+    assert figures_of(run) == {"hit": 1, "miss": 1, "served": 1, "copies": 1}
+    protocols = [broker.protocol for broker in run.network.brokers.values()]
+    assert not any(one.segments or one.copies or one.spreads for one in protocols if isinstance(one, Roam))
+
+
+def test_a_client_that_left_unnoticed_finds_a_copy_where_copies_begin_early() -> None:
+    story = EXPECTED.replace("at 3.0 m leave\n", "").replace('at 4.0 p publish {"x": 1}\n', "")
+    story = story.replace("at 6.0", "at 4.955").replace("link 0.1", "link 0.1\ncopies_after_s 2\nnotice 60")
+    run = parse_story(story).run()
+    assert figures_of(run)["served"] == 1
+    assert (run.result.violations, run.result.lost) == ([], 0)
+
+
+def test_what_is_too_large_is_not_copied() -> None:
+    story = EXPECTED.replace("link 0.1", "link 0.1\ncopy_bytes_max 1")
+    assert figures_of(parse_story(story).run()) == {"miss": 2, "copies": 1, "recalled": 1}
+
+
+def test_no_copies_without_room_for_them() -> None:
+    story = EXPECTED.replace("link 0.1", "link 0.1\ncopies_max 0")
+    assert figures_of(parse_story(story).run()) == {"miss": 2}
+    with pytest.raises(InputError, match="copies_max -1: valid is 0 or more"):
+        Roam.check(Settings(copies_max=-1))
+
+
+def test_a_client_that_is_away_for_too_long_has_no_copies() -> None:
+    story = EXPECTED.replace("link 0.1", "link 0.1\ncontext_timeout_s 1.5")
+    assert figures_of(parse_story(story).run()) == {"miss": 2, "copies": 1, "recalled": 1}
+
+
+# --- prediction ---
+
+
+def model(first: Mapping[str, Mapping[str, float]], second: object) -> str:
+    rows = {here: {one: {"probability": p} for one, p in row.items()} for here, row in first.items()}
+    return json.dumps({"brokers": rows, "about": {"second_order": second}})
+
+
+def test_second_order_decides_where_it_was_learned() -> None:
+    learned = model({"b": {"a": 0.7, "c": 0.3}}, {"a": {"b": {"c": 1.0}}})
+    predictor = Predictor("b", learned)
+    assert predictor.predict("") == ["a", "c"]
+    assert predictor.predict("a") == ["c", "a"]
+    assert predictor.predict("elsewhere") == ["a", "c"]
+    assert Predictor("other", learned).predict("a") == []
+
+
+def test_moves_correct_what_was_learned() -> None:
+    predictor = Predictor("b", model({"b": {"a": 1.0}}, {}))
+    for _ in range(60):
+        predictor.learn("", "c")
+    assert predictor.predict("") == ["c", "a"]
+    predictor.learn("c", "a")
+    assert predictor.predict("c") == ["c", "a"], "one move is not enough"
+    for _ in range(6):
+        predictor.learn("c", "a")
+    assert predictor.predict("c") == ["a", "c"]
+
+
+def test_a_model_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"about\.second_order"):
+        Roam.check(Settings(neighbour_graph=model({}, {"a": {"b": {"c": 2.0}}})))
+
+
+# --- seeds ---
+
+
+class Observed(Roam):
+    """Counts what the fuzzer reaches."""
+
+    name = "roam_observed"
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
+        copy = self.copies.get(client)
+        self.seen["came back to a copy of an earlier stay"] += copy is not None and moves > copy.moves + 1
+        super().serve_ahead(client, owner, moves, received)
+        is_served = copy is not None and self.host.is_read(client, copy.queue)
+        self.seen["served before the session came"] += is_served
+
+    def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
+        copy = self.copy_of(sender, message.client, message.number)
+        is_read = copy is not None and self.host.is_read(message.client, copy.queue)
+        self.seen["fed while it was read"] += is_read
+        super().on_feed_copy(sender, message)
+
+    def on_drop_copy(self, sender: str, message: DropCopy) -> None:
+        copy = self.copy_of(sender, message.client, message.number)
+        is_read = copy is not None and self.host.is_read(message.client, copy.queue)
+        self.seen["dropped while it was read"] += is_read
+        super().on_drop_copy(sender, message)
+
+    def on_copy_served(self, sender: str, message: CopyServed) -> None:
+        self.seen["took the place of a queue"] += (message.client, message.number, "in") in self.segments
+        super().on_copy_served(sender, message)
+
+
+def test_the_fuzzer_reaches_copies_in_every_state() -> None:
+    Observed.seen.clear()
+    assert first_failing_seed(Observed, 60) is None
+    assert len(Observed.seen) == 5
+    assert [what for what in Observed.seen if not Observed.seen[what]] == []
+
+
+def test_what_a_full_buffer_gives_up_is_lost_and_nothing_else() -> None:
+    for seed in range(6):
+        story = draw_story("roam", seed)
+        result = verdict(replace(story, settings=replace(story.settings, buffer_bytes=200)))
+        assert result.violations == []
+
+
+@pytest.mark.slow
+def test_the_promise_holds_over_many_seeds() -> None:
+    report = fuzz("roam", range(1000))
+    assert (report.violations, report.lost, report.duplicates, report.out_of_order) == (0, 0, 0, 0)
+
+
+# --- planted breakages: each is one rule left out ---
+
+
+class FeedsNothing(Roam):
+    """A copy stays as it began."""
+
+    name = "roam_feeds_nothing"
+
+    def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
+        super().on_feed_copy(sender, msgspec.structs.replace(message, bursts=()))
+
+
+class FeedsTwice(Roam):
+    """What is fed is stored twice."""
+
+    name = "roam_feeds_twice"
+
+    def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
+        super().on_feed_copy(sender, msgspec.structs.replace(message, bursts=message.bursts * 2))
+
+
+class BeginsEmpty(Roam):
+    """A copy begins without what is queued."""
+
+    name = "roam_begins_empty"
+
+    def on_store_copy(self, sender: str, message: StoreCopy) -> None:
+        super().on_store_copy(sender, msgspec.structs.replace(message, bursts=()))
+
+
+class ReadsBoth(Roam):
+    """What was left behind is read, too, though the copy has it."""
+
+    name = "roam_reads_both"
+
+    def receive_token(self, message: SubMigration, sender: str) -> None:
+        super().receive_token(message, sender)
+        hold = self.holds[message.session.client]
+        if message.segments and message.segments[0][2] == "copy" and not hold.segments:
+            hold.segments = list(message.segments[1:])
+
+    def on_copy_served(self, sender: str, message: CopyServed) -> None:
+        """The queue stays."""
+
+
+class KeepsTheQueue(Roam):
+    """The former holder does not forget what the copy has."""
+
+    name = "roam_keeps_the_queue"
+
+    def on_copy_served(self, sender: str, message: CopyServed) -> None:
+        """Nothing goes."""
+
+
+class KeepsCopies(Roam):
+    """Copies are never dropped."""
+
+    name = "roam_keeps_copies"
+
+    def on_drop_copy(self, sender: str, message: DropCopy) -> None:
+        """Nothing goes."""
+
+
+class CountsOnCopies(Roam):
+    """The list says that a copy has everything, wherever the client appears."""
+
+    name = "roam_counts_on_copies"
+
+    def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
+        super().to_be_read(client, hold, destination)
+        return [(destination, hold.stay, "copy")]
+
+
+class SpreadsTooEarly(Roam):
+    """Copies begin before everything of earlier stays has come."""
+
+    name = "roam_spreads_too_early"
+
+    def spread(self, session: Session) -> None:
+        hold = self.holds[session.client]
+        own, hold.own = hold.own, None
+        super().spread(session)
+        hold.own = own
+
+    def is_complete(self, queue: DeliveryQueue, spread: Spread) -> bool:
+        return True
+
+
+class ForgetsTheAir(Roam):
+    """What was sent from a copy counts as received."""
+
+    name = "roam_forgets_the_air"
+
+    def receive_token(self, message: SubMigration, sender: str) -> None:
+        copy = self.copies.get(message.session.client)
+        if copy is not None:
+            copy.queue.acknowledge(copy.queue.sent)
+        super().receive_token(message, sender)
+
+
+class FeedsInFront(Roam):
+    """What is fed comes before what is stored."""
+
+    name = "roam_feeds_in_front"
+
+    def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
+        copy = self.copy_of(sender, message.client, message.number)
+        if copy is not None and copy.queue.waiting and message.bursts:
+            last = copy.queue.waiting.pop()
+            copy.queue.appended -= last.count
+            message = msgspec.structs.replace(message, bursts=(*message.bursts, last))
+        super().on_feed_copy(sender, message)
+
+
+class TrimsTheUnread(Roam):
+    """A copy forgets what its holder has queued, though the client has not acknowledged it."""
+
+    name = "roam_trims_the_unread"
+
+    def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
+        copy = self.copy_of(sender, message.client, message.number)
+        if copy is not None:
+            message = msgspec.structs.replace(message, base=copy.queue.base + len(copy.queue))
+        super().on_feed_copy(sender, message)
+
+
+class StoresWithoutCounting(Roam):
+    """A holder that feeds a copy does not count what it feeds, and so does not notice when it stops."""
+
+    name = "roam_stops_feeding"
+
+    def feed(self, client: str, spread: Spread, burst: Burst) -> None:
+        if burst.number % 5:
+            super().feed(client, spread, burst)
+        else:
+            spread.end += burst.count
+
+
+BREAKAGES: tuple[type[MobilityProtocol], ...] = (
+    *(FeedsNothing, FeedsTwice, BeginsEmpty, ReadsBoth, KeepsTheQueue, KeepsCopies, CountsOnCopies),
+    *(SpreadsTooEarly, ForgetsTheAir, FeedsInFront, TrimsTheUnread, StoresWithoutCounting),
+)
+
+
+@pytest.mark.parametrize("protocol", BREAKAGES, ids=lambda one: one.name)
+def test_a_planted_breakage_is_caught(protocol: type[MobilityProtocol]) -> None:
+    assert first_failing_seed(protocol, 300) is not None, protocol.__doc__
+
+
+def test_every_message_names_the_client_and_the_attach_number() -> None:
+    for kind in (StoreCopy, FeedCopy, DropCopy, CopyServed):
+        assert issubclass(kind, Message)
+        assert {"client", "number"} <= {field.name for field in msgspec.structs.fields(kind)}

@@ -1,0 +1,161 @@
+"""The audit of real brokers and clients: nothing false, and whatever is planted is found, exactly."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.pipeline.real_network import make_log
+
+from roamcast.pipeline.audit import audit_embedded
+from roamcast.protocol.records import Row
+from roamcast.records.parquet import LogWriter, read_log
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto_sub is not installed"),
+]
+
+FAULTS = ("lost", "duplicates", "out_of_order", "unexpected", "invented")
+OF_ROWS = ("bad_rows", "repeated_rows", "missing_rows", "clock_jumps", "misnumbered")
+DEFECTS = 20
+
+Found = tuple[str, str, str, int]
+"""Kind, client, publisher and number of a finding."""
+
+
+def findings(out: Path) -> list[Found]:
+    rows = pq.read_table(out / "findings").to_pylist()
+    return sorted((row["kind"], row["client"], row["publisher"], row["number"]) for row in rows)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_log(tmp_path_factory.mktemp("network"), seed=1)
+
+
+def test_a_network_without_faults_has_no_findings(log: Path, tmp_path: Path) -> None:
+    figures = audit_embedded(log, tmp_path / "out")
+    assert {name: figures[name] for name in (*FAULTS, *OF_ROWS)} == dict.fromkeys((*FAULTS, *OF_ROWS), 0)
+    assert figures["runs"] == 1
+    clients = {row["client"]: row for row in pq.read_table(tmp_path / "out" / "clients.parquet").to_pylist()}
+    by_brokers = {name for name, row in clients.items() if row["judged_by"] == "brokers"}
+    assert by_brokers == {"bus", "tram", "walker", "spy"}, "no records, or killed before writing"
+    for name in (*by_brokers, "car"):
+        assert clients[name]["expected"] == clients[name]["delivered"] > 50, name
+    # The van is away, and its broker keeps what came since.
+    assert {row[1] for row in findings(tmp_path / "out")} <= {"van"}
+
+
+# --- defects ---
+
+
+@dataclass
+class Logs:
+    """All rows of the network, to be changed; each place is given to one defect at most."""
+
+    rows: list[Row]
+    draw: random.Random
+
+    def pick(self, *, kind: str = "delivered", clients: tuple[str, ...] = ("bike", "car")) -> int:
+        """A delivery that another of its publisher follows, in the same process of its client."""
+        places = [
+            place
+            for place, row in enumerate(self.rows)
+            if row.kind == kind and row.client in clients and row.notifications == 1 and row.reason is None
+            and any(self._follows(row, later) for later in self.rows)
+        ]  # fmt: skip
+        return self.draw.choice(places)
+
+    @staticmethod
+    def _follows(row: Row, later: Row) -> bool:
+        same = (later.kind, later.node, later.publisher) == (row.kind, row.node, row.publisher)
+        return same and 0 < later.sequence - row.sequence < 3 and (later.number or 0) == (row.number or 0) + 1
+
+    def change(self, place: int, **fields: Any) -> Row:
+        self.rows[place] = self.rows[place]._replace(**fields)
+        return self.rows[place]
+
+    def remove(self, place: int) -> Row:
+        """Take a row out and close the gap in its node's numbering."""
+        gone = self.rows.pop(place)
+        for later, row in enumerate(self.rows):
+            if row.node == gone.node and row.sequence > gone.sequence:
+                self.change(later, sequence=row.sequence - 1)
+        return gone
+
+    def insert(self, row: Row, **fields: Any) -> Row:
+        """Another row of the node, behind this one."""
+        for later, other in enumerate(self.rows):
+            if other.node == row.node and other.sequence > row.sequence:
+                self.change(later, sequence=other.sequence + 1)
+        new = row._replace(sequence=row.sequence + 1, **fields)
+        self.rows.append(new)
+        return new
+
+
+def found(kind: str, row: Row) -> Found:
+    return kind, row.client or "", row.publisher or "", row.number or 0
+
+
+def lose(logs: Logs) -> list[Found]:
+    return [found("lost", logs.remove(logs.pick()))]
+
+
+def repeat(logs: Logs) -> list[Found]:
+    return [found("duplicate", logs.insert(logs.rows[logs.pick()]))]
+
+
+def swap(logs: Logs) -> list[Found]:
+    row = logs.rows[first := logs.pick()]
+    second = next(place for place, later in enumerate(logs.rows) if logs._follows(row, later))
+    logs.change(first, number=logs.rows[second].number)
+    return [found("out of order", logs.change(second, number=row.number))]
+
+
+def misdirect(logs: Logs) -> list[Found]:
+    """The car wants what costs less than 50, and gets something dearer."""
+    had = {
+        name: {(row.publisher, row.incarnation, row.number) for row in logs.rows
+               if row.kind == "delivered" and row.client == name}
+        for name in ("bike", "car")
+    }  # fmt: skip
+    car = logs.rows[logs.pick(clients=("car",))]
+    publisher, incarnation, number = logs.draw.choice(sorted(had["bike"] - had["car"], key=str))
+    wrong = logs.insert(car, publisher=publisher, incarnation=incarnation, number=number)
+    return [found("unexpected", wrong)]
+
+
+def invent(logs: Logs) -> list[Found]:
+    number = 100_000 + logs.draw.randrange(1_000)
+    return [found("invented", logs.insert(logs.rows[logs.pick()], number=number))]
+
+
+def forget_an_acknowledgement(logs: Logs) -> list[Found]:
+    """What nobody says a client without records has got is no loss, but it is told."""
+    return [found("unacknowledged", logs.remove(logs.pick(kind="acknowledged", clients=("bus", "tram"))))]
+
+
+KINDS: tuple[Callable[[Logs], list[Found]], ...] = (
+    lose, repeat, swap, misdirect, invent, forget_an_acknowledgement,
+)  # fmt: skip
+
+
+def folders_of(log: Path) -> Iterator[Path]:
+    yield from sorted({file.parent for file in log.rglob("*.parquet") if not file.name.startswith(".")})
+
+
+@pytest.mark.parametrize("seed", range(DEFECTS))
+def test_each_planted_defect_is_found_exactly(log: Path, tmp_path: Path, seed: int) -> None:
+    audit_embedded(log, tmp_path / "before")
+    logs = Logs([row for folder in folders_of(log) for row in read_log(folder)], random.Random(seed))
+    planted = KINDS[seed % len(KINDS)](logs)
+    with LogWriter(tmp_path / "log", "site-7") as writer:
+        writer.write(logs.rows)
+    figures = audit_embedded(tmp_path / "log", tmp_path / "out")
+    assert findings(tmp_path / "out") == sorted([*findings(tmp_path / "before"), *planted])
+    assert not any(figures[name] for name in OF_ROWS)
