@@ -20,6 +20,7 @@ from roamcast.net.handshake import HANDSHAKE_FORMAT, MAGIC, PREFACE, HandshakeHe
 from roamcast.net.peers import STRANGERS_MAX, STRANGERS_PER_HOST_MAX
 from roamcast.net.tls import link_contexts
 from roamcast.protocol.messages import Fleeting
+from roamcast.protocol.snapshot import freeze, thaw
 
 
 def address_of(node: Node) -> Peer:
@@ -561,5 +562,66 @@ def test_plain_text_on_a_tls_port_is_refused(tmp_path: Path, caplog: pytest.LogC
         await a.start()
         await b.start(a)
         await until(lambda: "TLS failed" in caplog.text)
+
+    run(story(), a, b)
+
+
+# --- one broker, one process ---
+
+
+def test_a_second_process_with_the_same_id_is_refused_while_the_first_is_alive() -> None:
+    a, first, second = Node("a"), Node("b"), Node("b", slow())
+
+    async def story() -> None:
+        await a.start()
+        await first.start(a)
+        await until(lambda: a.has_joined("b"))
+        await second.start(a)
+        await until(lambda: second.fences == [("a", "b runs twice")])
+        assert a.is_up("b")
+        assert first.is_up("a")
+        a.send("b", 1)
+        await until(lambda: first.received("a") == [1])
+        assert second.received("a") == []
+        assert first.fences == []
+
+    run(story(), a, first, second)
+
+
+def test_a_process_that_takes_the_place_of_a_silent_one_is_linked() -> None:
+    """The machine of the first one lost its power: its connection is there, and says nothing any more."""
+    a, first, second = Node("a"), Node("b"), Node("b")
+    relay = Relay(a)
+
+    async def story() -> None:
+        await a.start()
+        await relay.start()
+        first.peers = first.new_peers([relay.peer()])
+        await first.peers.start()
+        await until(lambda: a.has_joined("b"))
+        relay.stop()
+        second.links = thaw(freeze(first.links))
+        second.links.disconnected("a")
+        await second.start(a)
+        await until(lambda: second.is_up("a"))
+        a.send("b", 1)
+        await until(lambda: second.received("a") == [1])
+        assert second.fences == []
+        await relay.close()
+
+    run(story(), a, first, second, loop="asyncio")
+
+
+def test_a_history_that_is_refused_is_told_to_both_ends() -> None:
+    a, b = Node("a"), Node("b", slow())
+    a.doubts["b"] = "b is older than it was"
+
+    async def story() -> None:
+        await a.start()
+        await b.start(a)
+        await until(lambda: b.fences == [("a", "b is older than it was")])
+        assert a.refusals == [("b", "b is older than it was")]
+        assert a.fences == []
+        assert not b.is_up("a")
 
     run(story(), a, b)

@@ -361,7 +361,7 @@ class Quotas(Section, frozen=True):
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
-    """The same in bytes of memory: twice the topic, payload, properties, and some 700 bytes for each."""
+    """The same in bytes of memory: twice the topic, payload, properties, and some 800 bytes for each."""
     buffered_bytes_max: Bytes = 2_147_483_648
     """Bytes in all queues and buffers together, where what several clients wait for counts once; past it the
     longest queues give up theirs first. At half of it, less may wait for each client that does not read."""

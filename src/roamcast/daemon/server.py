@@ -442,7 +442,8 @@ class Server:
     async def _meet(self) -> None:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
         has_met, history, mobility = self.linking.has_met, self.site.history, self.config.mobility
-        if self.config.peers and not has_met.is_set() and not self.site.links_may_cycle:
+        has_peers = bool(self.config.peers or history.known)
+        if has_peers and not has_met.is_set() and not self.site.links_may_cycle:
             left_s = self._started_s + mobility.meet_timeout_s - time.monotonic()
             wait_s = left_s if history.is_settled else mobility.locate_timeout_s
             with suppress(TimeoutError):
