@@ -219,8 +219,8 @@ def test_faults_are_drawn_for_those_that_promise_something(capsys: pytest.Captur
 
 def test_a_person_is_told_who_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app(), ["fuzz", "--faults", "all", "--seeds", "0:2", "--workers", "1"]) == 0
-    *_, heading, _, _, _, _, _, _, _, _, _, _, left_out = capsys.readouterr().out.splitlines()
-    assert "crashes ┃ links down" in heading
+    *lines, left_out = capsys.readouterr().out.splitlines()
+    assert any("crashes ┃ links down" in line for line in lines)
     relies = "relies on a bound on the overlay's delay, which crash, partition and history break"
     assert left_out == f"left out: sub_unsub {relies}"
 

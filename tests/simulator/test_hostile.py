@@ -106,7 +106,7 @@ HOLES: list[Any] = [
     any_unsubscription,
     guests_are_asked,
     any_form,
-    pytest.param(any_topic, marks=pytest.mark.slow),
+    any_topic,
     pytest.param(any_handoff, marks=pytest.mark.slow),
 ]
 
