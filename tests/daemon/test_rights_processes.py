@@ -193,6 +193,7 @@ def test_a_session_meets_the_rules_of_the_broker_it_roams_to(pair: Pair) -> None
     bob.publish("secret/2", b"live", qos=1)
     bob.publish("open", b"two", qos=1)
     assert payloads(alice.take(1)) == [b"two"]
+    alice.ping()  # What she acknowledged is not sent again.
     alice.close()
     alice = a.log_in("phone", "alice")
     bob.publish("secret/3", b"three", qos=1)
@@ -310,3 +311,23 @@ def test_an_auth_that_nobody_asked_for_is_refused(site: Site) -> None:
     alice = site.log_in("phone", "alice")
     alice.send(packets.Auth(Reason.RE_AUTHENTICATE, "SCRAM-SHA-256", b"n,,n=alice,r=x"))
     assert alice.end() is Reason.PROTOCOL_ERROR
+
+
+@pytest.mark.slow
+def test_a_user_removed_while_the_broker_was_down_has_no_session_left(tmp_path: Path) -> None:
+    before = Site(tmp_path, "a", free_port(), {})
+    for client, user in (("phone", "alice"), ("desk", "bob")):
+        before.log_in(client, user).close()
+    before.stop()
+    with changing_users(str(before.folder / "users")) as users:
+        stored = users.pop("alice")
+    after = RestartedSite(before, "")
+    try:
+        after.wait_for("connections and sessions of 1 removed users end: a/user:alice")
+        with changing_users(str(after.folder / "users")) as users:
+            users["alice"] = stored
+        after.reload()
+        assert not after.log_in("phone", "alice").connack.session_present
+        assert after.log_in("desk", "bob").connack.session_present
+    finally:
+        after.stop()
