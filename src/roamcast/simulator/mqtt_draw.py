@@ -296,7 +296,7 @@ def _draw_more(plot: Plot, actions: list[Action], rng: random.Random) -> Locatio
                 actions[position] = (at, client, seeing)
     protocol, mqtt = find_protocol(plot.settings.protocol), plot.settings.mqtt
     serves = mqtt is not None and mqtt.unreachable == "serve"
-    if not protocol.own_state or serves or rng.random() >= 0.12:
+    if not protocol.own_state or serves or rng.random() >= 0.25:
         return LocationSettings()
     return _draw_places(plot, actions, rng)
 
