@@ -109,7 +109,9 @@ def shared(packets: int, turn_s: float, is_flooded: bool) -> int:
     if is_flooded:
         return min(PACKETS_PER_TURN_MAX, packets + packets // 4) if turn_s < TURN_S / 3 else packets
     change = max(1, abs(packets - PACKETS_PER_TURN) // 16)
-    return max(PACKETS_PER_TURN, packets - change) if packets > PACKETS_PER_TURN else packets + change
+    if packets > PACKETS_PER_TURN:
+        return max(PACKETS_PER_TURN, packets - change)
+    return min(PACKETS_PER_TURN, packets + change)
 
 
 def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
