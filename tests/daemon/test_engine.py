@@ -29,7 +29,13 @@ from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.daemon import engine as engine_module
 from roamcast.daemon.config import load
-from roamcast.daemon.engine import Engine
+from roamcast.daemon.engine import (
+    PACKETS_PER_TURN,
+    PACKETS_PER_TURN_MAX,
+    PACKETS_PER_TURN_MIN,
+    Engine,
+    shared,
+)
 from roamcast.daemon.linking import Linking
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Auth, Connect, Publish
@@ -350,3 +356,17 @@ def test_settings_that_do_not_fit_the_state_are_no_fail_stop() -> None:
             engine.turn()
 
     asyncio.run(run())
+
+
+def test_a_turn_takes_as_many_packets_as_it_has_time_for() -> None:
+    packets = PACKETS_PER_TURN
+    for _ in range(20):
+        packets = shared(packets, 0.1, is_flooded=True)
+    assert packets == PACKETS_PER_TURN_MIN
+    for _ in range(100):
+        packets = shared(packets, 0.001, is_flooded=True)
+    assert packets == PACKETS_PER_TURN_MAX
+    for _ in range(200):
+        packets = shared(packets, 0.001, is_flooded=False)
+    assert packets == PACKETS_PER_TURN
+    assert shared(0, 1.0, is_flooded=True) == 0

@@ -47,7 +47,7 @@ EVERYTHING = ("#",)
 ABOUT_TOPIC = frozenset({TOPIC})
 
 
-class Retain(Message, frozen=True):
+class Retain(Message, frozen=True, gc=False):
     """The retained message of a topic; without a body there is none any more."""
 
     topic: str

@@ -50,7 +50,7 @@ TURN_S = 0.02
 """How long a turn should take at most. Packets differ: what is taken in one turn is adapted to it."""
 PACKETS_PER_TURN = 512
 """What is taken of all clients in one turn at first, in single packets or bursts, and …"""
-PACKETS_PER_TURN_MIN, PACKETS_PER_TURN_MAX = 64, 4096
+PACKETS_PER_TURN_MIN, PACKETS_PER_TURN_MAX = 8, 4096
 """… at least and at most."""
 PAUSE_S = 0.0002
 """After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
@@ -109,7 +109,9 @@ def shared(packets: int, turn_s: float, is_flooded: bool) -> int:
     if is_flooded:
         return min(PACKETS_PER_TURN_MAX, packets + packets // 4) if turn_s < TURN_S / 3 else packets
     change = max(1, abs(packets - PACKETS_PER_TURN) // 16)
-    return max(PACKETS_PER_TURN, packets - change) if packets > PACKETS_PER_TURN else packets + change
+    if packets > PACKETS_PER_TURN:
+        return max(PACKETS_PER_TURN, packets - change)
+    return min(PACKETS_PER_TURN, packets + change)
 
 
 def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:

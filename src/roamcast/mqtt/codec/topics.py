@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from roamcast.mqtt.codec.errors import PacketError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 # content alone.
 
 SHARE = "$share/"
+
+_PART_OF_A_LEVEL = re.compile(r"[^/]\+|\+[^/]")
 
 
 def _shortened(text: str) -> str:
@@ -54,7 +57,7 @@ def check_filter(text: str) -> None:
         raise _invalid_filter(text, "the null character is not allowed")
     if "#" in text and ("#" in text[:-1] or text[-2:] not in ("#", "/#")):
         raise _invalid_filter(text, "'#' must be the whole last level")
-    if "+" in text and any("+" in level and level != "+" for level in text.split("/")):
+    if "+" in text and _PART_OF_A_LEVEL.search(text):
         raise _invalid_filter(text, "'+' must be a whole level")
 
 

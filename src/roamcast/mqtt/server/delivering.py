@@ -10,13 +10,14 @@ from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.packet_ids import consecutive
 from roamcast.mqtt.server.access import ALLOWED, Decision
 from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
-from roamcast.mqtt.server.marks import EXPIRY, QOS, SHARED, message_expiry
+from roamcast.mqtt.server.marks import EXPIRY, QOS, RETAINED, SHARED, message_expiry
 from roamcast.mqtt.server.outgoing import APART_BYTES, Encoder, runs_of
 from roamcast.mqtt.server.sessions import MqttSession, Options, Plan
 from roamcast.protocol.messages import Deliver
 from roamcast.protocol.notification import Burst
 
 PUBREL = b"\x62\x02"
+RECALLED = Options(2, False, ())
 PLANS_KEPT_MAX = 1024
 PLAN_BYTES_KEPT_MAX = 1024
 """How to send is remembered where topic and properties are not longer than this."""
@@ -79,6 +80,8 @@ def _deliver_uniform(
         if not decision.allowed:
             _withhold(endpoint, connection, session, burst, sequence)
             return 0
+        if burst.marks[0] & RETAINED and _send_retained(endpoint, connection, session, burst, sequence):
+            return 0
         options = session.options(burst.attributes, own, _is_shared(burst))
         is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
         if options is None or options.identity or not is_plain:
@@ -90,6 +93,22 @@ def _deliver_uniform(
             session.plans[burst.attributes, burst.marks, own] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
+
+
+def _send_retained(
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
+) -> bool:
+    """Send what was recalled; False if it needs a closer look.
+
+    Its marks have the QoS and the identifier of the subscription that asked for it. Nothing is remembered:
+    the next message of the recall has another topic.
+    """
+    marks = burst.marks[0]
+    if marks & EXPIRY or connection.connect.maximum_packet_size is not None or session.wants_identity:
+        return False
+    writer = endpoint.encoder.new_writer(burst, connection.version, marks & QOS, RECALLED)
+    _send(endpoint, connection, session, burst, sequence, Plan(marks & QOS, RECALLED, writer))
+    return True
 
 
 def _deliver_varied(

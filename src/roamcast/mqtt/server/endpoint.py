@@ -572,6 +572,7 @@ class Endpoint:
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
         self.keeper.resume_recalls(client, self.keeper.take_recalls(name))
+        stand_in.expiry_s = NEVER  # It must not end with its connection, before what it has went over.
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")

@@ -82,17 +82,17 @@ class Encoder:
         marks = burst.marks
         is_long = len(marks) + len(burst.attributes) > WRITER_BYTES_KEPT_MAX
         if is_long or marks[0] & EXPIRY or options.identity:
-            return self._new_writer(burst, version, qos, options, int(now - burst.published_at), alias)
+            return self.new_writer(burst, version, qos, options, int(now - burst.published_at), alias)
         key = (burst.attributes, marks, version, qos, options, alias)
         writer = self._writers.get(key)
         if writer is None:
             if len(self._writers) >= WRITERS_KEPT_MAX:
                 self._writers.clear()
-            writer = self._writers[key] = self._new_writer(burst, version, qos, options, 0, alias)
+            writer = self._writers[key] = self.new_writer(burst, version, qos, options, 0, alias)
         return writer
 
-    def _new_writer(
-        self, burst: Burst, version: int, qos: int, options: Options, age_s: int, alias: int
+    def new_writer(
+        self, burst: Burst, version: int, qos: int, options: Options, age_s: int = 0, alias: int = 0
     ) -> FrameWriter:
         flags = burst.marks[0]
         retain = bool(flags & RETAINED) or (options.retain_as_published and bool(flags & RETAIN))

@@ -142,11 +142,12 @@ class MqttSession:
     __state__ = State(
         "mqtt-session",
         3,
-        derived=("_filters", "_options", "plans", "subscriptions_bytes"),
+        derived=("_filters", "_identities", "_options", "plans", "subscriptions_bytes"),
         lifts={1: _lift_1, 2: _lift_2},
     )
     __slots__ = (
-        "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "identity", "in_flight",
+        "_filters", "_identities", "_options",
+        "client", "connection", "expiry_s", "hides_own", "identity", "in_flight",
         "leaving", "owner", "plans", "received", "silent", "since", "stream", "subscriptions",
         "subscriptions_bytes", "timer", "will", "will_at", "will_timer",
     )  # fmt: skip
@@ -192,6 +193,8 @@ class MqttSession:
     def _restore(self) -> None:
         self.subscriptions_bytes = 0
         """Memory of what is subscribed to."""
+        self._identities = 0
+        """Subscriptions for which identities are told."""
         self._filters: dict[str, int] = {}
         """What is asked of the core, and by how many subscriptions."""
         for subscription in self.subscriptions.values():
@@ -270,6 +273,7 @@ class MqttSession:
         if subscription is None:
             return
         self.subscriptions_bytes += change * subscription_bytes(subscription)
+        self._identities += change * subscription.identity
         if not subscription.group:
             count = self._filters.get(subscription.filter, 0) + change
             if count:
@@ -360,7 +364,7 @@ class MqttSession:
 
     @property
     def wants_identity(self) -> bool:
-        return any(one.identity for one in self.subscriptions.values())
+        return self._identities > 0
 
     def _needs_contents(self) -> bool:
         filters = (*(one.filter for one in self.subscriptions.values()), *self.silent)
