@@ -34,11 +34,17 @@ def test_what_a_program_takes_is_measured() -> None:
     assert taken.core_s > taken.start_core_s >= 0
 
 
+@pytest.mark.parametrize("records", ["many", "1e3,", "1e2", "1e99", "nan"])
+def test_what_is_no_number_of_rows_is_refused(records: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app(), ["bench", "pipeline", "--records", records]) != 0
+    assert "--records" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 def test_the_benchmark_says_what_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="the pipeline's extra is not installed")
-    sizes = ["--records", "20000", "--records", "40000"]
+    sizes = ["--records", "2e4,4e4"]
     assert run(build_app(), ["bench", "pipeline", *sizes, "--dir", str(tmp_path), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [case["records"] // 1_000 for case in result["cases"]] == [22, 42]
@@ -46,5 +52,7 @@ def test_the_benchmark_says_what_holds(capsys: pytest.CaptureFixture[str], tmp_p
     assert result["growth"] > 0
     for case in result["cases"]:
         assert case["spark"]["core_s"] > 0
+        assert case["spark"]["steps"]["verdicts"]["shuffle_mb"] > 0
+        assert case["duckdb"]["steps"].keys() == case["spark"]["steps"].keys()
         assert 0 < case["spark"]["peak_mb"] < 6_144
     assert not list(tmp_path.iterdir()), "logs and tables are removed"

@@ -36,7 +36,7 @@ class Network:
                 folder, id, *SETTINGS, link_port=ports[id], client_port=free_port(),
                 peers={peer: ports[peer] for peer in peers},
             )
-            for id, peers in (("a", ""), ("b", "a"), ("c", "b"))
+            for id, peers in (("a", "b"), ("b", "ac"), ("c", "b"))
         }  # fmt: skip
         self.brokers["b"].wait_for_link("a")
         self.brokers["c"].wait_for_link("b")
@@ -187,6 +187,9 @@ async def live(network: Network, seed: int) -> None:
                 owed = [one for one in published if one["weight"] >= 5 and 10 <= one["cost"] <= 90]
                 await until(partial(has_count, vans, len(owed) - sum(had)), "van")
                 had.append(len(vans))
+            described = [("cost", "40"), ("weight", "6")]
+            # Whoever is away for a second does not get it, and was not owed it.
+            await depot.publish("goods/late", b"{}", qos=1, message_expiry=1, properties=described)
             bus.leave()
             await asyncio.to_thread(tram.kill, draw.choice((signal.SIGKILL, signal.SIGTERM)))
             await publish_some()

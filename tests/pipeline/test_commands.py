@@ -117,9 +117,13 @@ def test_without_the_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, log: Path, tmp_path: Path
 ) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else found(name))
-    line = complaint(capsys, "audit", "--log", log, "--out", tmp_path / "out")
+    missing = ("pyspark", "duckdb")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else found(name))
+    options = ("--log", log, "--out", tmp_path / "out")
+    line = complaint(capsys, "audit", *options, "--engine", "spark")
     assert line == "Spark is not installed; it comes with: pip install 'roamcast[pipeline]'"
+    line = complaint(capsys, "audit", *options, "--engine", "duckdb")
+    assert line == "DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'"
 
 
 def test_settings_of_sparks_own() -> None:

@@ -4,6 +4,7 @@ import itertools
 import re
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,9 @@ from tests.filters.naive_filters import Condition, conditions, notifications, te
 from roamcast.filters.selector import parse
 from roamcast.pipeline import conditions as conditions_module
 from roamcast.pipeline.conditions import MISSING, Allowed, boxes_of, encode, java_quoted
-from roamcast.pipeline.matching import filter_table
+from roamcast.pipeline.dialects import DUCKDB
+from roamcast.pipeline.engines import DuckEngine
+from roamcast.pipeline.matching import filter_table, pairs_sql
 from roamcast.pipeline.spark_engine import matching_pairs, with_values
 from roamcast.protocol.notification import encode_attributes
 
@@ -43,9 +46,24 @@ def matched(spark: SparkSession, texts: list[str], attributes: list[dict[str, An
     # A subscription of another run, which must not matter.
     held = pa.table({"run": ["r"] * len(texts) + ["s"], "filter": [*texts, "TRUE"]})
     table = filter_table([*texts, "TRUE"])
-    valued = with_values(spark.createDataFrame(rows), table.names)
+    valued = with_values(spark.createDataFrame(rows), table.values)
     pairs = matching_pairs(spark, valued, spark.createDataFrame(held), table)
     return {(row.number, row.filter) for row in pairs.select("number", "filter").collect()}
+
+
+def matched_by_duckdb(texts: list[str], attributes: list[dict[str, Any]]) -> set[tuple[int, str]]:
+    """The same by the embedded engine."""
+    encoded = [encode_attributes(one) for one in attributes]
+    rows = pa.table({"run": ["r"] * len(encoded), "number": range(len(encoded)), "attributes": encoded})
+    table = filter_table([*texts, "TRUE"])
+    with duckdb.connect() as connection:
+        engine = DuckEngine(connection)
+        engine.register("rows", rows)
+        engine.register("held", pa.table({"run": ["r"] * len(texts) + ["s"], "filter": [*texts, "TRUE"]}))
+        engine.register("boxes", table.boxes)
+        engine.define_values("valued", "SELECT * FROM rows", table.values)
+        query = pairs_sql(table, DUCKDB, ("number",), ("filter",), "valued", "held", "boxes")
+        return {(row["number"], row["filter"]) for row in engine.fetch(query).to_pylist()}
 
 
 def wanted(by_text: dict[str, Condition], attributes: list[dict[str, Any]]) -> set[tuple[int, str]]:
@@ -62,6 +80,26 @@ def texts_of(conditions: list[Condition]) -> dict[str, Condition]:
 
 quick = settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 many_notifications = st.lists(notifications, min_size=20, max_size=40)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(conditions, min_size=20, max_size=40), many_notifications, st.sampled_from((0, 64)))
+def test_duckdb_matches_what_the_language_says(
+    conditions: list[Condition], attributes: list[dict[str, Any]], boxes_max: int
+) -> None:
+    by_text = texts_of(conditions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conditions_module, "BOXES_MAX", boxes_max)
+        found = matched_by_duckdb(list(by_text), attributes)
+    assert {pair for pair in found if pair[1] in by_text} == wanted(by_text, attributes)
+
+
+def test_positions_in_regions() -> None:
+    near = parse("place WITHIN 2 KM OF (43.26, -2.93)").text
+    far = parse("place NOT WITHIN 2 KM OF (43.26, -2.93)").text
+    told = ["43.263,-2.935", "40.4,-3.7", "nowhere", 43.2]
+    places: list[dict[str, Any]] = [*({"place": one} for one in told), {"other": 1}]
+    assert matched_by_duckdb([near, far], places) == {(0, near), (1, far)}
 
 
 @quick

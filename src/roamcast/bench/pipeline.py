@@ -131,6 +131,7 @@ def _measured(taken: Taken, planted: Planted) -> dict[str, Any]:
         "peak_mb": taken.peak_mb,
         "us_per_record": round(1e6 * figures["wall_s"] / planted.records, 2),
         "core_us_per_record": round(1e6 * core_s / planted.records, 2),
+        "steps": figures["steps"],
         "finds_what_was_planted": not wrong,
         "wrong": wrong,
     }

@@ -216,9 +216,10 @@ class Handoffs:
         return owner == other or is_same(owner, other, self._broker.id, self._broker.settings.realm)
 
     def send_ahead(self, here: ClientHere, destination: str, received: Mapping[str, int]) -> None:
-        """The session goes to another broker, as if that had asked for it."""
-        session = here.session
-        if session is not None and destination != self._broker.id and self._broker.is_reachable(destination):
+        """The session goes to another broker of this organisation, as if that had asked for it."""
+        session, broker = here.session, self._broker
+        is_other = destination != broker.id and broker.is_reachable(destination)
+        if session is not None and is_other and not broker.is_guest(destination):
             request = AttachRequest(here.client, destination, 0, -1, dict(received), owner=session.owner)
             self.session_requested(request)
 

@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -43,6 +43,7 @@ from roamcast.broker.inputs import (
     Tick,
     Tree,
 )
+from roamcast.broker.links.border import Border
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
@@ -74,6 +75,7 @@ from roamcast.protocol.effects import (
     ReceivedInProcess,
     TrimQueues,
 )
+from roamcast.protocol.messages import LeftOut
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
@@ -89,9 +91,8 @@ class BrokerMachine(MachineBase[ClientFront]):
     __state__ = State(
         "broker-machine",
         saved=(
-            "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
-            "_meet_until",
-            "_slowed",
+            "broker", "links", "border", "retained", "wills", "shared", "announcements", "seeking",
+            "draining", "_told", "_meet_until", "_slowed",
         ),
         unhashed=("_now",),
     )  # fmt: skip
@@ -114,6 +115,9 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.front)
         self.draining = Draining(self.broker)
+        self.border = Border(self.broker, self.links.reach)
+        self.border.configure(settings.border, settings.front == "mqtt")
+        self.links.set_guests(self.border.guest_peers)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
         self._meet_until = 0.0
@@ -125,6 +129,7 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def _restore(self) -> None:
         super()._restore()
+        self.links.border = self.broker.border = self.border
         parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
         for part in parts:
             part.register_handlers()
@@ -214,6 +219,9 @@ class BrokerMachine(MachineBase[ClientFront]):
     def retained_refused(self) -> int:
         return self.retained.refused
 
+    def refused(self, peer: str) -> Mapping[str, int]:
+        return self.border.refused.get(peer, {})
+
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
 
@@ -237,6 +245,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         if destination not in self.links.reach.next_hops:
             up = ", ".join(peer for peer, end in self.links.ends.items() if end.is_up)
             raise InputError(f"broker {destination} cannot be reached; links are up to: {up}")
+        if self.broker.is_guest(destination):
+            raise InputError(f"broker {destination} is of another organisation; sessions go there one by one")
 
     # --- inputs that do not come from clients ---
 
@@ -324,6 +334,10 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.front.apply(settings)
         self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
+        for peer, update in self.border.configure(settings.border, settings.front == "mqtt"):
+            if peer in self.links.ends:
+                self.links.ends[peer].send(update)
+        self._follow(self.links.set_guests(self.border.guest_peers))
         self.history.expect(settings.peers)
         known = self.links.reach.members
         self.broker.locator.expect(peer for peer in settings.peers if peer not in known)
@@ -420,6 +434,8 @@ class BrokerMachine(MachineBase[ClientFront]):
             self.broker.step(self._now, inputs, out)
             if self.settings.encodes and len(out.sends) > sent:
                 self.links.send(out.sends[sent:])
+                if self.border.replies:
+                    front.inputs += [CommandGiven(reply) for reply in self.border.take_replies()]
             if out.to_clients or out.client_closes:
                 front.perform(out)
 
@@ -472,6 +488,9 @@ class BrokerMachine(MachineBase[ClientFront]):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         given = GivesBack(subscription.group, subscription.filter, client, burst)
         self.front.inputs.append(CommandGiven(given))
+
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
 
     def with_zones(self, filter: Filter) -> Filter:
         return self.broker.places.with_zones(filter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 from zlib import crc32
@@ -87,6 +87,10 @@ class MachineBase(ABC, Generic[AFront]):
         for peer, end in self.links.ends.items():
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
+
+    def refused(self, peer: str) -> Mapping[str, int]:
+        """Nothing is, where every broker is of one organisation."""
+        return {}
 
     # --- the handshake: nothing of this changes anything ---
 

@@ -28,7 +28,7 @@ from roamcast.mqtt.server.marks import EXPIRY, QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
 from roamcast.mqtt.server.sessions import Recall, client_of
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Burst, Command, Message, encode_attributes
+from roamcast.protocol.notification import Area, Burst, Command, Message, encode_attributes
 from roamcast.protocol.sizes import text_bytes
 from roamcast.state import State
 
@@ -61,6 +61,7 @@ class Retain(Message, frozen=True):
     publisher: str = ""
     """The client: it may subscribe to what others publish alone."""
     cause: ClassVar[Cause] = "publish"
+    area: ClassVar[Area] = "data"
 
     @property
     def stamp(self) -> tuple[float, int, str]:

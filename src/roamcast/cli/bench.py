@@ -26,6 +26,9 @@ class Sync(StrEnum):
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
+ROWS_MIN, ROWS_MAX = 1_000, 1_000_000_000
+STEP_PARTS = ("wall_s", "core_s", "shuffle_mb", "spill_mb")
+
 
 def register(app: typer.Typer) -> None:
     group = new_group(
@@ -42,7 +45,7 @@ def register(app: typer.Typer) -> None:
         (chaos, "chaos --seconds 60 --seed 7"),
         (attack, "attack --only silent-tls --only non-readers-qos-0"),
         (location, "location --subscriptions 10000"),
-        (pipeline, "pipeline"),
+        (pipeline, "pipeline --records 1e6,1e7"),
         (radio, "radio --brokers 32"),
         (proxy, "proxy --against nats"),
         (journal, "journal --dir /var/tmp"),
@@ -138,11 +141,8 @@ def location(
 
 def pipeline(
     records: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1_000, max=1_000_000_000,
-            help="Rows of a log, the smallest first; once for each. [default: 1000000, 10000000]",
-        ),
+        list[str] | None,
+        typer.Option(help="Rows of a log, as in 1e6,1e7; also once for each. [default: 1e6,1e7]"),
     ] = None,
     subscribers: Annotated[int, typer.Option(min=10, max=10_000, help="Who receives something.")] = 1_000,
     memory_mb: Annotated[
@@ -153,8 +153,9 @@ def pipeline(
     ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Audit logs of a made-up network with Spark on two cores, and with the same audit in DuckDB's SQL.
+    """Audit logs of a made-up network with Spark on two cores, and with DuckDB.
 
+    For each step of the audit there is what it took: wall, cores, shuffle and spill.
     Exit code 1 if either does not find exactly what was planted in the logs.
     """
     from roamcast.bench import pipeline as benchmark
@@ -164,7 +165,7 @@ def pipeline(
     check_folder(folder)
     with progress("auditing") as report, failing_plainly():
         result = benchmark.run(
-            sorted(records or benchmark.SIZES), subscribers, memory_mb, folder, progress=report
+            sizes_of(records or []) or benchmark.SIZES, subscribers, memory_mb, folder, progress=report
         )
     if as_json:
         emit_json(result)
@@ -172,6 +173,20 @@ def pipeline(
         show_pipeline(result)
     if not result["holds"]["finds_what_was_planted"]:
         raise typer.Exit(1)
+
+
+def sizes_of(texts: list[str]) -> list[int]:
+    """Numbers of rows, the smallest first."""
+    sizes = []
+    for text in ",".join(texts).split(",") if texts else ():
+        try:
+            size = int(float(text))
+        except (ValueError, OverflowError):
+            raise InputError(f"--records {text!r}: is no number of rows; valid is as in 1e6,1e7") from None
+        if not ROWS_MIN <= size <= ROWS_MAX:
+            raise InputError(f"--records {text}: valid is {ROWS_MIN:,} to {ROWS_MAX:,}")
+        sizes.append(size)
+    return sorted(sizes)
 
 
 def show_pipeline(result: dict[str, Any]) -> None:
@@ -184,6 +199,14 @@ def show_pipeline(result: dict[str, Any]) -> None:
     ]
     columns = ["records", "by", *(name.replace("_", " ") for name in shown), "Spark to DuckDB"]
     table(columns, rows, title="bench pipeline: two cores, seconds without starting up")
+    steps = [
+        [case["records"], name, step, *(taken.get(part, "") for part in STEP_PARTS)]
+        for case in result["cases"]
+        for name in ("spark", "duckdb")
+        if name in case
+        for step, taken in case[name]["steps"].items()
+    ]
+    table(["records", "by", "step", *(part.replace("_", " ") for part in STEP_PARTS)], steps)
     if "growth" in result:
         growth, of_cores = result["growth"], result["growth_core"]
         print(f"a record of the largest log costs {growth} times one of the smallest (of cores {of_cores})")

@@ -14,9 +14,11 @@ from roamcast.cli.spark import (
     Conf,
     EngineName,
     Log,
+    LogPlace,
     Master,
     MemoryMb,
     Out,
+    OutPlace,
     Where,
     run_audit,
     run_on_spark,
@@ -88,8 +90,8 @@ def ingest(
 
 
 def audit(
-    log: Log,
-    out: Out,
+    log: LogPlace,
+    out: OutPlace,
     master: Master = LOCAL,
     conf: Conf = None,
     memory_mb: MemoryMb = None,
@@ -104,16 +106,20 @@ def audit(
     their own are judged by what brokers say they acknowledged. Tables with every finding go to the folder.
     """
     check_seconds("--clock-error", clock_error)
-    figures = run_audit(engine, Where(master, conf, memory_mb), log, out, clock_error)
+    from roamcast.pipeline.places import made_for, place_of
+
+    with made_for(place_of(out)) as made:
+        figures = run_audit(engine, Where(master, conf, memory_mb), place_of(log), made, clock_error)
+        findings = first_findings(made / "findings")
     if as_json:
         emit_json(figures)
     else:
-        show_audit(figures, out)
+        show_audit(figures, findings, out)
     if strict and any(figures[name] for name in (*COUNTS[2:], *FAULTS)):
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def show_audit(figures: dict[str, Any], out: Path) -> None:
+def show_audit(figures: dict[str, Any], findings: list[str], out: str) -> None:
     """The audit as a person reads it."""
     groups = figures["protocols"]
     if len(groups) > 1:
@@ -135,7 +141,7 @@ def show_audit(figures: dict[str, Any], out: Path) -> None:
         )
     if figures["unacknowledged"]:
         print(f"{figures['unacknowledged']:,} notifications wait for their clients, or for a word of them")
-    for line in first_findings(out / "findings"):
+    for line in findings:
         print(f"  {line}")
     print(f"audited with {figures['engine']} in {figures['wall_s']:.1f} s; the tables are in {out}")
 

@@ -21,6 +21,8 @@ from roamcast.errors import InputError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from roamcast.pipeline.places import Place
+
 Figures = TypeVar("Figures", bound=dict[str, Any])
 
 SMALL_ROWS = 2_000_000
@@ -37,6 +39,12 @@ INTERPRETED = (
 Log = Annotated[Path, typer.Option("--log", help="Folder with event logs, of any number of runs and nodes.")]
 Out = Annotated[
     Path, typer.Option("--out", help="Folder for the results; those of an earlier run are replaced.")
+]
+LogPlace = Annotated[
+    str, typer.Option("--log", help="Folder with event logs, or its URL (file://, s3://, ...).")
+]
+OutPlace = Annotated[
+    str, typer.Option("--out", help="Folder for the results, or its URL; earlier results are replaced.")
 ]
 Master = Annotated[
     str, typer.Option(help="Where Spark runs: local[*], local[N], spark://HOST:PORT, k8s://HOST:PORT.")
@@ -77,18 +85,17 @@ class Where:
 def takes_embedded(engine: str, where: Where, rows: int) -> bool:
     """Whether so many rows are for the embedded engine, which starts at once and has this machine alone."""
     if engine == "auto":
-        has_duckdb = importlib.util.find_spec("duckdb") is not None
-        return has_duckdb and rows <= SMALL_ROWS and where.is_default
+        return is_installed("duckdb") and rows <= SMALL_ROWS and where.is_default
     return engine == "duckdb"
 
 
 def run_audit(
-    engine: str, where: Where, log: Path, out: Path, clock_error_s: float = 0.0
+    engine: str, where: Where, log: Place, out: Path, clock_error_s: float = 0.0
 ) -> dict[str, Any]:
     """Audit a log with the engine that fits it; adds which that was and how long it took."""
-    from roamcast.pipeline.log_files import find_log_files
+    from roamcast.pipeline.places import rows_in
 
-    if not takes_embedded(engine, where, sum(find_log_files(log).values())):
+    if not takes_embedded(engine, where, rows_in(log)):
 
         def work(spark: SparkSession) -> dict[str, Any]:
             from roamcast.pipeline.spark_engine import audit_on_spark
@@ -96,6 +103,8 @@ def run_audit(
             return audit_on_spark(spark, log, out, clock_error_s=clock_error_s)
 
         return {**run_on_spark("auditing", where, log, out, work), "engine": "spark"}
+    if not is_installed("duckdb"):
+        raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'")
     from roamcast.pipeline.audit import audit_embedded
 
     prepare_out_folder(out)
@@ -105,8 +114,8 @@ def run_audit(
     return {**figures, "wall_s": round(time.perf_counter() - begun, 3), "engine": "duckdb"}
 
 
-def is_installed() -> bool:
-    return importlib.util.find_spec("pyspark") is not None
+def is_installed(library: str = "pyspark") -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def need_spark() -> None:
@@ -115,16 +124,16 @@ def need_spark() -> None:
 
 
 def run_on_spark(
-    title: str, where: Where, log: Path, out: Path, work: Callable[[SparkSession], Figures]
+    title: str, where: Where, log: Place, out: Path, work: Callable[[SparkSession], Figures]
 ) -> Figures:
     """Look at the log, start Spark, do the work with a progress bar; adds how long both took."""
     need_spark()
-    from roamcast.pipeline.log_files import find_log_files
     from roamcast.pipeline.master import check_master
+    from roamcast.pipeline.places import rows_in
     from roamcast.pipeline.session import fitting_partitions
 
     check_master(where.master)
-    rows = sum(find_log_files(log).values())
+    rows = rows_in(log)
     prepare_out_folder(out)
     started = time.perf_counter()
     small = rows <= SMALL_ROWS

@@ -40,7 +40,7 @@ TopicRule = Annotated[
 TopicPrefix = Annotated[
     str, Meta(pattern="^([^+#$/]([^+#]*[^+#/])?)?$", description="topic levels without wildcards")
 ]
-PeerRight = Literal["forget"]
+PeerRight = Literal["data", "subscriptions", "sessions", "groups", "forget"]
 Interface = Annotated[
     str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
 ]
@@ -133,8 +133,9 @@ class Peer(Section, frozen=True):
     prefix: TopicPrefix = ""
     """For another organisation: its topics appear below PREFIX/ here, and what is published here below
     PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
-    may: tuple[PeerRight, ...] = ()
-    """What the peer may do beyond the usual: "forget" lets its operators remove brokers here for good."""
+    may: tuple[PeerRight, ...] = ("data", "subscriptions", "sessions", "groups")
+    """What the peer may send messages about. Without "sessions" or "groups" it is a guest, too. "forget" lets
+    its operators remove brokers for good, here too; without it that has to be said at each broker."""
     messages_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Messages per second that are taken from the peer; a faster one is read from more slowly."""
     bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
@@ -148,8 +149,8 @@ class Peer(Section, frozen=True):
 
     @property
     def is_guest(self) -> bool:
-        """Whether the peer may speak for some clients only."""
-        return self.clients != ("*",)
+        """Whether the peer may speak for some clients only, see `broker.links.rules.PeerRules`."""
+        return self.clients != ("*",) or not {"sessions", "groups"} <= {*self.may}
 
 
 class Link(Section, frozen=True):

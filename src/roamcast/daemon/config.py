@@ -20,6 +20,7 @@ from roamcast.config.private_files import check_readable
 from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection
 from roamcast.daemon.settings import read_zones
 from roamcast.errors import InputError, did_you_mean
+from roamcast.filters.patterns import TopicPattern
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
 from roamcast.mobility.moving.mobile import MobileProtocol
 from roamcast.mqtt.server.access import Access as CompiledRules
@@ -188,9 +189,47 @@ def check_border(key: str, peer: Peer, config: Config) -> None:
         raise InputError(f"{key}.secret_files: valid are {SECRETS_MAX} files at most")
     if peer.certificate_sha256 and not config.link.tls:
         raise InputError(f"{key}.certificate_sha256 is only for links with TLS; set link.tls = true")
+    for name, rules in (("import", peer.imports), ("export", peer.exports)):
+        for rule in rules:
+            try:
+                TopicPattern(rule.removeprefix("!"))
+            except InputError as error:
+                raise InputError(f"{key}.{name} = {rule}: {error}") from None
+    if peer.prefix and (peer.clients or "groups" in peer.may):
+        # Sessions and their queues name topics everywhere; only notifications and subscriptions are renamed.
+        raise InputError(
+            f"{key}.prefix = {peer.prefix}: sessions cannot move where topics have other names; set "
+            f'{key}.clients = [] and {key}.may = ["data", "subscriptions"]'
+        )
+    check_guest(key, peer, config)
     if not peer.address and config.link.port is None:
         raise InputError(
             f"{key}: {peer.id} could not connect here, and has no address; set {key}.address or link.port"
+        )
+
+
+def check_guest(key: str, peer: Peer, config: Config) -> None:
+    """Refuse rules that the mobility protocol does not keep to."""
+    name = config.mobility.protocol
+    usual = Peer(id=peer.id)
+    rules = {
+        "clients": peer.clients != usual.clients,
+        "import": peer.imports != usual.imports,
+        "export": peer.exports != usual.exports,
+        "prefix": peer.prefix != usual.prefix,
+        "may": peer.may != usual.may,
+    }
+    changed = [rule for rule, is_other in rules.items() if is_other]
+    if name in MOBILE_PROTOCOLS and changed:
+        raise InputError(
+            f"{key}: with mobility.protocol = {name} all brokers are of one organisation, and know every "
+            f"session; leave out {', '.join(changed)}"
+        )
+    protocol = PROTOCOLS.get(name)
+    if peer.is_guest and protocol is not None and "honest_peers" in protocol.assumes:
+        raise InputError(
+            f"{key}: {peer.id} may speak for some clients only, but mobility.protocol = {name} believes "
+            f"every broker; valid is multi_hop_handoff, for example"
         )
 
 

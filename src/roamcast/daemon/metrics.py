@@ -150,11 +150,16 @@ class Metrics(Collector):
         lost = CounterMetricFamily(
             "roamcast_link_dropped", "QoS 0 messages the link had no room for.", labels=["peer"]
         )
+        refused = CounterMetricFamily(
+            "roamcast_link_refused", "Messages of the peer refused at the border.", labels=["peer", "reason"]
+        )
         for link in self._figures.links():
+            for reason, count in link.refused.items():
+                refused.add_metric([link.peer, reason], count)
             is_up.add_metric([link.peer], link.is_up)
             kept.add_metric([link.peer], link.kept_bytes)
             lost.add_metric([link.peer], link.dropped_fleeting)
-        yield from (is_up, kept, lost)
+        yield from (is_up, kept, lost, refused)
 
     def _fail_stops(self) -> Iterator[Metric]:
         kept_out = self._figures.kept_out

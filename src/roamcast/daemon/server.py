@@ -310,6 +310,7 @@ class Server:
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
                 self.engine.push(QueuesOverLimit(limit * 9 // 10))
+            self.linking.report_refusals(now)
             if self.events is not None:
                 self.events.flush()
             self._revoke((), self._expired())

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.core import CoreSettings
+from roamcast.broker.links.rules import PeerRules
 from roamcast.broker.settings import MachineSettings, StateSettings
-from roamcast.config.sections import Config, StateSection
+from roamcast.config.sections import Config, Peer, StateSection
 from roamcast.errors import InputError
 from roamcast.filters.geography import NamedZone, read_geojson
+from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.mobility.base import Settings
 from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.protocol.queues import QueueLimits
@@ -72,10 +74,29 @@ def site_settings(config: Config) -> MachineSettings:
         stay_first_s=config.location.stay_first_s,
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,
-        peers=tuple(peer.id for peer in config.peers),
+        border=None if config.mobility.protocol in MOBILE_PROTOCOLS else border_rules(config),
+        peers=tuple(peer.id for peer in config.peers if not peer.is_guest),
         meet_timeout_s=mobility.meet_timeout_s,
         election=config.election,
         seen_max=mobility.seen_max,
+    )
+
+
+def border_rules(config: Config) -> dict[str, PeerRules]:
+    """What each peer may do; "" stands for those that are not listed."""
+    return {peer.id: _rules_of(peer) for peer in config.peers} | {"": _rules_of(Peer(id="any"))}
+
+
+def _rules_of(peer: Peer) -> PeerRules:
+    return PeerRules(
+        imports=peer.imports,
+        exports=peer.exports,
+        clients=peer.clients,
+        prefix=peer.prefix,
+        may=peer.may,
+        subscriptions_max=peer.subscriptions_max,
+        retained_max=peer.retained_max,
+        sessions_max=peer.sessions_max,
     )
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,9 +27,9 @@ from roamcast.filters.selector import parse
 from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit_sql import CLIENT, COUNTS, INCARNATION, NODE, ROW
 from roamcast.pipeline.engines import Engine, duck_engine
-from roamcast.pipeline.log_files import find_log_files
 from roamcast.pipeline.matching import filter_table, problem_of_filter
 from roamcast.pipeline.output import replace_parts, unfinished
+from roamcast.pipeline.places import Place
 from roamcast.protocol.records import NO_LOCAL, SHARED, UNPROMISED
 
 EVERY_ROW_MAX = 1_000_000
@@ -54,13 +56,19 @@ def protocol_of(run: str) -> str:
 def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, Any]:
     """Audit the table `log`, and write the tables and the figures into a folder."""
     made.mkdir(exist_ok=True)
-    health = _look_at_nodes(engine, made)
-    names = _name(engine)
-    _judge(engine, names, clock_error_s, health.has_bursts)
-    suspicions = engine.fetch(sql.SUSPICIONS).to_pylist()[0]
-    _find(engine, suspicions, made)
-    clients, handoffs = _write_tables(engine, names, made)
-    broken = _write(engine, _breaks(engine, health), made / "breaks.parquet")
+    steps = Steps(engine)
+    with steps.step("nodes"):
+        health = _look_at_nodes(engine, made)
+    with steps.step("names"):
+        names = _name(engine)
+    with steps.step("verdicts"):
+        _judge(engine, names, clock_error_s, health.has_bursts)
+        suspicions = engine.fetch(sql.SUSPICIONS).to_pylist()[0]
+    with steps.step("findings"):
+        _find(engine, suspicions, made)
+    with steps.step("tables"):
+        clients, handoffs = _write_tables(engine, names, made)
+        broken = _write(engine, _breaks(engine, health), made / "breaks.parquet")
     by_brokers = pc.equal(clients.column("judged_by"), "brokers")
     figures = {
         **_totals(clients),
@@ -77,17 +85,33 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
         "clock_jumps": pc.sum(pc.greater(broken.column("went_back_s"), 0)).as_py() or 0,
         "misnumbered": names.misnumbered,
         "protocols": _by_protocol(clients),
+        "steps": steps.taken,
     }
     (made / "audit.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return figures
 
 
+class Steps:
+    """What each step of a job takes: seconds, and what its engine counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.taken: dict[str, dict[str, float]] = {}
+        self._engine = engine
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        begun, before = time.perf_counter(), self._engine.counters()
+        yield
+        after = self._engine.counters()
+        taken = {count: round(value - before[count], 2) for count, value in after.items()}
+        self.taken[name] = {"wall_s": round(time.perf_counter() - begun, 3), **taken}
+
+
 def audit_embedded(
-    log: Path, out: Path, *, clock_error_s: float = 0.0, memory_mb: int | None = None
+    log: Place, out: Path, *, clock_error_s: float = 0.0, memory_mb: int | None = None
 ) -> dict[str, Any]:
     """The same with DuckDB, in this process: for logs that fit this machine."""
-    files = list(find_log_files(log))
-    with unfinished(out) as made, duck_engine(files, memory_mb) as engine:
+    with unfinished(out) as made, duck_engine(log, memory_mb) as engine:
         figures = audit(engine, made, clock_error_s)
         replace_parts(made, out)
     return figures
@@ -257,7 +281,7 @@ def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool)
     asks_brokers = bool(pc.any(pc.not_equal(witnesses.column("witness"), sql.WHOLE)).as_py())
     table = filter_table(names.held.column("filter").unique().to_pylist())
     engine.register("boxes", table.boxes)
-    engine.define_values("valued", sql.NUMBERED, table.names)
+    engine.define_values("valued", sql.NUMBERED, table.values)
     engine.define("readable", "SELECT * FROM valued WHERE readable")
     engine.define("owed", sql.owed(table, engine.dialect, clock_error_s))
     engine.define("told", sql.told(bool(lives.num_rows), asks_brokers))

@@ -14,7 +14,7 @@ because the pipeline is to find the mistakes of the rest.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from roamcast.filters.expression import (
@@ -24,12 +24,14 @@ from roamcast.filters.expression import (
     Constant,
     Expression,
     In,
+    Inside,
     IsNull,
     Like,
     Matches,
     Or,
     Value,
 )
+from roamcast.filters.geography import Region, position_of
 from roamcast.filters.patterns import LikePattern, TopicPattern, Wild
 
 Interval = tuple[bytes, bytes]
@@ -79,6 +81,32 @@ def after(encoded: bytes) -> bytes:
 def behind_prefix(encoded: bytes) -> bytes:
     """The first bytes behind all that begin with these; no byte of UTF-8 is the last one there is."""
     return encoded[:-1] + bytes((encoded[-1] + 1,))
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A value that follows from an attribute: whether it lies in a region; none if it is no position."""
+
+    name: str
+    region: Region
+
+    @property
+    def column(self) -> str:
+        """Its name among those of attributes, which have no null character."""
+        return f"{self.name}\0{self.region.text}"
+
+    def encoded(self, value: Value | None) -> bytes:
+        place = position_of(value) if isinstance(value, str) else None
+        return MISSING if place is None else encode(self.region.holds(place))
+
+
+def leaves_of(expression: Expression) -> Iterator[Expression]:
+    """The conditions on single attributes of which a filter is made."""
+    if isinstance(expression, And | Or):
+        for child in expression.children:
+            yield from leaves_of(child)
+    elif not isinstance(expression, Constant):
+        yield expression
 
 
 # --- what a condition says of one attribute ---
@@ -242,6 +270,10 @@ def allowed_by(leaf: Expression) -> tuple[str, Allowed]:
             return name, _like(pattern, negative)
         case Matches(name, topic, negative):
             return name, _topic(topic, negative)
+        case Inside(name, region, negative):
+            # Whether a position is there is worked out with the values: see `Derived`.
+            point = encode(not negative)
+            return Derived(name, region).column, Allowed(((point, after(point)),))
         case IsNull(name, negative):
             return name, Allowed(((after(MISSING), END),) if negative else ((MISSING, after(MISSING)),))
     raise TypeError(f"not a condition: {leaf!r}")

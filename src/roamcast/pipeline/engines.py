@@ -7,6 +7,7 @@ not fit, and for clusters. The text of the queries is the same (audit_sql.py).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roamcast.errors import InputError
 from roamcast.pipeline.dialects import DUCKDB, Dialect
-from roamcast.pipeline.matching import decoder
+from roamcast.pipeline.log_files import find_log_files
+from roamcast.pipeline.matching import Asked, decoder
+from roamcast.pipeline.places import Place
 from roamcast.protocol.records import COLUMNS
 
 if TYPE_CHECKING:
@@ -47,11 +49,14 @@ class Engine(Protocol):
     def write(self, name: str, folder: Path) -> None:
         """Write a table of any size as Parquet into a folder; it is read from there afterwards."""
 
-    def define_values(self, name: str, query: str, names: Sequence[str]) -> None:
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         """The rows of a query with the values of these of their attributes (see matching.py)."""
 
     def unreadable(self) -> int:
         """How many of them had attributes that cannot be read; asked when they have been used."""
+
+    def counters(self) -> dict[str, float]:
+        """What this engine has taken since its start, by name, as far as it knows."""
 
 
 class DuckEngine:
@@ -79,7 +84,7 @@ class DuckEngine:
         pq.write_table(self.fetch(f"SELECT * FROM {name}_kept"), folder / "part-00000.parquet")
         self.define(name, f"SELECT * FROM {name}_kept")
 
-    def define_values(self, name: str, query: str, names: Sequence[str]) -> None:
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         rows = self.fetch(query)
         batches = list(decoder(tuple(names))(iter(rows.to_batches())))
         added = [*((f"value{slot}", pa.binary()) for slot in range(len(names))), ("readable", pa.bool_())]
@@ -90,18 +95,23 @@ class DuckEngine:
     def unreadable(self) -> int:
         return self._unreadable
 
+    def counters(self) -> dict[str, float]:
+        return {"core_s": time.process_time()}
+
 
 @contextmanager
-def duck_engine(files: Sequence[Path], memory_mb: int | None = None) -> Iterator[DuckEngine]:
-    """The embedded engine with the rows of these files as the table `log`."""
-    try:
-        import duckdb
-    except ImportError:
-        raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'") from None
+def duck_engine(log: Place, memory_mb: int | None = None) -> Iterator[DuckEngine]:
+    """The embedded engine with the rows of a log as the table `log`."""
+    import duckdb
+
     memory = memory_mb or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20)
     with duckdb.connect(config={"memory_limit": f"{memory}MB"}) as connection:
+        connection.execute("SET enable_progress_bar = false")  # It would go to stdout, which is for results.
         engine = DuckEngine(connection)
-        engine.define("log", log_query(files))
+        if isinstance(log, Path):
+            engine.define("log", log_query(list(find_log_files(log))))
+        else:
+            connection.register("log", log.dataset())
         yield engine
 
 

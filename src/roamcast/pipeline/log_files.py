@@ -7,16 +7,19 @@ stack traces; their footers tell beforehand, and take no time to read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
 from roamcast.errors import InputError
 from roamcast.pipeline.schema import schema_problem
 
+PASSED_OVER = (".", "_")
+"""Names of unfinished files begin with a dot, those of a tool's own files with an underscore."""
 READERS = 8
 """Files that are looked at at once: the disk or the network is what takes time."""
 
@@ -33,7 +36,7 @@ def find_log_files(folder: Path) -> dict[Path, int]:
     if not files:
         raise InputError(f"log folder {folder}: there is no Parquet file in it")
     with ThreadPoolExecutor(READERS) as pool:
-        rows = dict(zip(files, pool.map(_check, files), strict=True))
+        rows = dict(zip(files, pool.map(check_file, files), strict=True))
     if not any(rows.values()):
         raise InputError(f"log folder {folder}: its files hold no rows")
     return rows
@@ -47,8 +50,7 @@ def has_files(folder: Path) -> bool:
 def _files_below(folder: Path) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            # Names of unfinished files begin with a dot, those of a tool's own files with an underscore.
-            if entry.name.startswith((".", "_")):
+            if entry.name.startswith(PASSED_OVER):
                 continue
             if entry.is_dir():
                 yield from _files_below(Path(entry.path))
@@ -56,10 +58,15 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _check(file: Path) -> int:
+def is_log_file(names: Sequence[str]) -> bool:
+    """Whether this is a file of a log: the names of the folders down to it, and its own."""
+    return names[-1].endswith(".parquet") and not any(name.startswith(PASSED_OVER) for name in names)
+
+
+def check_file(file: Path | str, filesystem: fs.FileSystem | None = None) -> int:
     """How many rows a file holds, if it is whole and a log."""
     try:
-        with pq.ParquetFile(file) as parquet:
+        with pq.ParquetFile(file, filesystem=filesystem) as parquet:
             problem = schema_problem(parquet.schema_arrow)
             rows: int = parquet.metadata.num_rows
     except (pa.ArrowException, OSError) as error:

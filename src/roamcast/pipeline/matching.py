@@ -16,10 +16,19 @@ import msgspec
 import pyarrow as pa
 
 from roamcast.errors import InputError
-from roamcast.filters.expression import And, Constant, Expression, Or, Value, names_of
+from roamcast.filters.expression import And, Constant, Expression, Inside, Or, Value
 from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
-from roamcast.pipeline.conditions import MISSING, Allowed, Box, allowed_by, boxes_of, encode
+from roamcast.pipeline.conditions import (
+    MISSING,
+    Allowed,
+    Box,
+    Derived,
+    allowed_by,
+    boxes_of,
+    encode,
+    leaves_of,
+)
 from roamcast.pipeline.dialects import Dialect
 
 KEYS_MAX = 16
@@ -28,6 +37,10 @@ REMEMBERED_MAX = 65_536
 NO_KEY = b""
 SLOT_BYTES = 2
 """In front of a value that is a key, so that equal values of two attributes are two keys."""
+
+
+Asked = str | Derived
+"""An attribute by its name, or what follows from one."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,13 @@ class FilterTable:
     has_keyless: bool
     unboxed: Mapping[str, Expression]
     """Filters that would need too many boxes."""
+    derived: Mapping[str, Derived]
+    """Those of the names that stand for a value which follows from an attribute."""
+
+    @property
+    def values(self) -> tuple[Asked, ...]:
+        """What a notification's attributes are asked for, by slot."""
+        return tuple(self.derived.get(name, name) for name in self.names)
 
 
 def problem_of_filter(text: str) -> str:
@@ -57,7 +77,10 @@ def problem_of_filter(text: str) -> str:
 def filter_table(texts: Iterable[str]) -> FilterTable:
     # Of a filter on its client's own state only the widest instance is known here.
     expressions = {text: widest(parse(text)).expression for text in texts}
-    names = tuple(sorted(frozenset[str]().union(*map(names_of, expressions.values()))))
+    leaves = [leaf for expression in expressions.values() for leaf in leaves_of(expression)]
+    names = tuple(sorted({allowed_by(leaf)[0] for leaf in leaves}))
+    inside = (Derived(leaf.name, leaf.region) for leaf in leaves if isinstance(leaf, Inside))
+    derived = {one.column: one for one in inside}
     boxes: list[tuple[str, Box]] = []
     unboxed = {}
     for text, expression in expressions.items():
@@ -78,6 +101,7 @@ def filter_table(texts: Iterable[str]) -> FilterTable:
         tuple(sorted(int.from_bytes(key) for key in keys)),
         any(row["key"] == NO_KEY for row in rows),
         unboxed,
+        derived,
     )
 
 
@@ -138,7 +162,7 @@ Values = tuple[bytes | bool, ...]
 """The bytes of each attribute, and whether they could be read."""
 
 
-def decoder(names: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def decoder(names: tuple[Asked, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Adds the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
     added = [*(f"value{slot}" for slot in range(len(names))), "readable"]
     types = [*(pa.binary() for _ in names), pa.bool_()]
@@ -162,13 +186,19 @@ def decoder(names: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iter
 
 
 def _values(
-    encoded: bytes | None, names: tuple[str, ...], decode: Callable[[bytes], Mapping[str, Value]]
+    encoded: bytes | None, names: tuple[Asked, ...], decode: Callable[[bytes], Mapping[str, Value]]
 ) -> Values:
     try:
         attributes = decode(encoded or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return (*(MISSING for _ in names), False)
-    return (*(encode(attributes[name]) if name in attributes else MISSING for name in names), True)
+    return (*(_value(attributes, name) for name in names), True)
+
+
+def _value(attributes: Mapping[str, Value], asked: Asked) -> bytes:
+    if isinstance(asked, Derived):
+        return asked.encoded(attributes.get(asked.name))
+    return encode(attributes[asked]) if asked in attributes else MISSING
 
 
 # --- pairs ---

@@ -174,7 +174,7 @@ def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_
     published = ripe.where("kind = 'published' and number > 0").select(
         "run", "node", "sequence", "time", "publisher", "incarnation", "number", "notifications", "attributes"
     )
-    valued = with_values(published, table.names).drop("attributes").where("readable")
+    valued = with_values(published, table.values).drop("attributes").where("readable")
     pairs = matching_pairs(spark, valued, held, table)
     pairs = pairs.withColumn("standing", fn.expr(standing(clock_error_s, "false")))
     each = one_by_one(pairs.where("standing is not null"))

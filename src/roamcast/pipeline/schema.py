@@ -41,6 +41,11 @@ def spark_schema() -> StructType:
     return cast("StructType", StructType.fromDDL(columns))
 
 
+def arrow_schema() -> pa.Schema:
+    """The same for Arrow."""
+    return pa.schema([(name, _ARROW_TYPES[kind][0]) for name, kind in COLUMNS.items()])
+
+
 def version_of(metadata: Mapping[bytes, bytes] | None) -> int | None:
     """The version that a file's metadata names; None if that is no number."""
     text = (metadata or {}).get(VERSION_KEY, str(UNVERSIONED).encode())

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
+from roamcast.errors import InputError
 from roamcast.pipeline.audit import audit
 from roamcast.pipeline.dialects import SPARK
 from roamcast.pipeline.log_files import find_log_files
-from roamcast.pipeline.matching import FilterTable, decoder, pairs_sql
+from roamcast.pipeline.matching import Asked, FilterTable, decoder, pairs_sql
 from roamcast.pipeline.output import replace_parts, unfinished
+from roamcast.pipeline.places import Place, Store
 from roamcast.pipeline.schema import spark_schema
 
 
@@ -52,7 +55,7 @@ class SparkEngine:
         table.write.parquet(str(folder))
         self.name(name, self.spark.read.schema(table.schema).parquet(str(folder)))
 
-    def define_values(self, name: str, query: str, names: Sequence[str]) -> None:
+    def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         self._observed = Observation()
         count = fn.count(fn.when(~fn.col("readable"), 1)).alias("rows")
         self.name(name, with_values(self.spark.sql(query), names).observe(self._observed, count))
@@ -60,6 +63,20 @@ class SparkEngine:
     def unreadable(self) -> int:
         rows: int = self._observed.get["rows"]
         return rows
+
+    def counters(self) -> dict[str, float]:
+        """Of all tasks so far, as Spark's own book says; Python's workers are not in `core_s`."""
+        context: Any = self.spark.sparkContext
+        java = context._gateway
+        nothing = java.jvm.java.util.ArrayList()
+        no_quantiles = java.new_array(java.jvm.double, 0)
+        stages = context._jsc.sc().statusStore().stageList(nothing, False, False, no_quantiles, nothing)
+        found = [stages.apply(number) for number in range(stages.size())]
+        return {
+            "core_s": sum(stage.executorCpuTime() for stage in found) / 1e9,
+            "shuffle_mb": sum(stage.shuffleWriteBytes() for stage in found) / 2**20,
+            "spill_mb": sum(stage.diskBytesSpilled() for stage in found) / 2**20,
+        }
 
     def close(self) -> None:
         for frame in self.kept:
@@ -79,15 +96,32 @@ def spark_engine(log: DataFrame) -> Iterator[SparkEngine]:
         engine.close()
 
 
-def read_log(spark: SparkSession, folder: Path) -> DataFrame:
+def read_log(spark: SparkSession, folder: Place) -> DataFrame:
     """Every row below the folder as it was written; columns that an older schema lacks are null."""
+    if isinstance(folder, Store):
+        check_file_system(spark, folder.url)
+        read = spark.read.schema(spark_schema()).option("recursiveFileLookup", "true")
+        return read.option("pathGlobFilter", "*.parquet").parquet(folder.url)
     files = [str(file.absolute()) for file in find_log_files(folder)]
     # Without the option, a bracket or a star in a name would be taken for a pattern.
     return spark.read.schema(spark_schema()).option("__globPaths__", "false").parquet(*files)
 
 
+def check_file_system(spark: SparkSession, url: str) -> None:
+    """Say in one line what Spark lacks to reach a store: Hadoop's connectors do not come with PySpark."""
+    context: Any = spark.sparkContext
+    try:
+        context._jvm.org.apache.hadoop.fs.Path(url).getFileSystem(context._jsc.hadoopConfiguration())
+    except Py4JJavaError as error:
+        reason = str(error.java_exception).partition("\n")[0]
+        raise InputError(
+            f"{url}: Spark has no file system for it ({reason}); give the connector's jars with"
+            " --conf spark.jars=..., or use --engine duckdb"
+        ) from None
+
+
 def audit_on_spark(
-    spark: SparkSession, log: Path, out: Path, *, clock_error_s: float = 0.0
+    spark: SparkSession, log: Place, out: Path, *, clock_error_s: float = 0.0
 ) -> dict[str, Any]:
     """Audit a log; the tables go to `out`, the figures come back and are in `out/audit.json`."""
     with unfinished(out) as made, spark_engine(read_log(spark, log)) as engine:
@@ -96,7 +130,7 @@ def audit_on_spark(
     return figures
 
 
-def with_values(published: DataFrame, names: Sequence[str]) -> DataFrame:
+def with_values(published: DataFrame, names: Sequence[Asked]) -> DataFrame:
     """Adds the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
     added = [StructField(f"value{slot}", BinaryType()) for slot in range(len(names))]
     fields = [*published.schema.fields, *added, StructField("readable", BooleanType())]

@@ -24,6 +24,9 @@ from roamcast.filters.filter import Attributes, Value
 Cause = Literal["publish", "subscribe", "handoff", "transfer"]
 """Why a message travels. Overhead of mobility is the hops of the last two."""
 
+Area = Literal["data", "subscriptions", "sessions", "groups", "overlay"]
+"""What a message is about. A link may carry the messages of some areas only (`broker/links/border.py`)."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str | bool | int | float]).decode
 
@@ -44,6 +47,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The version of the link protocol that first had this message."""
     is_optional: ClassVar[bool] = False
     """Whether a peer may skip it. Then its tag begins with "?", so that older builds know that they may."""
+    area: ClassVar[Area] = "sessions"
+    """What it is about; most messages are those of mobility protocols."""
 
     @property
     def weight(self) -> int:
@@ -99,6 +104,7 @@ class Burst(Message, frozen=True, gc=False):
     """The attributes of each notification, where they are not all the same; `attributes` is empty then."""
 
     cause = "publish"
+    area: ClassVar[Area] = "data"
 
     @property
     def weight(self) -> int:

@@ -481,6 +481,8 @@ class MovingMachine(MachineBase[MqttFront]):
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
 
+    def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
+
     def with_zones(self, filter: Filter) -> Filter:
         return with_zones(filter, {})
 

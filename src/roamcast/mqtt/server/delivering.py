@@ -35,6 +35,8 @@ class Sender(PacketTaker, Protocol):
     def contents(self, burst: Burst) -> Sequence[Attributes]: ...
     def left_over(self, client: str, burst: Burst) -> None: ...
 
+    def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
+
 
 def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> int:
     """Write a delivery; returns how many notifications had to be left out (expired, or too large)."""
@@ -218,10 +220,13 @@ def _send_singly(
     for position, attributes in enumerate(contents):
         single = burst.part(position, position + 1)
         chosen = options or session.options_of(attributes, own, _is_shared(burst))
+        expired = is_expired(single, endpoint.now)
         if decision.conditions and not decision.of(attributes):
             _withhold(endpoint, connection, session, single, sequence)
-        elif is_expired(single, endpoint.now) or _is_too_large(endpoint, connection, single, chosen, limit):
+        elif expired or _is_too_large(endpoint, connection, single, chosen, limit):
             left_out += 1
+            if sequence:
+                endpoint.left_out(connection.client, single, "expired" if expired else "too large")
             _pass_over(endpoint, connection, session, single, sequence)
         else:
             plan, _ = _plan(endpoint, connection, single, chosen)

@@ -156,6 +156,9 @@ class Keeper(Protocol):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
         """A session ends without what its shared subscription owed it: for another member."""
 
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        """A client did not get what was queued for it, and will not."""
+
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
 
@@ -248,6 +251,9 @@ class Endpoint:
 
     # --- the broker's front ---
 
+    def left_out(self, client: str, burst: Burst, reason: str) -> None:
+        self.keeper.left_out(client, burst, reason)
+
     def contents(self, burst: Burst) -> Sequence[Attributes]:
         return contents_of(self.encoder.topic_of(burst.attributes), burst.marks[1:], burst.bodies)
 
@@ -261,6 +267,9 @@ class Endpoint:
         recalls = self.keeper.take_recalls(client)
         # A session that its client has never seen is new wherever it arrives.
         return session.pack(will, at, recalls) if self._present.pop(client, True) else b""
+
+    def can_unpack(self, client: str, capsule: bytes) -> bool:
+        return not capsule or MqttSession.is_readable(client, capsule)
 
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)

@@ -16,6 +16,7 @@ from roamcast.filters.filter import Attributes, Filter
 from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.bursts import FrameWriter
+from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Will
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
@@ -218,6 +219,15 @@ class MqttSession:
             return cls(client, unpacked, owner), unpacked.recalls
         except msgspec.MsgspecError as error:
             raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
+
+    @classmethod
+    def is_readable(cls, client: str, capsule: bytes) -> bool:
+        """Whether a capsule can be unpacked: it may come from a broker that is not to be trusted."""
+        try:
+            cls.unpack(client, capsule, "")
+        except (InputError, PacketError, ValueError, IndexError, KeyError, TypeError):
+            return False
+        return True
 
     @property
     def is_idle(self) -> bool:
