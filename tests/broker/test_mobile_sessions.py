@@ -10,10 +10,12 @@ from tests.broker.mobile_world import MobileWorld
 from tests.broker.test_mobile_site import make_world, payloads, subscribed
 
 from roamcast.broker.inputs import (
+    AccessRevoked,
     BrokerForgotten,
     ClientConnected,
     LinkFrames,
     QueuesOverLimit,
+    RulesChanged,
     SessionSought,
     Started,
     StatusAnnounced,
@@ -27,7 +29,7 @@ from roamcast.errors import InputError
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
 from roamcast.mqtt.codec.reasons import Reason
-from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.access import AccessRules, Identity, Rule
 from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.snapshot import freeze, thaw
 
@@ -424,7 +426,7 @@ class Limited(MobileWorld):
     [
         (QueueLimits(3, 1 << 20), [3, 4, 5]),
         (QueueLimits(3, 1 << 20, drops_newest=True), [1, 2, 3]),
-        (QueueLimits(100, 50), [4, 5]),
+        (QueueLimits(100, 800), [4, 5]),
     ],
 )
 def test_a_full_queue_gives_up_the_oldest_or_the_newest(
@@ -556,3 +558,29 @@ def test_a_site_comes_back_from_a_snapshot_without_its_election() -> None:
     site.step(world.now + 1, [Tick()])
     rounds.append(site.election)
     assert [election and election.round for election in rounds] == [None, (int((world.now + 1) * 1000), 1)]
+
+
+def test_rights_are_those_of_now_where_brokers_move_too() -> None:
+    world = make_world()
+    subscribed(world, "car", "b2", "#")
+    world.attach("garage", "b0")
+    world.settle()
+    world.step("b2", [RulesChanged(AccessRules((Rule("deny", topic="secret/#"),), "allow"))])
+    for topic in ("secret/1", "open"):
+        world.publish("garage", topic, 1)
+    world.settle()
+    assert payloads(world, "car") == ["garage:2:open"]
+    world.check_replay("b2")
+
+
+def test_a_removed_user_has_nothing_left_where_brokers_move() -> None:
+    world = make_world()
+    heard = connected(world, "car", "b1", lasting("car"), user="alice")
+    assert isinstance(heard[0], packets.Connack)
+    world.step("b1", [AccessRevoked(("user:alice",), (), "its user was removed")])
+    world.settle()
+    assert [one.reason for one in world.heard["car"] if isinstance(one, packets.Disconnect)] == [
+        Reason.NOT_AUTHORIZED
+    ]
+    assert "car" not in world.sites["b1"].endpoint.sessions
+    world.check_replay("b1")

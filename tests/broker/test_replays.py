@@ -104,7 +104,7 @@ def test_chance_in_the_state_is_found_at_the_next_crash(monkeypatch: pytest.Monk
 
     def connected_by_chance(self: MqttFront, *arguments: Any) -> None:
         connected(self, *arguments)
-        self.keeper.publish("luck", b"", str(next(drawn)).encode())  # Nobody wants it, but it is counted.
+        self.keeper.publish("luck", b"\1", str(next(drawn)).encode())  # Nobody wants it, but it is counted.
         self._present[f"luck {next(drawn)}"] = True
 
     monkeypatch.setattr(MqttFront, "connected", connected_by_chance)

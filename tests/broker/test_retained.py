@@ -10,6 +10,7 @@ from tests.broker.test_promises import HardWorld
 from tests.broker.world import World
 
 from roamcast.broker.inputs import BrokerForgotten
+from roamcast.broker.retained import SLICE_VISITS
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import PublishProperties
 
@@ -66,6 +67,56 @@ def test_a_new_subscriber_gets_what_is_retained_whatever_the_protocol(protocol: 
     world.subscribe("c", "r/#", 1)
     world.settle()
     assert [payload for payload, _, _ in world.clients["c"].received] == ["kept"]
+
+
+@pytest.mark.parametrize("protocol", ["multi_hop_handoff", "reactive", "proactive"])
+def test_a_recall_goes_on_where_the_session_goes(protocol: str) -> None:
+    world = HardWorld(1, protocol)
+    world.attach("p", "b0")
+    world.attach("c", "b2")
+    world.settle()
+    wanted = {f"value {n}" for n in range(3 * SLICE_VISITS)}
+    for n in range(len(wanted)):
+        packet = packets.Publish(f"r/{n:04}", f"value {n}".encode(), 1, True, packet_id=n + 1)
+        world.clients["p"].unacknowledged[n + 1] = (packet.topic, f"value {n}", 1)
+        world._send(world.clients["p"], packet)
+    world.settle()
+    world.subscribe("c", "r/#", 1)
+    while not world.clients["c"].received:
+        world.run(1)
+    assert len(world.clients["c"].received) < len(wanted)
+    world.attach("c", "b1")
+    world.settle()
+    assert {payload for payload, _, _ in world.clients["c"].received} == wanted
+
+
+def retain_all(world: World, name: str, rounds: int) -> None:
+    for number in range(rounds):
+        for topic in TOPICS:
+            retain(world, name, topic, f"{number}")
+
+
+def test_a_peer_that_was_away_is_told_the_last_value_of_each_topic() -> None:
+    """While its link is down nothing is kept for it; it hears what it missed in slices."""
+    world = World(1, 2, [(0, 1)])
+    world.attach("p0", "b0")
+    world.settle()
+    retain_all(world, "p0", 1)
+    world.settle()
+    world.cut_link("b0", "b1")
+    world.run(50)
+    end = world.sites["b0"].links.ends["b1"]
+    before = end.sent
+    retain_all(world, "p0", 100)
+    for number in range(2 * SLICE_VISITS):
+        retain(world, "p0", f"many/{number}", "x")
+    world.run(1000)
+    assert end.sent == before
+    world.connect_link("b0", "b1")
+    world.settle()
+    assert end.sent - before == len(TOPICS) + 2 * SLICE_VISITS
+    assert kept(world, "b0") == kept(world, "b1")
+    assert [kept(world, "b1")[topic][1] for topic in TOPICS] == [b"99"] * 3
 
 
 def test_the_last_writer_wins_though_its_clock_was_set_back() -> None:

@@ -27,6 +27,7 @@ from roamcast.broker.inputs import (
     decode_entry,
     encode_entry,
 )
+from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.making import make_machine
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec import packets
@@ -67,6 +68,8 @@ class Client:
     withdrawn: dict[int, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     """What its CONNECT says besides."""
+    identity: Identity | None = None
+    """Who it proves to be; None proves nothing."""
     next_id: int = 1
     presents: list[bool] = field(default_factory=list)
 
@@ -201,7 +204,7 @@ class World:
         self.owner[connection] = (name, broker)
         asked = {"session_expiry": 1_000_000 if client.version == 5 else None} | client.options
         connect = packets.Connect(client.version, name, clean_start=clean, **asked)
-        self.step(broker, [ClientConnected(connection, connect, Identity(name))])
+        self.step(broker, [ClientConnected(connection, connect, client.identity or Identity(name))])
 
     def drop(self, connection: int, name: str, tell: bool = True) -> None:
         """The connection breaks; the broker may notice only later (when the client comes again)."""
@@ -322,6 +325,10 @@ class World:
         for connection, waiting in list(self.back.items()):
             if waiting:
                 found.append(lambda c=connection: self._arrive_down(c))  # type: ignore[misc]
+        for id, site in self.sites.items():
+            if isinstance(site, BrokerMachine) and site.deadline() == 0.0:
+                # It has more to do, and lets others go first.
+                found.append(lambda id=id: self.step(id, [Tick()]))  # type: ignore[misc]
         return found
 
     def _is_up(self, one: str, other: str) -> bool:

@@ -13,8 +13,9 @@ import pytest
 from tests.cli.terminals import read_all
 
 from roamcast.cli import build_app, run
+from roamcast.mqtt.scram import ScramVerifier
 from roamcast.net.passwords import is_password
-from roamcast.net.users import read_users
+from roamcast.net.users import read_users, verifier_of
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
 
@@ -156,3 +157,14 @@ def test_two_different_passwords_change_nothing(tmp_path: Path) -> None:
     assert code == 2
     assert b"the two password" in shown
     assert not Path(path).exists()
+
+
+def test_a_user_can_be_given_a_scram_verifier(users: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = ["add", "carol", "--file", users, "--password-stdin", "--scram"]
+    assert user(monkeypatch, *add, stdin=b"open sesame\n") == 0
+    stored = read_users(users)["carol"]
+    verifier = verifier_of(stored)
+    assert verifier is not None
+    assert verifier == ScramVerifier.of(b"open sesame", verifier.salt)
+    assert is_password(stored, b"open sesame")
+    assert verifier_of(read_users(users)["alice"]) is None

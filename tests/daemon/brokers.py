@@ -41,6 +41,8 @@ def free_port() -> int:
 class BrokerProcess:
     """One broker; what it logs is kept."""
 
+    _secret = SECRET
+
     def __init__(
         self,
         folder: Path,
@@ -48,6 +50,7 @@ class BrokerProcess:
         *settings: str,
         link_port: int | None = None,
         peers: dict[str, int] | None = None,
+        secret: str = SECRET,
         before: list[str] | None = None,
         program: tuple[str, ...] = (str(ROAMCAST),),
         client_port: int = 0,
@@ -55,23 +58,24 @@ class BrokerProcess:
         self.id = id
         self.data = folder / id
         self.link_port = link_port
+        self._secret = secret
         options = ["--id", id, "--listen", f"127.0.0.1:{client_port}", "--data", str(self.data)]
         all_settings = [
             "journal.sync=process", "metrics.enabled=true", "metrics.port=0", "link.reconnect_max_s=0.5",
-            *settings,
+            "link.unlisted=accept", *settings,
         ]  # fmt: skip
         for setting in all_settings:
             options += ["--set", setting]
         if link_port is not None:
             options += ["--peer-listen", f"127.0.0.1:{link_port}"]
         for peer, port in (peers or {}).items():
-            options += ["--peer", f"{peer}=127.0.0.1:{port}"]
+            options += ["--peer", f"{peer}=127.0.0.1:{port}" if port else peer]
         self._command = [*(before or []), *program, "broker", *options]
         self.lines: list[str] = []
         self.start()
 
     def start(self) -> None:
-        environment = {**os.environ, "ROAMCAST_LINK_SECRET": SECRET}
+        environment = {**os.environ, "ROAMCAST_LINK_SECRET": self._secret} if self._secret else None
         self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, env=environment)
         self._first = len(self.lines)
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)

@@ -5,11 +5,14 @@ After a change of the keys, write the reference anew and look at the diff:
     ROAMCAST_REGENERATE=1 python -m pytest tests/daemon/test_config_docs.py
 """
 
+import json
 import os
 import re
 from pathlib import Path
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from tests.net.certificates import Authority
 
 from roamcast.config.schema import keys_of
@@ -50,6 +53,9 @@ def test_an_example_of_the_guide_can_be_used(tmp_path: Path, example: str) -> No
     authority.sign("site")
     with changing_users(str(tmp_path / "site-users")) as users:
         users["alice"] = hash_password(b"a long pass phrase")
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    keys = {"keys": [json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key))]}
+    (tmp_path / "issuer-keys.json").write_text(json.dumps(keys))
     secret = tmp_path / "secret"
     secret.write_text("a secret of some length")
     secret.chmod(0o600)

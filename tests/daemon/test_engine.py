@@ -32,7 +32,7 @@ from roamcast.daemon.config import load
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.linking import Linking
 from roamcast.errors import InputError
-from roamcast.mqtt.codec.packets import Connect, Publish
+from roamcast.mqtt.codec.packets import Auth, Connect, Publish
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
@@ -62,6 +62,7 @@ class Nowhere:
     def close_link(self, peer: str, why: str) -> None: ...
     def note(self, note: Note) -> None: ...
     def answer(self, answer: IsHere) -> None: ...
+    def prove_again(self, connection: int, packet: Auth) -> None: ...
     def tree(self, tree: Tree) -> None: ...
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import paho.mqtt.client as paho
 import pytest
@@ -20,9 +17,9 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from tests.daemon import poisoned_broker
+from tests.daemon.bad_peer import BadPeer
 from tests.daemon.brokers import (
     DEADLINE_S,
-    SECRET,
     BrokerProcess,
     MqttClient,
     free_port,
@@ -32,18 +29,12 @@ from tests.daemon.brokers import (
 )
 from tests.daemon.raw_client import Raw
 
-from roamcast.broker.inputs import MachineInput, Started
-from roamcast.broker.making import make_machine
-from roamcast.daemon.config import load
-from roamcast.daemon.linking import Linking
-from roamcast.daemon.settings import site_settings
 from roamcast.mobility.multi_hop_handoff import DeliverTQ, Events, Pull, SegmentGone, SubMigrationAck
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Publish
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.protocol.messages import Message
-from roamcast.storage.kept_out import KeptOut
 from roamcast.storage.restarting import EXIT_FAILED
 
 FIRST_S = 3.0
@@ -253,53 +244,6 @@ def test_a_journal_entry_that_raises_ends_the_process_with_one_line(tmp_path: Pa
 # --- a peer that sends what makes no sense ---
 
 
-class BadPeer:
-    """A program with real links, which sends handoff messages that belong to nobody's handoff."""
-
-    def __init__(self, folder: Path, id: str, peer: str, port: int, messages: list[Message]) -> None:
-        flags = {"id": id, "data": str(folder), "peer": [{"id": peer, "address": f"127.0.0.1:{port}"}]}
-        self._config = load(None, {"ROAMCAST_LINK_SECRET": SECRET}, flags, lambda line: None)
-        self._site = make_machine(site_settings(self._config))
-        self._peer, self._messages = peer, messages
-        self._is_over = threading.Event()
-        self.has_joined = False
-        self.may_send = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self._thread.start()
-
-    async def _run(self) -> None:
-        site = self._site
-        kept_out = KeptOut(Path(self._config.data), time.time)
-        self._linking = linking = Linking(self._config, site, self._push, kept_out, self._fail)
-        self._push(Started(site.settings))
-        await linking.start()
-        left = iter(self._messages)
-        while not self._is_over.is_set():
-            self.has_joined |= self._peer in site.links.reach.next_hops  # type: ignore[attr-defined]
-            # One after the other, so that they share turns with what others send meanwhile.
-            message = next(left, None) if self.has_joined and self.may_send.is_set() else None
-            if message is not None:
-                site.links.send([(self._peer, message)])  # type: ignore[attr-defined]
-                linking.write(self._peer)
-            await asyncio.sleep(0.02)
-        await linking.stop()
-
-    def _push(self, item: MachineInput) -> None:
-        effects = self._site.step(time.time(), [item])
-        self._site.journalled()
-        for peer, why in effects.link_closes:
-            self._linking.peers.close(peer, why)
-        for peer in self._site.links.ends:
-            self._linking.write(peer)
-
-    def _fail(self, error: Exception) -> NoReturn:
-        raise error
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self._thread.join(DEADLINE_S)
-
-
 @pytest.mark.slow
 def test_an_honest_peer_with_a_poisoned_message_comes_back_ever_more_seldom(tmp_path: Path) -> None:
     """Broker b only passes on what its client published; broker a raises on it each time."""
@@ -356,11 +300,11 @@ def test_an_honest_link_loses_nothing_while_a_peer_sends_nonsense(tmp_path: Path
         stack.callback(reader.leave)
         stack.callback(writer.leave)
         reader.subscribe("news", 1)
-        bad = BadPeer(tmp_path, "e", "b", ports["b"], NONSENSE)
+        bad = BadPeer(tmp_path, "e", "b", ports["b"])
         stack.callback(bad.stop)
-        wait_until(lambda: bad.has_joined, lambda: "".join(b.lines))
+        bad.wait_for_link()
         sent = [paho_publish(writer, b"%d" % i, 1) for i in range(count // 8)]
-        bad.may_send.set()
+        bad.send(NONSENSE)
         sent += [paho_publish(writer, b"%d" % i, 1) for i in range(count // 8, count)]
         for one in sent:
             one.wait_for_publish(DEADLINE_S)

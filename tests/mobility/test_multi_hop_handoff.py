@@ -80,7 +80,7 @@ class Observed(MultiHopHandoff):
 
 
 def test_the_fuzzer_reaches_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse, request = Handoffs._refuse, Handoffs.session_requested
+    refuse, request = Handoffs.refuse, Handoffs.session_requested
 
     def counting_refuse(self: Handoffs, stale: AttachRequest) -> None:
         Observed.seen["an attach was refused as stale"] += 1
@@ -90,7 +90,7 @@ def test_the_fuzzer_reaches_every_stage(monkeypatch: pytest.MonkeyPatch) -> None
         Observed.seen["the leaving was not noticed"] += asked.client in self._clients.attachments
         request(self, asked)
 
-    monkeypatch.setattr(Handoffs, "_refuse", counting_refuse)
+    monkeypatch.setattr(Handoffs, "refuse", counting_refuse)
     monkeypatch.setattr(Handoffs, "session_requested", counting_request)
     Observed.seen.clear()
     with registered(Observed):

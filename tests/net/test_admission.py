@@ -33,7 +33,8 @@ def identify(
     admission: Admission, listener: Listener, certificate: dict[str, Any] | None = None, **said: Any
 ) -> Identity:
     connect = Connect(version=5, client_id="", **said)
-    return asyncio.run(admission.identify(listener, connect, "phone", "192.0.2.1", certificate))
+    admitted = asyncio.run(admission.identify(listener, connect, "phone", "192.0.2.1", certificate))
+    return admitted.identity
 
 
 def refusal(admission: Admission, listener: Listener, **said: Any) -> Reason:
@@ -54,7 +55,7 @@ def test_who_brings_nothing_is_anonymous_where_that_is_allowed(config: Config) -
 def test_a_name_must_be_proved_everywhere(config: Config, listener: Listener) -> None:
     admission = Admission(config)
     alice = identify(admission, listener, username="alice", password=b"open sesame")
-    assert alice == Identity("phone", user="alice")
+    assert alice == Identity("phone", user="alice", site="broker")
     attempts: tuple[dict[str, Any], ...] = (
         {"username": "alice", "password": b"open barley"},
         {"username": "alice"},
@@ -78,9 +79,9 @@ def test_who_guesses_is_told_to_slow_down(config: Config) -> None:
 
 def test_a_certificate_is_enough(config: Config) -> None:
     admission = Admission(config)
-    assert identify(admission, CLOSED, CERTIFICATE) == Identity("phone", certificate="car-7")
+    assert identify(admission, CLOSED, CERTIFICATE) == Identity("phone", certificate="car-7", site="broker")
     both = identify(admission, CLOSED, CERTIFICATE, username="alice", password=b"open sesame")
-    assert both == Identity("phone", user="alice", certificate="car-7")
+    assert both == Identity("phone", user="alice", certificate="car-7", site="broker")
     assert refusal(admission, CLOSED, certificate=NAMELESS) is Reason.NOT_AUTHORIZED
     with pytest.raises(ConnectionRefused):
         identify(admission, CLOSED, CERTIFICATE, username="alice", password=b"wrong")

@@ -160,6 +160,24 @@ def test_trying_many_names_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> No
     assert run(tries(verifier, WRONG, user="user-8", address=THERE)) == ["REFUSED"]
 
 
+def test_an_honest_user_behind_the_address_of_a_guesser_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    verifier = new_verifier(clock, verified_max=0, failures_max=3, backoff_s=1.0)
+    assert run(tries(verifier, RIGHT)) == ["ACCEPTED"]
+
+    def right_of_bob(stored: str, password: bytes) -> bool:
+        return (stored, password) == (USERS["bob"], b"builder")
+
+    monkeypatch.setattr(passwords, "is_password", right_of_bob)
+    outcomes = [run(tries(verifier, WRONG, user=f"user-{number}"))[0] for number in range(300)]
+    assert outcomes.count("REFUSED") == 3 * passwords.FAILURES_BY_ANY_USER
+    assert run(tries(verifier, b"builder", user="bob")) == ["WAIT"]
+    clock.now_s += 0.5
+    assert run(tries(verifier, b"builder", user="bob")) == ["ACCEPTED"], "a few a second"
+    assert run(tries(verifier, WRONG, user="eve")) == ["WAIT"], "between all of them"
+    assert run(tries(verifier, WRONG)) == ["REFUSED"], "who logged in from there before is looked at"
+
+
 def test_tries_at_once_are_limited_like_tries_in_a_row() -> None:
     async def story() -> list[Outcome]:
         verifier = new_verifier()
@@ -177,8 +195,9 @@ def test_memories_of_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     verifier = new_verifier()
     for number in range(10):
         run(tries(verifier, WRONG, user="x" * 60_000, address=f"10.0.0.{number}"))
-    assert len(verifier._by_user._known) == len(verifier._by_address._known) == 4
-    assert max(map(len, verifier._by_user._known)) < 200
+    back_off = verifier.back_off
+    assert len(back_off._by_user._known) == len(back_off._by_address._known) == 4
+    assert max(map(len, back_off._by_user._known)) < 200
     assert not verifier._tries
 
 

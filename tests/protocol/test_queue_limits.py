@@ -23,11 +23,11 @@ def filled(limits: QueueLimits, count: int) -> tuple[DeliveryQueue, list[int]]:
 def test_a_full_queue_gives_up_the_oldest_or_the_newest(
     drops_newest: bool, kept: list[int], dropped: list[int]
 ) -> None:
-    for limits in (QueueLimits(3, 1 << 20, drops_newest), QueueLimits(100, 30, drops_newest)):
+    for limits in (QueueLimits(3, 1 << 20, drops_newest), QueueLimits(100, 3 * burst(1).held, drops_newest)):
         queue, gone = filled(limits, 5)
         assert [one.number for one in queue.bursts()] == kept
         assert gone == dropped
-        assert (len(queue), queue.size_bytes) == (3, 30)
+        assert (len(queue), queue.size_bytes) == (3, 3 * burst(1).held)
 
 
 def test_what_was_sent_is_not_given_up() -> None:

@@ -124,7 +124,7 @@ def test_who_relies_on_a_bound_is_left_out_where_there_is_none() -> None:
         "sub_unsub relies on a bound on the overlay's delay, which crash breaks"
     )
     assert why_left_out(find_protocol("sub_unsub"), ALL) == (
-        "sub_unsub relies on a bound on the overlay's delay, which crash and partition break"
+        "sub_unsub relies on a bound on the overlay's delay, which crash, partition and history break"
     )
     assert why_left_out(find_protocol("sub_unsub"), ("loss",)) is None
     for protocol in ("multi_hop_handoff", "relocation", "proactive", "phoenix", "home_broker", "reactive"):

@@ -21,7 +21,7 @@ from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.packets import Will
 from roamcast.mqtt.server import delivering
-from roamcast.mqtt.server.access import Access, AccessRules
+from roamcast.mqtt.server.access import ALLOWED, Access, AccessRules
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.in_flight import InFlight
 from roamcast.mqtt.server.sessions import MqttSession, Subscription
@@ -155,6 +155,10 @@ def rules_do_not_reach_connections(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Endpoint, "set_access", set_access)
 
 
+def denied_messages_are_delivered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(delivering, "_decision", lambda *_: ALLOWED)
+
+
 def packet_ids_of_qos_2_do_not_travel(patch: pytest.MonkeyPatch) -> None:
     pack = MqttSession.pack
 
@@ -178,9 +182,9 @@ def in_flight_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 def wills_are_published_twice(patch: pytest.MonkeyPatch) -> None:
     publish = Endpoint._publish_will
 
-    def twice(self: Endpoint, will: Will) -> None:
-        publish(self, will)
-        publish(self, will)
+    def twice(self: Endpoint, session: MqttSession, will: Will) -> None:
+        publish(self, session, will)
+        publish(self, session, will)
 
     patch.setattr(Endpoint, "_publish_will", twice)
 
@@ -268,6 +272,7 @@ BREAKAGES: dict[str, Plant] = {
     "retained stamps are compared the wrong way": retained_stamps_are_compared_the_wrong_way,
     "retained messages stay at one broker": retained_is_not_told_to_peers,
     "rules do not reach connections that exist": rules_do_not_reach_connections,
+    "what is denied is delivered": denied_messages_are_delivered,
     "packet ids of QoS 2 do not travel": packet_ids_of_qos_2_do_not_travel,
     "what is in flight is forgotten": in_flight_is_forgotten,
     "wills are published twice": wills_are_published_twice,

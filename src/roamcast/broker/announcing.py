@@ -14,6 +14,7 @@ from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mqtt.server.marks import PLAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
+from roamcast.mqtt.server.sessions import Recall
 from roamcast.protocol.messages import Deliver, Fleeting
 from roamcast.protocol.notification import ClientMessage, Command, encode_attributes
 from roamcast.state import State
@@ -39,12 +40,10 @@ class Announce(Command, frozen=True):
 
 
 class RecallAnnounced(Command, frozen=True):
-    """A client of this broker has a new subscription: it gets what was announced last."""
+    """A client of this broker has new subscriptions: it gets what was announced last."""
 
     client: str
-    filter: str
-    identifier: int | None
-    """Of the subscription."""
+    recalls: tuple[Recall, ...]
 
 
 class Announcements:
@@ -70,14 +69,19 @@ class Announcements:
         self._broker.announce(command.burst)
 
     def on_recall(self, command: RecallAnnounced) -> None:
+        for recall in command.recalls if self._last else ():
+            if recall.name.startswith("$"):  # A wildcard at the beginning does not stand for `$`.
+                self._recall(command.client, recall)
+
+    def _recall(self, client: str, recall: Recall) -> None:
         broker = self._broker
-        filter = broker.as_it_is(parse(command.filter), command.client)
-        named = identified(command.identifier) if command.identifier is not None else b""
+        filter = broker.as_it_is(parse(recall.filter), client)
+        named = identified(recall.identifier) if recall.identifier is not None else b""
         for topic, payload in self._last.items():
             burst = _burst(topic, payload, broker.now, PLAIN[RETAINED] + named)
             wanted = broker.front.contents(burst)[0] if broker.front is not None else {TOPIC: topic}
             if filter.matches(wanted):
-                broker.tell(command.client, Deliver("", 0, burst))
+                broker.tell(client, Deliver("", 0, burst))
 
 
 def _burst(topic: str, payload: bytes, now: float, marks: bytes) -> Fleeting:

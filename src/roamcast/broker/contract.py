@@ -95,6 +95,9 @@ class AnyMachine(Protocol):
     def retained_refused(self) -> int:
         """Messages that found no room."""
 
+    def refused(self, peer: str) -> Mapping[str, int]:
+        """Messages of a peer that were refused at the border since the process began, by reason."""
+
     def stored(self) -> Iterable[Burst]:
         """What waits for clients here, sent and not acknowledged ones included."""
 

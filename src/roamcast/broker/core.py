@@ -18,6 +18,7 @@ from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.handoffs import Handoffs
+from roamcast.broker.links.border import Border
 from roamcast.broker.locate import Locator
 from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
@@ -56,6 +57,8 @@ from roamcast.protocol.messages import (
     Deliver,
     Drain,
     Fleeting,
+    Grant,
+    InPlaceOf,
     Leave,
     LeftOut,
     Message,
@@ -99,6 +102,10 @@ class CoreSettings(msgspec.Struct, frozen=True):
     clock_error_s: float | None = 0.0
     """How far the brokers' clocks may differ. What was published before a subscription
     was issued is not owed to it, and is left out by comparing clocks; None: never."""
+    realm: str = ""
+    """The name under which several brokers share their users; "" if this broker's users are its own."""
+    realm_brokers: tuple[str, ...] = ()
+    """The brokers that are believed when they say who a user of the realm is; * stands for anything."""
     held_requests_max: int = 10_000
     """Requests of a client whose session is still on its way; more are refused."""
     protocol: Settings = Settings()
@@ -118,7 +125,7 @@ class BrokerCore:
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
             "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
-            "places", "subscribing",
+            "places", "subscribing", "guests",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
@@ -126,7 +133,7 @@ class BrokerCore:
             "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
             "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
             "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
-            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten",
+            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
 
@@ -162,6 +169,8 @@ class BrokerCore:
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
+        self.guests: dict[str, None] = {}
+        """Brokers of other organisations."""
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -179,6 +188,8 @@ class BrokerCore:
 
     def _restore(self) -> None:
         self._out = Effects()
+        self.border: Border | None = None
+        """What of peers' messages may pass; None: all of it."""
         self._unjournalled: Message | None = None
         """What is being handled and is in no journal, and …"""
         self._unjournalled_source = ""
@@ -208,6 +219,7 @@ class BrokerCore:
             Drain: self.endings.on_drain,
             LeftOut: self._on_left_out,
             TakenBack: self.locator.on_taken_back,
+            InPlaceOf: self._on_in_place_of,
         }
 
     def _host_the_protocol(self) -> None:
@@ -241,10 +253,16 @@ class BrokerCore:
         if out is None:
             out = Effects()
         self._out = out
+        border = self.border
         for item in inputs:
             # The three that come by the million first.
             if type(item) is ReceivedInProcess or type(item) is Received:
                 message = item.message
+                if border is not None and type(item) is Received:
+                    admitted = border.admit(item.peer, message)
+                    if admitted is None:
+                        continue
+                    message = admitted
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)
                 elif message.is_fleeting:
@@ -334,7 +352,8 @@ class BrokerCore:
                     self.endings.begin(here)
             case Deadline():
                 self._on_deadline()
-            case OverlayChanged(peers, next_hops):
+            case OverlayChanged(peers, next_hops, guests):
+                self.guests = dict.fromkeys(guests)
                 self._configure(peers, next_hops)
             case BrokersJoined(brokers):
                 self.reunion.begin(brokers)
@@ -369,6 +388,9 @@ class BrokerCore:
             handler(sender, message)
         else:
             self.protocol.on_message(sender, message)
+
+    def _on_in_place_of(self, command: InPlaceOf) -> None:
+        self._on_message(command.peer, command.message)
 
     def _on_relayed(self, peer: str, message: Relayed) -> None:
         if message.destination == self.id:
@@ -408,7 +430,7 @@ class BrokerCore:
         for _, client, queue in sorted(queues, key=lambda one: -one[0]):
             while excess > 0 and queue.waiting:
                 burst = queue.drop_waiting()
-                excess -= burst.size
+                excess -= burst.held
                 self.dropped(client, burst, "overflow")
 
     # --- notifications ---
@@ -584,6 +606,31 @@ class BrokerCore:
     def peers(self) -> list[str]:
         return self.router.peers
 
+    @property
+    def own_members(self) -> list[str]:
+        """Those of this broker's organisation."""
+        return [one for one in self.members if one not in self.guests]
+
+    def is_guest(self, broker: str) -> bool:
+        return broker in self.guests
+
+    def hop_of(self, broker: str) -> str | None:
+        """The peer towards a broker that can be reached."""
+        return self._next_hops.get(broker)
+
+    def understands(self, message: Message) -> bool:
+        """Whether anything here deals with messages of this type."""
+        return type(message) in self._handlers or self.protocol.has_handler(type(message))
+
+    def expects(self, sender: str, message: Message) -> bool:
+        """Whether a message of another broker can be right, as far as the protocol can tell."""
+        is_of_protocol = type(message) is Grant or type(message) not in self._handlers
+        return not is_of_protocol or self.protocol.expects(sender, message)
+
+    def can_unpack(self, session: Session) -> bool:
+        """Whether the access side can read what it finds in a session."""
+        return self.front is None or self.front.can_unpack(session.client, session.capsule)
+
     def is_reachable(self, broker: str) -> bool:
         return broker == self.id or broker in self._next_hops
 
@@ -618,17 +665,30 @@ class BrokerCore:
             self._own.incarnation = self.new_incarnation()
         self.publish(self._own, attributes, (body,), marks)
 
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        self._take_fleeting("", Fleeting(self._own.client, 0, 0, attributes, self.now, (body,), 1, marks))
+
     def enqueue(self, client: str, burst: Burst) -> bool:
         """One more notification for a client whose session is here, in order with all others.
 
         False if nothing can be kept for the client here: its session is not here, or has come ahead of it.
         """
-        session = self.sessions.get(client)
-        owner = self.protocol.owner_of(session) if session is not None else None
-        if session is None or owner is None or not self.protocol.keeps_for(session):
+        owner = self._owner_of(client)
+        if owner is None:
             return False
         self.protocol.on_notification(owner, "", burst)
         return True
+
+    def can_enqueue(self, client: str) -> bool:
+        return self._owner_of(client) is not None
+
+    def _owner_of(self, client: str) -> Owner | None:
+        """Who gets what is kept here for a client; None if nothing can be."""
+        session = self.sessions.get(client)
+        if session is None or not self.protocol.keeps_for(session):
+            return None
+        return self.protocol.owner_of(session)
 
     # --- settling ---
 

@@ -22,7 +22,10 @@ class Front(Protocol):
     def pack(self, client: str) -> bytes:
         """The session departs: its capsule. Nothing of the client is kept here."""
 
-    def arrived(self, client: str, capsule: bytes) -> None:
+    def can_unpack(self, client: str, capsule: bytes) -> bool:
+        """Whether a capsule that came from elsewhere can be read."""
+
+    def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         """A session is here now; with an empty capsule it is a new one."""
 
     def left_over(self, client: str, burst: Burst) -> None:

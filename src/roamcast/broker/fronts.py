@@ -7,7 +7,7 @@ not pay for MQTT. Everything behind a front is the same for both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from roamcast.broker.front import Front
@@ -59,7 +59,9 @@ class ClientFront(Protocol):
         """A process begins to drive this machine: no connection of before exists any more."""
 
     def set_access(self, rules: AccessRules) -> None: ...
+    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None: ...
     def set_slow(self, id: int, is_slow: bool) -> None: ...
+    def is_slow(self, id: int) -> bool: ...
     def send_away(self, reference: str) -> None: ...
     def refuse_all(self, why: str) -> None:
         """Serve nobody, for this reason; "" serves again."""
@@ -88,7 +90,7 @@ class MqttFront(Endpoint):
         for item in items:
             if type(item) is ClientFrames:
                 data = self.read(item.connection, item.data)
-                if data:
+                if data is not None:
                     durable.append(item if data is item.data else ClientFrames(item.connection, data))
             elif type(item) is ClientConnected:
                 durable.append(item)
@@ -113,6 +115,8 @@ class MqttFront(Endpoint):
         traffic = self.traffic
         if traffic.notes:
             out.notes, traffic.notes = traffic.notes, []
+        if self.auths:
+            out.auths, self.auths = self.auths, []
         if self.unread:
             out.unread = list(self.unread)
             self.unread.clear()
@@ -192,8 +196,14 @@ class PlainFront:
     def set_access(self, rules: AccessRules) -> None:
         pass
 
+    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
+        pass
+
     def set_slow(self, id: int, is_slow: bool) -> None:
         pass
+
+    def is_slow(self, id: int) -> bool:
+        return False
 
     def send_away(self, reference: str) -> None:
         pass

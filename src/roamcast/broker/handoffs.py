@@ -17,6 +17,7 @@ from roamcast.protocol.messages import (
     Hello,
     Welcome,
 )
+from roamcast.protocol.owners import is_same
 from roamcast.protocol.session import Session
 from roamcast.state import State
 
@@ -36,7 +37,7 @@ class Handoffs:
     def on_attached(self, item: Attached) -> None:
         broker, hello = self._broker, item.hello
         here = self._clients.of(item.client)
-        refusal = _refusal(here, hello)
+        refusal = self._refusal(here, hello)
         if refusal:
             broker.close(item.client, item.connection, refusal)
             self._clients.forget_unused(here)
@@ -50,8 +51,9 @@ class Handoffs:
         if session is not None:
             overtaken = self.unclaim(here)
             if overtaken is not None and overtaken.connection:
-                self._refuse(overtaken)
+                self.refuse(overtaken)
             session.number += 1
+            session.owner = hello.owner
             session.moves = max(session.moves, hello.moves)
             if hello.clean:
                 broker.endings.begin(here)
@@ -70,6 +72,18 @@ class Handoffs:
             broker.locator.ask(here, item.connection, hello)
         if not hello.clean:
             broker.protocol.serve_ahead(item.client, hello.owner, hello.moves, hello.received)
+
+    def _refusal(self, here: ClientHere, hello: Hello) -> str:
+        """Why whoever says hello cannot attach: somebody else's session, or an old connection."""
+        known = here.session or (here.attachment and here.attachment.hello)
+        if known and not self._is_same(known.owner, hello.owner):
+            return NOT_THE_OWNER
+        if hello.moves >= 0:  # Otherwise it does not count its attaches.
+            attached = here.attachment.hello if here.attachment is not None else None
+            known_moves = (one.moves for one in (attached, here.claim, here.session) if one is not None)
+            if any(hello.moves < moves for moves in known_moves):
+                return ATTACHED_AGAIN
+        return ""
 
     def new_attachment(self, connection: int, hello: Hello) -> Attachment:
         broker = self._broker
@@ -110,7 +124,7 @@ class Handoffs:
             if not session.published:
                 session.incarnation = broker.new_incarnation(session.incarnation)
         if broker.front is not None:
-            broker.front.arrived(session.client, session.capsule)
+            broker.front.arrived(session.client, session.capsule, session.owner)
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
@@ -156,6 +170,9 @@ class Handoffs:
         self._broker.figures.handoff("refused")
         if attachment is not None:
             self.close(here, reason)
+        elif reason == NOT_THE_OWNER:
+            # The front may serve whoever asked from another session until the answer is there.
+            self._broker.close(here.client, request.connection, reason)
 
     def handoff_finished(self, client: str) -> None:
         here, broker = self._clients.here.get(client), self._broker
@@ -183,10 +200,10 @@ class Handoffs:
             return
         elif (request.broker, request.connection) in session.served:
             return  # A second copy, by way of where the session was before.
-        elif session.owner != request.owner:
-            self._refuse(request, NOT_THE_OWNER)
+        elif not self._is_same(session.owner, request.owner):
+            self.refuse(request, NOT_THE_OWNER)
         elif 0 <= request.moves <= session.moves:
-            self._refuse(request)
+            self.refuse(request)
         else:
             if here.attachment is not None:
                 self.close(here, ATTACHED_ELSEWHERE)
@@ -195,10 +212,14 @@ class Handoffs:
             else:
                 self._depart(here, session, request)
 
+    def _is_same(self, owner: str, other: str) -> bool:
+        return owner == other or is_same(owner, other, self._broker.id, self._broker.settings.realm)
+
     def send_ahead(self, here: ClientHere, destination: str, received: Mapping[str, int]) -> None:
-        """The session goes to another broker, as if that had asked for it."""
-        session = here.session
-        if session is not None and destination != self._broker.id and self._broker.is_reachable(destination):
+        """The session goes to another broker of this organisation, as if that had asked for it."""
+        session, broker = here.session, self._broker
+        is_other = destination != broker.id and broker.is_reachable(destination)
+        if session is not None and is_other and not broker.is_guest(destination):
             request = AttachRequest(here.client, destination, 0, -1, dict(received), owner=session.owner)
             self.session_requested(request)
 
@@ -217,7 +238,7 @@ class Handoffs:
                 return  # A second copy.
             if request.moves < earlier.moves:
                 request, earlier = earlier, request
-            self._refuse(earlier)
+            self.refuse(earlier)
         here.on(Event.CLAIMED)
         here.claim = request
 
@@ -228,7 +249,7 @@ class Handoffs:
             here.on(Event.UNCLAIMED)
         return claim
 
-    def _refuse(self, request: AttachRequest, reason: str = ATTACHED_ELSEWHERE) -> None:
+    def refuse(self, request: AttachRequest, reason: str = ATTACHED_ELSEWHERE) -> None:
         self._broker.send(request.broker, AttachRefused(request.client, request.connection, reason))
 
     def _depart(self, here: ClientHere, session: Session, request: AttachRequest) -> None:
@@ -236,6 +257,7 @@ class Handoffs:
         session.moves = max(session.moves, request.moves)
         session.number += 1
         if request.connection:
+            session.owner = request.owner
             session.serve(request.broker, request.connection)
         self.unadvertise(session)
         if broker.front is not None:
@@ -259,15 +281,3 @@ class Handoffs:
         claim = self.unclaim(here)
         if claim is not None:
             self.session_requested(claim)
-
-
-def _refusal(here: ClientHere, hello: Hello) -> str:
-    """Why whoever says hello cannot attach: somebody else's session, or an old connection."""
-    known = here.session or (here.attachment and here.attachment.hello)
-    if known and known.owner != hello.owner:
-        return NOT_THE_OWNER
-    if hello.moves >= 0:  # Otherwise it does not count its attaches.
-        attached = here.attachment.hello if here.attachment is not None else None
-        if any(one is not None and hello.moves < one.moves for one in (attached, here.claim, here.session)):
-            return ATTACHED_AGAIN
-    return ""

@@ -14,7 +14,7 @@ from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mqtt.codec.packets import Connect
+from roamcast.mqtt.codec.packets import Auth, Connect
 from roamcast.mqtt.server.access import AccessRules, Identity
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Attached, Detached, Effects, Input, SessionOver, Submitted
@@ -43,6 +43,16 @@ class RulesChanged(MachineInput, frozen=True):
     """Who may do what, from now on."""
 
     rules: AccessRules
+
+
+class AccessRevoked(MachineInput, frozen=True):
+    """Users were removed, or what some connections proved does not hold any more."""
+
+    owners: tuple[str, ...]
+    """Their connections and sessions end."""
+    connections: tuple[int, ...]
+    """These end, and their sessions stay."""
+    why: str
 
 
 class ClientConnected(MachineInput, frozen=True):
@@ -122,6 +132,13 @@ class LinkDown(MachineInput, frozen=True):
     peer: str
 
 
+class LinkSlowed(MachineInput, frozen=True):
+    """More is kept for a peer than should be, or little enough again."""
+
+    peer: str
+    is_slow: bool
+
+
 class LinkFrames(MachineInput, frozen=True):
     """Whole frames of a link."""
 
@@ -172,6 +189,12 @@ class DrainOrdered(MachineInput, frozen=True):
 class Tick(MachineInput, frozen=True):
     """The time that `deadline()` named has come."""
 
+    clients: tuple[str, ...] | None = None
+    """The clients whose recalls of retained messages go on. None asks the machine, which names them in the
+    journal, …"""
+    peers: tuple[str, ...] = ()
+    """… as it does the peers that are told more of what is retained."""
+
 
 class StateChecked(MachineInput, frozen=True):
     """What the state amounts to at the end of this turn. The machine adds it now and then by itself, and a
@@ -211,6 +234,7 @@ class Confirmed(MachineInput, frozen=True):
 AnyInput = (
     Started
     | RulesChanged
+    | AccessRevoked
     | ClientConnected
     | ClientFrames
     | ClientSlowed
@@ -221,6 +245,7 @@ AnyInput = (
     | HistoryAccepted
     | PeerProgress
     | LinkDown
+    | LinkSlowed
     | LinkFrames
     | StatusAnnounced
     | BrokerForgotten
@@ -276,6 +301,8 @@ class MachineEffects(Effects):
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
+    auths: Sequence[tuple[int, Auth]] = ()
+    """What clients say that prove anew who they are: (connection, packet)."""
     tree: Tree | None = None
     """If it is another than before."""
     unread: Sequence[int] = ()

@@ -22,6 +22,7 @@ import msgspec
 
 from roamcast.broker.session import ClientHere, Departed, Event, Search
 from roamcast.protocol.messages import (
+    NOT_THE_OWNER,
     AttachRefused,
     AttachRequest,
     Grant,
@@ -34,6 +35,7 @@ from roamcast.protocol.messages import (
     Message,
     TakenBack,
 )
+from roamcast.protocol.owners import vouches
 from roamcast.protocol.session import Session
 from roamcast.state import State
 
@@ -276,8 +278,13 @@ class Locator:
 
     def _take(self, here: ClientHere, request: AttachRequest) -> bool:
         """Serve the request if the session is here, or send it after the session if it was."""
+        settings = self._broker.settings
         if here.session is not None:
-            self._broker.handoffs.session_requested(request)
+            # A broker may say who its own users are, and those of a realm that it is trusted with.
+            if vouches(request.broker, request.owner, settings.realm, settings.realm_brokers):
+                self._broker.handoffs.session_requested(request)
+            else:
+                self._broker.handoffs.refuse(request, NOT_THE_OWNER)
         elif here.departed is not None:
             onward = msgspec.structs.replace(request, detours=DETOURS_MAX)
             self._broker.send(here.departed.destination, onward)

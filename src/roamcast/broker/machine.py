@@ -9,7 +9,7 @@ that a session is never taken away between a client's request and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from roamcast.broker.draining import Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     BrokerForgotten,
     ClientSlowed,
     DrainOrdered,
@@ -26,6 +27,7 @@ from roamcast.broker.inputs import (
     LinkDown,
     LinkFrames,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
@@ -41,10 +43,19 @@ from roamcast.broker.inputs import (
     Tick,
     Tree,
 )
+from roamcast.broker.links.border import Border
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
-from roamcast.broker.retained import KeepThis, Recall, RetainedMessages, TellRetained
+from roamcast.broker.retained import (
+    BeginRecall,
+    EndRecall,
+    GoOn,
+    KeepThis,
+    PeerListens,
+    RetainedMessages,
+    TellRetained,
+)
 from roamcast.broker.seeking import Seek, Seeking
 from roamcast.broker.settings import MachineSettings
 from roamcast.broker.shared import SharedSubscriptions
@@ -53,12 +64,13 @@ from roamcast.broker.wills import Wills
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter, Value
 from roamcast.mobility import find_protocol
-from roamcast.mqtt.server.sessions import Subscription
+from roamcast.mqtt.server.sessions import Recall, Subscription, recall_of
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import (
     CommandGiven,
     Deadline,
     Input,
+    LinkChanged,
     OverlayChanged,
     ReceivedInProcess,
     TrimQueues,
@@ -66,6 +78,9 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.messages import LeftOut
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
+
+UNDER_WAY_BYTES_MAX = 1 << 20
+"""A peer that has as much to take is not told yet what is retained here."""
 
 
 class BrokerMachine(MachineBase[ClientFront]):
@@ -76,8 +91,8 @@ class BrokerMachine(MachineBase[ClientFront]):
     __state__ = State(
         "broker-machine",
         saved=(
-            "broker", "links", "retained", "wills", "shared", "announcements", "seeking", "draining", "_told",
-            "_meet_until",
+            "broker", "links", "border", "retained", "wills", "shared", "announcements", "seeking",
+            "draining", "_told", "_meet_until", "_slowed",
         ),
         unhashed=("_now",),
     )  # fmt: skip
@@ -100,15 +115,21 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.front)
         self.draining = Draining(self.broker)
+        self.border = Border(self.broker, self.links.reach)
+        self.border.configure(settings.border, settings.front == "mqtt")
+        self.links.set_guests(self.border.guest_peers)
         self._told: dict[str, None] = {}
         """Peers that know what is retained here."""
         self._meet_until = 0.0
         """How long to wait for peers that were never met."""
+        self._slowed: dict[str, None] = {}
+        """Peers for whom too much is kept."""
         self._now = 0.0
         self._restore()
 
     def _restore(self) -> None:
         super()._restore()
+        self.links.border = self.broker.border = self.border
         parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
         for part in parts:
             part.register_handlers()
@@ -155,6 +176,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         if self._waits_for_peers:
             of_broker = min(self._meet_until, of_broker or self._meet_until)
         of_clients = self.front.timers.next() if self.front.timers is not None else None
+        if self._next_slice() is not None:
+            return 0.0
         if of_clients is None:
             return of_broker
         return of_clients if of_broker is None else min(of_broker, of_clients)
@@ -196,6 +219,9 @@ class BrokerMachine(MachineBase[ClientFront]):
     def retained_refused(self) -> int:
         return self.retained.refused
 
+    def refused(self, peer: str) -> Mapping[str, int]:
+        return self.border.refused.get(peer, {})
+
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
 
@@ -219,6 +245,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         if destination not in self.links.reach.next_hops:
             up = ", ".join(peer for peer, end in self.links.ends.items() if end.is_up)
             raise InputError(f"broker {destination} cannot be reached; links are up to: {up}")
+        if self.broker.is_guest(destination):
+            raise InputError(f"broker {destination} is of another organisation; sessions go there one by one")
 
     # --- inputs that do not come from clients ---
 
@@ -262,14 +290,40 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self.front.send_away(reference)
                 self.front.inputs.append(CommandGiven(HandAway(destination)))
             case Tick():
-                if self._waits_for_peers and self._now >= self._meet_until:
-                    self.broker.locator.expect(())
-                self.front.on_deadline()
-                self.front.inputs.append(Deadline())
-            case SettingsChanged() | RulesChanged() | Started():
+                self._on_tick(item)
+            case LinkSlowed(peer, is_slow):
+                self._slowed.pop(peer, None)
+                if is_slow:
+                    self._slowed[peer] = None
+                self._listen(peer)
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")
+
+    def _on_tick(self, item: Tick) -> None:
+        if self._waits_for_peers and self._now >= self._meet_until:
+            self.broker.locator.expect(())
+        self.front.on_deadline()
+        self.front.inputs.append(Deadline())
+        if not self.retained.has_more:
+            return
+        clients, peers = item.clients, item.peers
+        if clients is None:
+            # Who is slow is in no journal, so what follows from it is.
+            go_on = self._next_slice() or GoOn((), ())
+            clients, peers = go_on.clients, go_on.peers
+            self._out.durable[-1] = Tick(clients, peers)
+        self.front.inputs.append(CommandGiven(GoOn(clients, peers)))
+
+    def _next_slice(self) -> GoOn | None:
+        """The recalls and the peers with which the next turn goes on; None if it need not."""
+        if not self.retained.has_more:
+            return None
+        ends = self.links.ends
+        return self.retained.due(
+            self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
+        )
 
     def _lose_links(self) -> None:
         for peer in list(self.links.ends):
@@ -280,6 +334,10 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.front.apply(settings)
         self.broker.configure(_broker_settings(settings))
         self.retained.configure(settings.retained_messages_max, settings.retained_bytes_max)
+        for peer, update in self.border.configure(settings.border, settings.front == "mqtt"):
+            if peer in self.links.ends:
+                self.links.ends[peer].send(update)
+        self._follow(self.links.set_guests(self.border.guest_peers))
         self.history.expect(settings.peers)
         known = self.links.reach.members
         self.broker.locator.expect(peer for peer in settings.peers if peer not in known)
@@ -348,12 +406,20 @@ class BrokerMachine(MachineBase[ClientFront]):
             if type(item) is OverlayChanged:
                 new = [peer for peer in item.peers if peer not in self._told]
                 self._told = dict.fromkeys(item.peers)
-                inputs += [CommandGiven(TellRetained(peer)) for peer in new]
+                inputs.append(CommandGiven(TellRetained(tuple(new), tuple(item.peers))))
                 inputs.append(CommandGiven(MembersChanged()))
+            elif type(item) is LinkChanged:
+                self._listen(item.peer)
         inputs += turn.fleeting
         self.history.forget(turn.forgotten)
         for peer, why in turn.closes:
             self._close_link(peer, why)
+
+    def _listen(self, peer: str) -> None:
+        """Say whether the peer takes what is retained: its link is up, and not too much is kept for it."""
+        end = self.links.ends.get(peer)
+        listens = end is not None and end.is_up and peer not in self._slowed
+        self.front.inputs.append(CommandGiven(PeerListens(peer, listens)))
 
     def _close_link(self, peer: str, why: str) -> None:
         self._out.link_closes = [*self._out.link_closes, (peer, why)]
@@ -368,6 +434,8 @@ class BrokerMachine(MachineBase[ClientFront]):
             self.broker.step(self._now, inputs, out)
             if self.settings.encodes and len(out.sends) > sent:
                 self.links.send(out.sends[sent:])
+                if self.border.replies:
+                    front.inputs += [CommandGiven(reply) for reply in self.border.take_replies()]
             if out.to_clients or out.client_closes:
                 front.perform(out)
 
@@ -394,10 +462,19 @@ class BrokerMachine(MachineBase[ClientFront]):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         self.front.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        filter, qos, identifier = subscription.filter, subscription.qos, subscription.identifier
-        self.front.inputs.append(CommandGiven(Recall(client, filter, qos, identifier, subscription.no_local)))
-        self.front.inputs.append(CommandGiven(RecallAnnounced(client, filter, identifier)))
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        recalls = tuple(map(recall_of, subscriptions))
+        self.front.inputs.append(CommandGiven(BeginRecall(client, recalls)))
+        self.front.inputs.append(CommandGiven(RecallAnnounced(client, recalls)))
+
+    def end_recall(self, client: str, subscription: Subscription) -> None:
+        self.front.inputs.append(CommandGiven(EndRecall(client, subscription.name)))
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        return self.retained.take_recalls(client)
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
+        self.retained.resume_recalls(client, recalls)
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         is_there = self.front.is_connected(client)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 from zlib import crc32
@@ -15,6 +15,7 @@ from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront
 from roamcast.broker.history import History
 from roamcast.broker.inputs import (
+    AccessRevoked,
     MachineEffects,
     PeerProgress,
     RulesChanged,
@@ -86,6 +87,10 @@ class MachineBase(ABC, Generic[AFront]):
         for peer, end in self.links.ends.items():
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
+
+    def refused(self, peer: str) -> Mapping[str, int]:
+        """Nothing is, where every broker is of one organisation."""
+        return {}
 
     # --- the handshake: nothing of this changes anything ---
 
@@ -179,12 +184,14 @@ class MachineBase(ABC, Generic[AFront]):
     def _lose_links(self) -> None:
         """No connection of before exists any more."""
 
-    def _on_setting(self, item: SettingsChanged | RulesChanged | Started) -> None:
+    def _on_setting(self, item: SettingsChanged | RulesChanged | AccessRevoked | Started) -> None:
         match item:
             case SettingsChanged(settings):
                 self._configure(settings)
             case RulesChanged(rules):
                 self.front.set_access(rules)
+            case AccessRevoked(owners, connections, why):
+                self.front.revoke(owners, connections, why)
             case Started(settings, start):
                 self._check_start(settings)
                 self._begin(start)

@@ -3,30 +3,47 @@
 Writers are ordered by a hybrid of clock and counter, then by the id of their
 broker, so all brokers come to the same choice. A deletion stays as a tombstone,
 for long enough that nothing older can still be on its way.
+
+Work that grows with the number of messages goes in slices, so that no other client has to wait for it:
+what a new subscription gets is a recall with a cursor, and what a peer has not heard yet is a list of topics.
+The first slice is taken at once, and the driver asks for the next ones (`Tick`). A recall leaves out topics
+that were written meanwhile, because the client gets what was written as an ordinary message. A peer that
+cannot be reached, or takes too little, is told the last value of each topic and none of those in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
-from roamcast.broker.topic_tree import TopicTree
+from roamcast.broker.topic_order import Found, TopicOrder, key_of
 from roamcast.filters.expression import And, Compare, Expression, Matches, names_of
+from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mqtt.server.delivering import is_expired
-from roamcast.mqtt.server.marks import QOS, RETAIN, RETAINED, TOPIC
+from roamcast.mqtt.server.marks import EXPIRY, QOS, RETAIN, RETAINED, TOPIC
 from roamcast.mqtt.server.outgoing import identified
-from roamcast.mqtt.server.sessions import client_of
+from roamcast.mqtt.server.sessions import Recall, client_of
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Burst, Command, Message, encode_attributes
+from roamcast.protocol.notification import Area, Burst, Command, Message, encode_attributes
+from roamcast.protocol.sizes import text_bytes
 from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 TOMBSTONE_S = 24 * 3600.0
-TIDY_EVERY = 1024
+SLICE_VISITS = 256
+"""Topics that one slice looks at: about 3 ms of work."""
+CLIENTS_PER_SLICE = 4
+SLICE_BYTES = 256 * 1024
+"""A slice ends when it has sent as much."""
+MESSAGE_BYTES = 600
+"""Memory of a retained message beside its topic (held twice), body, properties and publisher."""
+EVERYTHING = ("#",)
 ABOUT_TOPIC = frozenset({TOPIC})
 
 
@@ -44,6 +61,7 @@ class Retain(Message, frozen=True):
     publisher: str = ""
     """The client: it may subscribe to what others publish alone."""
     cause: ClassVar[Cause] = "publish"
+    area: ClassVar[Area] = "data"
 
     @property
     def stamp(self) -> tuple[float, int, str]:
@@ -59,22 +77,40 @@ class KeepThis(Command, frozen=True):
     publisher: str = ""
 
 
-class Recall(Command, frozen=True):
-    """A client of this broker has a new subscription: it gets what is retained."""
+class BeginRecall(Command, frozen=True):
+    """A client of this broker has new subscriptions: it gets what is retained."""
 
     client: str
-    filter: str
-    qos: int
-    identifier: int | None
-    """Of the subscription: whatever else the client subscribed to has nothing to do with it."""
-    no_local: bool = False
-    """Whether the client does not want what it published itself."""
+    recalls: tuple[Recall, ...]
+
+
+class EndRecall(Command, frozen=True):
+    """A client has withdrawn a subscription: it gets no more of what is retained."""
+
+    client: str
+    name: str
 
 
 class TellRetained(Command, frozen=True):
-    """A link is new: everything that is retained here goes over it."""
+    """The overlay has changed: everything that is retained here goes over new links."""
+
+    new: tuple[str, ...]
+    peers: tuple[str, ...]
+    """All of them."""
+
+
+class PeerListens(Command, frozen=True):
+    """Whether a peer takes what is sent to it: its link is up, and not too much is kept for it."""
 
     peer: str
+    listens: bool
+
+
+class GoOn(Command, frozen=True):
+    """Take the next slice of these recalls, and of what these peers have not heard."""
+
+    clients: tuple[str, ...]
+    peers: tuple[str, ...]
 
 
 class RetainedMessages:
@@ -82,8 +118,9 @@ class RetainedMessages:
         "retained-messages",
         saved=(
             "refused", "_broker", "_messages_max", "_bytes_max", "_kept", "_clock", "_recalled", "_changes",
+            "_recalls", "_changed", "_untold", "_deaf",
         ),
-        derived=("_bytes", "_count", "_topics"),
+        derived=("_bytes", "_count", "_tombstones", "_topics"),
     )  # fmt: skip
 
     def __init__(self, broker: BrokerCore) -> None:
@@ -93,27 +130,41 @@ class RetainedMessages:
         self._messages_max = 0
         self._bytes_max = 0
         self._kept: dict[str, Retain] = {}
+        """By topic, those that were written last at the end."""
         self._clock = (0.0, 0)
         self._recalled = 0
         self._changes = 0
+        self._recalls: dict[str, list[Recall]] = {}
+        """By client, in the order of its subscriptions; the first one is under way."""
+        self._changed: dict[str, int] = {}
+        """Topics that were written while there are recalls, and which change that was."""
+        self._untold: dict[str, dict[str, None]] = {}
+        """By peer: topics whose last value it has not been sent."""
+        self._deaf: dict[str, None] = {}
+        """Peers that are sent nothing for now."""
         self._restore()
 
     def register_handlers(self) -> None:
         for kind, handler in (
             (KeepThis, self.on_keep_this),
-            (Recall, self.on_recall),
+            (BeginRecall, self.on_begin_recall),
+            (EndRecall, self.on_end_recall),
             (TellRetained, self.on_tell),
+            (PeerListens, self.on_peer_listens),
+            (GoOn, self.on_go_on),
         ):
             self._broker.obey(kind, handler)
         self._broker.serve(Retain, self.on_retain)
 
     def _restore(self) -> None:
         self._count = self._bytes = 0
-        """Messages that are kept, and their bytes; tombstones have limits of their own."""
-        self._topics = TopicTree()
-        """Theirs."""
+        """Messages that are kept, and the memory that they and tombstones take."""
+        self._topics = TopicOrder()
+        """Of messages, without tombstones."""
+        self._tombstones: dict[str, None] = {}
+        """The oldest first."""
         for one in self._kept.values():
-            self._enter(one, 1)
+            self._enter(one)
 
     def configure(self, messages_max: int, bytes_max: int) -> None:
         self._messages_max = messages_max
@@ -125,6 +176,8 @@ class RetainedMessages:
     def counters(self) -> tuple[int, ...]:
         return self._count, self._bytes, self._changes
 
+    # --- writing ---
+
     def on_keep_this(self, command: KeepThis) -> None:
         broker = self._broker
         time, count = self._clock
@@ -135,90 +188,233 @@ class RetainedMessages:
 
     def on_retain(self, sender: str, message: Retain) -> None:
         """Keep it if it is newer, and tell everyone who has not heard of it."""
-        known = self._kept.get(message.topic)
+        topic = message.topic
+        known = self._kept.get(topic)
         if known is not None and known.stamp >= message.stamp:
             return
         self._clock = max(self._clock, (message.time, message.count))
+        self._changes += 1
         if known is not None:
-            self._enter(known, -1)
+            del self._kept[topic]
+            self._leave(known)
         kept = message
-        if message.body is not None and not self._has_room(_size(message)):
+        if message.body is not None and not self._make_room(_size(message)):
             self.refused += 1
-            kept = msgspec.structs.replace(message, body=None)  # What was there before is not true any more.
-        self._kept[message.topic] = kept
-        self._enter(kept, 1)
-        self._tidy()
+            kept = replace(message, body=None)  # What was there before is not true any more.
+        self._kept[topic] = kept
+        self._enter(kept)
+        self._bury()
+        if self._recalls:
+            self._changed[topic] = self._changes
         for peer in self._broker.peers:
             if peer != sender:
-                self._broker.send(peer, message)
+                self._tell(peer, message)
 
-    def _enter(self, message: Retain, sign: int) -> None:
-        """Count a message in (1), or out (-1)."""
+    def _enter(self, message: Retain) -> None:
+        self._bytes += _size(message)
         if message.body is not None:
-            self._count += sign
-            self._bytes += sign * _size(message)
-            (self._topics.add if sign > 0 else self._topics.discard)(message.topic)
+            self._count += 1
+            self._topics.add(message.topic)
+        else:
+            self._tombstones[message.topic] = None
 
-    def _has_room(self, size: int) -> bool:
+    def _leave(self, message: Retain) -> None:
+        self._bytes -= _size(message)
+        if message.body is not None:
+            self._count -= 1
+            self._topics.discard(message.topic)
+        else:
+            del self._tombstones[message.topic]
+
+    def _make_room(self, size: int) -> bool:
+        """Whether a message of this size finds room; tombstones give way to it."""
+        while self._bytes + size > self._bytes_max and self._tombstones:
+            self._forget(next(iter(self._tombstones)))
         return self._count < self._messages_max and self._bytes + size <= self._bytes_max
 
-    def _tidy(self) -> None:
+    def _bury(self) -> None:
         """Forget tombstones that have done their work, and the oldest if there are too many."""
-        self._changes += 1
-        if self._changes % TIDY_EVERY:
-            return
         old = self._broker.now - TOMBSTONE_S
-        tombstones = [one for one in self._kept.values() if one.body is None]
-        tombstones.sort(key=_stamp, reverse=True)
-        size = 0
-        for place, one in enumerate(tombstones):
-            size += len(one.topic)
-            if one.time < old or place >= self._messages_max or size > self._bytes_max:
-                del self._kept[one.topic]
+        while self._tombstones:
+            oldest = next(iter(self._tombstones))
+            is_over = len(self._tombstones) > self._messages_max or self._bytes > self._bytes_max
+            if not is_over and self._kept[oldest].time >= old:
+                return
+            self._forget(oldest)
+
+    def _forget(self, topic: str) -> None:
+        self._leave(self._kept.pop(topic))
+
+    # --- telling peers ---
+
+    def _tell(self, peer: str, message: Retain) -> None:
+        if peer in self._deaf or peer in self._untold:
+            self._untold.setdefault(peer, {})[message.topic] = None
+        else:
+            self._broker.send(peer, message)
 
     def on_tell(self, command: TellRetained) -> None:
-        for one in self._kept.values():
-            self._broker.send(command.peer, one)
+        for gone in [peer for peer in (*self._untold, *self._deaf) if peer not in command.peers]:
+            self._untold.pop(gone, None)
+            self._deaf.pop(gone, None)
+        for peer in command.new if self._kept else ():
+            self._untold[peer] = dict.fromkeys(self._kept)
+            self._tell_more(peer)
 
-    def on_recall(self, command: Recall) -> None:
-        broker = self._broker
-        filter = broker.as_it_is(parse(command.filter), command.client)
-        named = identified(command.identifier) if command.identifier is not None else b""
-        sees_content = not names_of(filter.expression) <= ABOUT_TOPIC
-        for topic in self._candidates(filter.expression):
+    def on_peer_listens(self, command: PeerListens) -> None:
+        if not command.listens:
+            self._deaf[command.peer] = None
+        elif self._deaf.pop(command.peer, self) is None:
+            self._tell_more(command.peer)
+
+    def _tell_more(self, peer: str) -> None:
+        """Send a peer some of what it has not heard."""
+        untold = self._untold.get(peer)
+        if untold is None or peer in self._deaf:
+            return
+        left = SLICE_BYTES
+        for topic in list(islice(untold, SLICE_VISITS)):
+            del untold[topic]
+            message = self._kept.get(topic)
+            if message is not None:
+                self._broker.send(peer, message)
+                left -= _size(message)
+                if left < 0:
+                    break
+        if not untold:
+            del self._untold[peer]
+
+    # --- recalling ---
+
+    def on_begin_recall(self, command: BeginRecall) -> None:
+        waiting = self._recalls.get(command.client, [])
+        is_first = not waiting
+        # Of those that have not begun, one for each subscription is enough.
+        named = {one.name for one in command.recalls}
+        waiting = [one for place, one in enumerate(waiting) if not place or one.name not in named]
+        waiting += [replace(one, since=self._changes, clock=self._clock) for one in command.recalls]
+        self._recalls[command.client] = waiting
+        if is_first:
+            self._recall_more(command.client)
+
+    def on_end_recall(self, command: EndRecall) -> None:
+        waiting = self._recalls.get(command.client, [])
+        waiting[:] = [one for one in waiting if one.name != command.name]
+        if not waiting:
+            self.take_recalls(command.client)
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        """What is left to do for a client, whose session goes or ends."""
+        taken = self._recalls.pop(client, [])
+        if not self._recalls:
+            self._changed.clear()
+        return taken
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
+        """Go on with what another broker, or another session of the client, had begun."""
+        if recalls:
+            since = self._changes
+            begun = [replace(one, since=since) for one in recalls]
+            self._recalls[client] = [*self._recalls.get(client, ()), *begun]
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._recalls or self._untold)
+
+    def due(self, is_slow: Callable[[int], bool], is_full: Callable[[str], bool]) -> GoOn | None:
+        """The recalls and the peers with which it goes on; None if nobody takes more for now.
+
+        The driver knows which connections are slow, and for which peers enough is under way.
+        """
+        ready = (client for client in self._recalls if self._may_recall(client))
+        clients = (one for one in ready if not is_slow(self._broker.attachments[one].connection))
+        peers = (peer for peer in self._untold if peer not in self._deaf and not is_full(peer))
+        command = GoOn(tuple(islice(clients, CLIENTS_PER_SLICE)), tuple(islice(peers, 1)))
+        return command if command.clients or command.peers else None
+
+    def on_go_on(self, command: GoOn) -> None:
+        for client in command.clients:
+            self._recall_more(client)
+        for peer in command.peers:
+            self._tell_more(peer)
+
+    def _may_recall(self, client: str) -> bool:
+        """Whether the client is here and has got what it was sent: what waits for it does not grow."""
+        attachment = self._broker.attachments.get(client)
+        if attachment is None or not attachment.connection or attachment.queue is None:
+            return False
+        return not attachment.queue.waiting and self._broker.can_enqueue(client)
+
+    def _recall_more(self, client: str) -> None:
+        waiting, visits, room = self._recalls.get(client), SLICE_VISITS, SLICE_BYTES
+        while waiting and visits > 0 and room > 0 and self._may_recall(client):
+            one, is_over, visits, room = self._recall_slice(client, waiting[0], visits, room)
+            waiting[:1] = () if is_over else (one,)
+        if waiting:
+            self._recalls[client] = self._recalls.pop(client)  # Whoever had its turn comes last.
+        else:
+            self.take_recalls(client)
+
+    def _recall_slice(
+        self, client: str, recall: Recall, visits: int, room: int
+    ) -> tuple[Recall, bool, int, int]:
+        """Send some of a recall: the rest, whether that is nothing, and what is left of the slice."""
+        filter = self._broker.as_it_is(parse(recall.filter), client)
+        topics, onward, visits = self._candidates(filter.expression, recall.onward, visits)
+        tests = None if isinstance(filter.expression, Matches) else filter
+        for place, topic in enumerate(topics):
             one = self._kept[topic]
-            assert one.body is not None
-            if command.no_local and one.publisher == client_of(command.client):
-                continue
-            attributes = encode_attributes({TOPIC: topic})
-            self._recalled += 1
-            burst = Burst(
-                f"$retained/{broker.id}", 0, self._recalled, attributes, one.published_at, (one.body,), 1,
-                _marks(one.marks[0], command.qos) + one.marks[1:] + named,
-            )  # fmt: skip
-            wanted = {TOPIC: topic}
-            if sees_content and broker.front is not None:
-                wanted = dict(broker.front.contents(burst)[0])  # type: ignore[arg-type]
-            if filter.matches(wanted) and not is_expired(burst, broker.now):
-                broker.enqueue(command.client, burst)
+            if self._is_for(client, recall, one):
+                self._send(client, recall, one, tests)
+                room -= _size(one)
+                if room < 0 and place + 1 < len(topics):
+                    onward = key_of(topics[place + 1])
+                    break
+        return replace(recall, onward=onward or ""), onward is None, visits, room
 
-    def _candidates(self, expression: Expression) -> list[str]:
-        """Topics that may match, in an order that is the same after a restart."""
+    def _candidates(self, expression: Expression, onward: str, visits: int) -> Found:
+        """Topics that may match, some of them."""
         for part in expression.children if isinstance(expression, And) else (expression,):
             if isinstance(part, Compare) and part.name == TOPIC and part.operator == "=":
                 known = self._kept.get(str(part.value))
-                return [known.topic] if known is not None and known.body is not None else []
+                is_there = known is not None and known.body is not None
+                return Found([str(part.value)] if is_there else [], None, visits - 1)
             if isinstance(part, Matches) and part.name == TOPIC and not part.negative:
-                return sorted(self._topics.matching(part.pattern.levels))
-        return sorted(self._topics.matching(("#",)))
+                return self._topics.search(part.pattern.levels, onward, visits)
+        return self._topics.search(EVERYTHING, onward, visits)
+
+    def _is_for(self, client: str, recall: Recall, message: Retain) -> bool:
+        """False for what the client published and does not want, and for what it gets without a recall."""
+        if recall.no_local and message.publisher == client_of(client):
+            return False
+        if (message.time, message.count) > recall.clock:
+            return False
+        return not self._changed or self._changed.get(message.topic, 0) <= recall.since
+
+    def _send(self, client: str, recall: Recall, message: Retain, tests: Filter | None) -> None:
+        broker, topic, marks = self._broker, message.topic, message.marks
+        assert message.body is not None
+        self._recalled += 1
+        named = identified(recall.identifier) if recall.identifier is not None else b""
+        burst = Burst(
+            f"$retained/{broker.id}", 0, self._recalled, encode_attributes({TOPIC: topic}),
+            message.published_at, (message.body,), 1, _marks(marks[0], recall.qos) + marks[1:] + named,
+        )  # fmt: skip
+        if marks[0] & EXPIRY and is_expired(burst, broker.now):
+            return
+        if tests is not None:
+            wanted = {TOPIC: topic}
+            if not names_of(tests.expression) <= ABOUT_TOPIC and broker.front is not None:
+                wanted = dict(broker.front.contents(burst)[0])  # type: ignore[arg-type]
+            if not tests.matches(wanted):
+                return
+        broker.enqueue(client, burst)
 
 
 def _size(message: Retain) -> int:
-    return len(message.body or b"") + len(message.topic)
-
-
-def _stamp(message: Retain) -> tuple[float, int, str]:
-    return message.stamp
+    """Memory that a message takes, or its tombstone."""
+    held = 2 * text_bytes(message.topic) + len(message.marks) + text_bytes(message.publisher)
+    return MESSAGE_BYTES + held + len(message.body or b"")
 
 
 def _marks(published: int, qos_max: int) -> bytes:

@@ -123,6 +123,11 @@ class Reunion:
             ReunionOver: self.on_reunion_over,
         }
 
+    def is_under_way(self, client: str) -> bool:
+        """Whether another session of a client may exist that this broker holds one of."""
+        here = self._clients.here.get(client)
+        return bool(self._joining) or (here is not None and bool(here.newer or here.older))
+
     def unfinished(self) -> dict[str, object]:
         return {
             "claims not heard": self._joining,
@@ -137,7 +142,7 @@ class Reunion:
         strangers = dict.fromkeys((self._broker.id, *to))
         for joining in self._joining:
             strangers |= joining.brokers
-        own = {one: dict.fromkeys(to) for one in self._broker.members if one not in strangers}
+        own = {one: dict.fromkeys(to) for one in self._broker.own_members if one not in strangers}
         self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to), own))
         held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
         # Of sessions on their way nobody else may have spoken before their new holders hear of it.
@@ -202,7 +207,7 @@ class Reunion:
                 joining.claims.setdefault(claim.client, []).append(claim)
 
     def _tell_own(self, joining: Joining) -> None:
-        for one in self._broker.members:
+        for one in self._broker.own_members:
             if one not in joining.brokers and one != self._broker.id:
                 self._broker.send(one, ClaimsHeard(tuple(joining.brokers)))
 
@@ -228,7 +233,7 @@ class Reunion:
         is_gone = here is None or (session is None and here.departed is None)
         if is_gone:
             # It has ended, or was too fast to be followed: then it is anywhere.
-            self._pass_on(Claims(broker.id, tuple(broker.members), (claim,), is_last=False), "")
+            self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
         if is_gone or (session is not None and session.begun == claim.begun):
             broker.send(claim.broker, ReunionOver(claim.client))
         else:
@@ -298,7 +303,7 @@ class Reunion:
         claims = [claim for client in clients if (claim := self._claim_of(client)) is not None]
         for start in range(0, len(claims), CLAIMS_PER_MESSAGE):
             part = tuple(claims[start : start + CLAIMS_PER_MESSAGE])
-            self._pass_on(Claims(self._broker.id, tuple(self._broker.members), part, is_last=False), "")
+            self._pass_on(Claims(self._broker.id, tuple(self._broker.own_members), part, is_last=False), "")
 
     # --- sessions that may not go yet ---
 

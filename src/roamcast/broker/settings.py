@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from roamcast.broker.core import CoreSettings
+from roamcast.broker.links.rules import PeerRules
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mobility.moving.mobile import MobileSettings
 from roamcast.mqtt.server.endpoint import EndpointSettings
@@ -64,6 +65,8 @@ class MachineSettings(msgspec.Struct, frozen=True):
     """How long after a start to wait for a peer that was never met and may hold a session."""
     election: ElectionSettings = ElectionSettings()
     """For brokers that move, and …"""
+    border: dict[str, PeerRules] | None = None
+    """What each peer may do; "" is for those not listed. None: everyone is believed (in simulators)."""
     seen_max: int = MobileSettings().seen_max
     """… how many deliveries to each of its clients a broker remembers, to deliver none twice."""
 

@@ -147,7 +147,7 @@ class SharedSubscriptions:
         def weight(broker: str) -> bytes:
             return blake2b("\0".join((group, filter, broker)).encode(), digest_size=8).digest()
 
-        return max(self._broker.members, key=weight)
+        return max(self._broker.own_members, key=weight)
 
     def _is_elsewhere(self, message: GroupJoin | GroupLeave | GroupReturn) -> bool:
         """Whether another broker owns the group; then the message goes there."""
@@ -379,7 +379,7 @@ class SharedSubscriptions:
     # --- brokers join, or are gone for good ---
 
     def on_members_changed(self, command: MembersChanged) -> None:
-        brokers = dict.fromkeys(self._broker.members)
+        brokers = dict.fromkeys(self._broker.own_members)
         lost = [one for one in self._brokers if one not in brokers]
         self._brokers = brokers
         for key, group in list(self._groups.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Burst, Command, Fleeting, Message
+from roamcast.protocol.notification import Area, Burst, Command, Fleeting, Message
 
 
 class GroupJoin(Message, frozen=True):
@@ -20,6 +20,7 @@ class GroupJoin(Message, frozen=True):
     asks: bool
     """Whether it wants to be told when that is known everywhere."""
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "groups"
 
 
 class GroupJoined(Message, frozen=True):
@@ -29,6 +30,7 @@ class GroupJoined(Message, frozen=True):
     filter: str
     client: str
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "groups"
 
 
 class GroupLeave(Message, frozen=True):
@@ -38,6 +40,7 @@ class GroupLeave(Message, frozen=True):
     broker: str
     """Where its session was: a later join from elsewhere stays."""
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "groups"
 
 
 class GroupDeliver(Message, frozen=True):
@@ -48,6 +51,7 @@ class GroupDeliver(Message, frozen=True):
     client: str
     burst: Burst | Fleeting
     cause: ClassVar[Cause] = "publish"
+    area: ClassVar[Area] = "groups"
 
     @property
     def weight(self) -> int:
@@ -69,6 +73,7 @@ class GroupReturn(Message, frozen=True):
     is_over: bool = False
     """Whether its session has ended, rather than moved."""
     cause: ClassVar[Cause] = "publish"
+    area: ClassVar[Area] = "groups"
 
     @property
     def weight(self) -> int:
@@ -81,6 +86,7 @@ class GroupOffer(Message, frozen=True):
     group: str
     filter: str
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "groups"
 
 
 class GroupReady(Message, frozen=True):
@@ -89,6 +95,7 @@ class GroupReady(Message, frozen=True):
     group: str
     filter: str
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "groups"
 
 
 class GroupOver(Message, frozen=True):
@@ -104,6 +111,7 @@ class GroupOver(Message, frozen=True):
     moving: tuple[str, ...] = ()
     """Members whose sessions are on their way."""
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "groups"
 
 
 # --- of a broker to itself ---

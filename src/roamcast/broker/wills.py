@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from roamcast.mqtt.server.marks import TOPIC
+from roamcast.mqtt.server.marks import QOS, TOPIC
 from roamcast.protocol.notification import Command, encode_attributes
 from roamcast.state import State
 
@@ -23,6 +23,7 @@ class PublishingHost(Protocol):
 
     def obey(self, kind: type[Command], handler: Callable[[Any], None]) -> None: ...
     def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None: ...
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None: ...
 
 
 class Wills:
@@ -35,4 +36,7 @@ class Wills:
         self._broker.obey(PublishThat, self.on_publish_that)
 
     def on_publish_that(self, command: PublishThat) -> None:
-        self._broker.publish_here(encode_attributes({TOPIC: command.topic}), command.body, command.marks)
+        attributes, broker = encode_attributes({TOPIC: command.topic}), self._broker
+        # What promises nothing is not kept for links that are down, either.
+        publish = broker.publish_here if command.marks[0] & QOS else broker.publish_fleeting
+        publish(attributes, command.body, command.marks)

@@ -93,16 +93,17 @@ def broker(
     if print_config:
         sys.stdout.write(BROKER.default_file())
         return
-    flags: dict[str, Any] = dict(map(parse_setting, set_ or []))
+    flags: dict[str, Any] = {}
+    if listen:
+        flags["listener"] = [parse_listener(text) for text in listen]
+    if peer:
+        flags["peer"] = [parse_peer(text) for text in peer]
+    flags |= dict(map(parse_setting, set_ or []))
     flags |= {
         key: value
         for key, value in {"id": id, "data": data, "mobility.protocol": mobility}.items()
         if value is not None
     }
-    if listen:
-        flags["listener"] = [parse_listener(text) for text in listen]
-    if peer:
-        flags["peer"] = [parse_peer(text) for text in peer]
     if peer_listen:
         flags |= parse_peer_listener(peer_listen)
     if discover:

@@ -63,6 +63,7 @@ def register(app: typer.Typer) -> None:
             "roamcast fuzz --protocol all --seeds 0:200 --json",
             "roamcast fuzz --protocol multi_hop_handoff --faults crash,partition",
             "roamcast fuzz --front mqtt --faults all --protocol multi_hop_handoff",
+            "roamcast fuzz --faults hostile --protocol multi_hop_handoff --seeds 0:500",
             "roamcast fuzz --feature location --seeds 0:200",
             "roamcast fuzz --protocol sub_unsub --seeds 17",
             "roamcast fuzz --story story.txt --trace",
@@ -81,7 +82,10 @@ def fuzz(
     ] = None,
     faults: Annotated[
         str | None,
-        typer.Option(help="Draw faults too: any of crash, partition, loss, by commas, or all."),
+        typer.Option(
+            help="Draw faults too: any of crash, partition, loss, by commas, or all; hostile adds a"
+            " neighbour that makes up what it says."
+        ),
     ] = None,
     feature: Annotated[
         str | None,
@@ -200,7 +204,7 @@ def parse_seeds(text: str) -> range:
 
 def parse_faults(text: str | None) -> tuple[str, ...]:
     """`crash,loss`, or `all`; always in the same order, which decides nothing."""
-    from roamcast.simulator.faults import FAULTS
+    from roamcast.simulator.faults import FAULTS, NATURAL
 
     if text is None:
         return ()
@@ -209,7 +213,7 @@ def parse_faults(text: str | None) -> tuple[str, ...]:
         if name not in FAULTS and name != "all":
             valid = ", ".join(FAULTS)
             raise InputError(f"--faults {text!r}: there is no fault {name!r}; valid are {valid}, and all")
-    return tuple(name for name in FAULTS if name in names or "all" in names)
+    return tuple(name for name in FAULTS if name in names or ("all" in names and name in NATURAL))
 
 
 def parse_feature(text: str | None, faults: str | None) -> str:

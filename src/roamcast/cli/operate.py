@@ -83,6 +83,8 @@ def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 
 
 def print_status(answer: dict[str, Any]) -> None:
+    from roamcast.broker.links.border import REASONS
+
     print(
         f"broker {answer['broker']}, version {answer['version']}, up for {answer['uptime_s']:,.0f} s: "
         f"{answer['connections']:,} connections, {answer['sessions']:,} sessions, {answer['queued']:,} queued"
@@ -99,6 +101,8 @@ def print_status(answer: dict[str, Any]) -> None:
     for link in answer["links"]:
         state = "up" if link["is_up"] else f"down ({link['why'] or 'not connected'})"
         print(f"link to {link['peer']}: {state}, {link['kept_bytes']:,} bytes kept")
+        for reason, count in link["refused"].items():
+            print(f"  refused {count:,}: {REASONS.get(reason, reason)}")
     if answer["fail_stops"]:
         print(f"fail-stops: {answer['fail_stops']:,}")
     for one in answer["kept_out"]:

@@ -39,9 +39,12 @@ def add(
     replace: Annotated[
         bool, typer.Option("--replace", help="Give a user that is there a new password.")
     ] = False,
+    scram: Annotated[
+        bool, typer.Option("--scram", help="Let the user log in by SCRAM-SHA-256 (MQTT 5), too.")
+    ] = False,
 ) -> None:
     """Add a user. The file is made if it is not there; a running broker reads it again on SIGHUP."""
-    from roamcast.net.users import changing_users, check_name, hash_password
+    from roamcast.net.users import changing_users, check_name, hash_password, with_scram
 
     def refuse_known(users: dict[str, str]) -> None:
         if name in users and not replace:
@@ -51,7 +54,10 @@ def add(
     with changing_users(file) as users:
         refuse_known(users)
     # Asked for between the two, so that nobody else waits for what is typed here.
-    hashed = hash_password(read_password(password_stdin, name, twice=True))
+    password = read_password(password_stdin, name, twice=True)
+    hashed = hash_password(password)
+    if scram:
+        hashed = with_scram(hashed, password)
     with changing_users(file) as users:
         refuse_known(users)
         users[name] = hashed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +22,7 @@ from roamcast.mqtt.client.requests import OF_ITS_OWN, Granted
 from roamcast.mqtt.codec.packets import Connack
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.user_properties import NETWORK
+from roamcast.mqtt.scram import NONCE_BYTES
 
 if TYPE_CHECKING:
     from roamcast.client.tracing import Trace
@@ -159,7 +161,7 @@ class Attachment:
                 self._trace = self._new_trace()
                 self._wire = await open_wire(address, self, self._context, self._policy.bind)
                 has_asked = True
-                self.session.begin(loop.time())
+                self.session.begin(loop.time(), secrets.token_bytes(NONCE_BYTES))
                 self.flush()
                 self.connack = await answer
             if self._wire is None:

@@ -52,6 +52,7 @@ def connect(
     version: Version = 5,
     username: str | None = None,
     password: str | bytes | None = None,
+    scram: bool = False,
     tls: bool | ssl.SSLContext = False,
     cafile: str | None = None,
     certfile: str | None = None,
@@ -80,6 +81,8 @@ def connect(
     - `clean`: begin without what an earlier client of this `client_id` left, and leave nothing behind. With
       `clean=False` the session outlives the client by `session_expiry` seconds: subscriptions stay, and what
       is published with QoS 1 and 2 is kept.
+    - `scram`: prove to know the password by SCRAM-SHA-256 instead of sending it (MQTT 5); a broker that does
+      not know it, either, is left at once.
     - `queue_max`: notifications that wait to be taken; then reading stops.
     - `receive_maximum`, `packet_max`, `properties`: what the broker is told of this client in its CONNECT:
       how many unacknowledged notifications it takes, the largest packet, and user properties.
@@ -90,6 +93,8 @@ def connect(
     """
     check_version(version)
     asked = ((NETWORK, ""),) if records is not None and run is None and version == 5 else ()
+    if scram and (version != 5 or username is None):
+        raise InputError("scram needs MQTT 5 and a username")
     return Client(
         AddressBook(addresses, bool(tls)),
         ClientSettings(
@@ -100,6 +105,7 @@ def connect(
             keep_alive_s=keep_alive,
             username=username,
             password=password.encode() if isinstance(password, str) else password,
+            scram=scram,
             will=will,
             receive_maximum=receive_maximum,
             in_flight_max=in_flight_max or IN_FLIGHT_MAX[version],

@@ -15,6 +15,7 @@ from roamcast.config.schema import PathText, SecretText, Section
 from roamcast.mobility.base import Settings
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mqtt.server.access import AccessRules, Default, Rule
+from roamcast.protocol.owners import site_name
 from roamcast.protocol.records import Level
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -39,7 +40,7 @@ TopicRule = Annotated[
 TopicPrefix = Annotated[
     str, Meta(pattern="^([^+#$/]([^+#]*[^+#/])?)?$", description="topic levels without wildcards")
 ]
-PeerRight = Literal["forget"]
+PeerRight = Literal["data", "subscriptions", "sessions", "groups", "forget"]
 Interface = Annotated[
     str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
 ]
@@ -79,10 +80,18 @@ class Listener(Section, frozen=True):
     """For tls and wss: the private key, PEM; other users of the machine may not be able to read it."""
     client_ca: PathText = ""
     """For tls and wss: client certificates signed by these are accepted, PEM; empty asks for none."""
+    crl: PathText = ""
+    """For tls and wss: revocation lists of the signers in client_ca, PEM. Certificates in them are refused,
+    and so are all certificates of a signer whose list is missing or out of date."""
     require_certificate: bool = False
     """Whether a client must show a certificate."""
     certificate_name: Literal["common_name", "dns", "email", "uri"] = "common_name"
     """Which part of a client's certificate is its name in access rules."""
+    proxy_protocol: bool = False
+    """Whether every connection begins with a header of the PROXY protocol, version 2, that names the client's
+    address; for a listener behind a load balancer."""
+    trusted_proxies: tuple[str, ...] = ()
+    """With proxy_protocol: addresses or networks, such as "10.0.0.0/8", that may connect; nobody else can."""
     path: Annotated[str, Meta(pattern="^/", description="a path that begins with /")] = "/mqtt"
     """For ws and wss: the path that clients ask for."""
     origins: tuple[str, ...] = ()
@@ -124,8 +133,9 @@ class Peer(Section, frozen=True):
     prefix: TopicPrefix = ""
     """For another organisation: its topics appear below PREFIX/ here, and what is published here below
     PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
-    may: tuple[PeerRight, ...] = ()
-    """What the peer may do beyond the usual: "forget" lets its operators remove brokers here for good."""
+    may: tuple[PeerRight, ...] = ("data", "subscriptions", "sessions", "groups")
+    """What the peer may send messages about. Without "sessions" or "groups" it is a guest, too. "forget" lets
+    its operators remove brokers for good, here too; without it that has to be said at each broker."""
     messages_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Messages per second that are taken from the peer; a faster one is read from more slowly."""
     bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
@@ -139,8 +149,8 @@ class Peer(Section, frozen=True):
 
     @property
     def is_guest(self) -> bool:
-        """Whether the peer may speak for some clients only."""
-        return self.clients != ("*",)
+        """Whether the peer may speak for some clients only, see `broker.links.rules.PeerRules`."""
+        return self.clients != ("*",) or not {"sessions", "groups"} <= {*self.may}
 
 
 class Link(Section, frozen=True):
@@ -264,6 +274,9 @@ class Mqtt(Section, frozen=True):
 
     packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 1_048_576
     """The largest packet that a client may send."""
+    small_packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 16_384
+    """The largest packet that is no PUBLISH, SUBSCRIBE or UNSUBSCRIBE: an acknowledgement, for instance. A
+    CONNECT may have up to 256 KiB."""
     receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 1024
     """How many QoS 1 and 2 messages a client may send before the first is acknowledged."""
     inflight_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
@@ -291,7 +304,7 @@ class Mqtt(Section, frozen=True):
     """The longest client id."""
     topic_bytes_max: Annotated[int, Meta(ge=1, le=65_535)] = 4096
     """The longest topic and topic filter."""
-    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 256
+    topic_levels_max: Annotated[int, Meta(ge=1, le=32_768)] = 128
     """How many levels a topic or topic filter may have."""
     user_properties_max: Annotated[int, Meta(ge=0, le=65_535)] = 64
     """How many user properties one packet may carry."""
@@ -310,13 +323,22 @@ class Quotas(Section, frozen=True):
     """Connections at once that have not said yet who they are; past it the one that was silent for longest
     gives way."""
     sessions_max: Count = 100_000
-    """Sessions held by this broker, also those of clients that are away."""
+    """Sessions held by this broker, also those of clients that are away. Past it a new one takes the place of
+    one without subscriptions whose client is away; where there is none, the client is refused."""
+    sessions_per_user_max: Count = 10_000
+    """Sessions of one user, or of one name in certificates; anonymous clients are not one user. A session
+    that is pushed here while its client is away ends if it is one too many."""
+    wills_bytes_max: Bytes = 67_108_864
+    """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000
     """Subscriptions of one client."""
+    subscription_bytes_per_client_max: Bytes = 16_777_216
+    """Memory of the subscriptions of one client: for each 4 KiB, 320 bytes per level of the topic filter, and
+    60 bytes per character of topic filter and selector."""
     queue_notifications_max: Count = 100_000
     """Notifications that wait for one client."""
     queue_bytes_max: Bytes = 67_108_864
-    """The same in bytes."""
+    """The same in bytes of memory: topic, payload, properties, and 320 bytes for each."""
     drop: Literal["oldest", "newest"] = "oldest"
     """What a full queue gives up; each is counted and recorded."""
     publish_per_s: Annotated[float, Meta(gt=0)] | None = None
@@ -331,9 +353,43 @@ class Quotas(Section, frozen=True):
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
-    """The same in bytes."""
+    """The same in bytes of memory: twice the topic, payload, properties, and some 700 bytes for each."""
     buffered_bytes_max: Bytes = 2_147_483_648
     """Bytes in all queues together; past it the longest queues give up theirs first."""
+
+
+class Jwt(Section, frozen=True):
+    """Tokens (JWT) that clients give as their password; needs the extra `roamcast[jwt]`."""
+
+    keys: PathText = ""
+    """A file with the public keys of who signs tokens: PEM, or JWKS (JSON). Empty accepts no tokens."""
+    algorithms: tuple[
+        Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...
+    ] = ("RS256", "ES256", "EdDSA")
+    """Signatures that are accepted; none is by a shared secret, with which the broker could sign too."""
+    issuer: str = ""
+    """What the claim `iss` must say; empty accepts any."""
+    audience: str = ""
+    """What the claim `aud` must say; empty accepts tokens for anybody."""
+    user_claim: str = "sub"
+    """The claim that names the user."""
+    leeway_s: Annotated[float, Meta(ge=0, le=300)] = 0.0
+    """How far the clock of who signs may differ from the one here."""
+
+
+class HttpHook(Section, frozen=True):
+    """A service that is asked, by HTTP, about users that the broker does not know itself."""
+
+    url: str = ""
+    """Where to POST; empty asks nobody. http:// is accepted for loopback addresses only."""
+    ca: PathText = ""
+    """Who signs the certificate of the service, PEM; empty trusts the authorities of this machine."""
+    timeout_s: Seconds = 3.0
+    """How long an answer may take; a client whose answer does not come in time is refused."""
+    cache_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    """How long an answer that accepts is remembered (as a keyed hash); 0 asks every time."""
+    requests_max: Count = 64
+    """Questions at once; clients that come while so many are asked are refused as "server busy"."""
 
 
 class Access(Section, frozen=True):
@@ -341,9 +397,16 @@ class Access(Section, frozen=True):
 
     users: PathText = ""
     """The file of users that `roamcast user add` writes; empty knows no passwords."""
+    realm: Annotated[
+        str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$", description="a name, or nothing")
+    ] = ""
+    """The name under which several brokers share their users: a user of the realm has the same session at all
+    of them. Empty: users are this broker's own, and one of the same name elsewhere is somebody else."""
+    realm_brokers: tuple[str, ...] = ()
+    """The other brokers of the realm; their word about who a user is counts. * stands for anything."""
     anonymous: Literal["auto", "loopback", "never"] = "auto"
     """Clients without password or certificate: "loopback" lets them in over loopback listeners, "never"
-    does not, "auto" does as long as there is no users file. A listener can say otherwise for itself."""
+    does not, "auto" does as long as nobody can log in. A listener can say otherwise for itself."""
     default: Literal["auto", "allow", "deny"] = "auto"
     """What no rule decides; "auto" allows as long as there is no rule at all, and denies otherwise."""
     rules: tuple[Rule, ...] = field(name="rule", default=())
@@ -357,11 +420,19 @@ class Access(Section, frozen=True):
     verified_s: Seconds = 3600.0
     """How long they are remembered."""
     failures_max: Count = 5
-    """Failed tries from one address with one user name before it has to wait; with any name 20 times more."""
+    """Failed tries from one address with one user name before it has to wait. With 20 times as many under any
+    name, users who have not logged in from there before get this many tries each backoff_s between them."""
     backoff_s: Seconds = 1.0
     """How long it waits first; that doubles with each further failure."""
-    backoff_max_s: Seconds = 300.0
+    backoff_max_s: Seconds = 60.0
     """How long it waits at most, and how long failures are remembered."""
+    jwt: Jwt = Jwt()
+    http: HttpHook = HttpHook()
+
+    @property
+    def has_logins(self) -> bool:
+        """True if a user name and a password can prove something."""
+        return bool(self.users or self.jwt.keys or self.http.url)
 
 
 class Metrics(Section, frozen=True):
@@ -475,6 +546,11 @@ class Config(Section, frozen=True):
         return Path(self.events.folder or Path(self.data) / "events")
 
     @property
+    def site(self) -> str:
+        """What qualifies the users that prove themselves here."""
+        return site_name(self.id, self.access.realm)
+
+    @property
     def access_rules(self) -> AccessRules:
         """The rules as the broker's state machine takes them."""
         default: Default = "deny" if self.access.rules else "allow"
@@ -486,6 +562,8 @@ class Config(Section, frozen=True):
         """Whether clients may come in over this listener without saying who they are."""
         if listener.anonymous is not None:
             return listener.anonymous
+        # Behind a load balancer on this machine there are clients of anywhere.
+        is_local = is_loopback(listener.address) and not listener.proxy_protocol
         if self.access.anonymous == "auto":
-            return is_loopback(listener.address) and not self.access.users
-        return self.access.anonymous == "loopback" and is_loopback(listener.address)
+            return is_local and not self.access.has_logins
+        return self.access.anonymous == "loopback" and is_local

@@ -20,13 +20,18 @@ from roamcast.config.private_files import check_readable
 from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection
 from roamcast.daemon.settings import read_zones
 from roamcast.errors import InputError, did_you_mean
+from roamcast.filters.patterns import TopicPattern
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
 from roamcast.mobility.moving.mobile import MobileProtocol
 from roamcast.mqtt.server.access import Access as CompiledRules
 from roamcast.mqtt.server.access import Rule
 from roamcast.net.handshake import SECRETS_MAX
+from roamcast.net.hook import check_hook
 from roamcast.net.peer_list import read_secrets
+from roamcast.net.proxy_protocol import read_networks
+from roamcast.net.revocation import read_lists
 from roamcast.net.tls import link_contexts, listener_context
+from roamcast.net.tokens import load_keys
 from roamcast.net.users import read_users
 
 FLAGS = {
@@ -111,8 +116,11 @@ def check_addresses(config: Config) -> None:
 def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> None:
     where = f"{key} ({listener.kind} {join_endpoint(listener.address, listener.port)})"
     check_listener_files(where, key, listener)
+    if listener.proxy_protocol != bool(listener.trusted_proxies):
+        raise InputError(f"{where}: proxy_protocol and trusted_proxies belong together; set both or neither")
+    read_networks(listener.trusted_proxies, f"{key}.trusted_proxies")
     anonymous = config.allows_anonymous(listener)
-    if not (anonymous or config.access.users or listener.client_ca):
+    if not (anonymous or config.access.has_logins or listener.client_ca):
         raise InputError(
             f"{where}: nobody could connect; set access.users or {key}.client_ca, "
             f"or {key}.anonymous = true to let everyone in"
@@ -121,12 +129,17 @@ def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> 
         return
     if anonymous:
         warn(f"{where}: whoever reaches it is let in without a password ({key}.anonymous = true)")
-    elif config.access.users and not listener.is_secure:
+    elif config.access.has_logins and not listener.is_secure:
         warn(f"{where}: passwords travel unencrypted; kinds tls and wss encrypt them")
 
 
 def check_listener_files(where: str, key: str, listener: Listener) -> None:
-    files = {"certificate": listener.certificate, "key": listener.key, "client_ca": listener.client_ca}
+    files = {
+        "certificate": listener.certificate,
+        "key": listener.key,
+        "client_ca": listener.client_ca,
+        "crl": listener.crl,
+    }
     if not listener.is_secure:
         given = next((name for name, path in files.items() if path), None)
         if given or listener.require_certificate:
@@ -135,10 +148,13 @@ def check_listener_files(where: str, key: str, listener: Listener) -> None:
                 f'{where}: {given or "require_certificate"} is only for tls and wss; set kind = "{secure}"'
             )
         return
-    if listener.require_certificate and not listener.client_ca:
-        raise InputError(f"{where}: require_certificate needs client_ca, a file of who signs certificates")
+    for name in ("require_certificate", "crl"):
+        if getattr(listener, name) and not listener.client_ca:
+            raise InputError(f"{where}: {name} needs client_ca, a file of who signs certificates")
     refuse_missing(where, key, files, needed=("certificate", "key"))
     listener_context(listener, key)
+    if listener.crl:
+        read_lists(listener.crl, f"{key}.crl")
 
 
 def refuse_missing(where: str, key: str, files: dict[str, str], needed: tuple[str, ...]) -> None:
@@ -173,9 +189,47 @@ def check_border(key: str, peer: Peer, config: Config) -> None:
         raise InputError(f"{key}.secret_files: valid are {SECRETS_MAX} files at most")
     if peer.certificate_sha256 and not config.link.tls:
         raise InputError(f"{key}.certificate_sha256 is only for links with TLS; set link.tls = true")
+    for name, rules in (("import", peer.imports), ("export", peer.exports)):
+        for rule in rules:
+            try:
+                TopicPattern(rule.removeprefix("!"))
+            except InputError as error:
+                raise InputError(f"{key}.{name} = {rule}: {error}") from None
+    if peer.prefix and (peer.clients or "groups" in peer.may):
+        # Sessions and their queues name topics everywhere; only notifications and subscriptions are renamed.
+        raise InputError(
+            f"{key}.prefix = {peer.prefix}: sessions cannot move where topics have other names; set "
+            f'{key}.clients = [] and {key}.may = ["data", "subscriptions"]'
+        )
+    check_guest(key, peer, config)
     if not peer.address and config.link.port is None:
         raise InputError(
             f"{key}: {peer.id} could not connect here, and has no address; set {key}.address or link.port"
+        )
+
+
+def check_guest(key: str, peer: Peer, config: Config) -> None:
+    """Refuse rules that the mobility protocol does not keep to."""
+    name = config.mobility.protocol
+    usual = Peer(id=peer.id)
+    rules = {
+        "clients": peer.clients != usual.clients,
+        "import": peer.imports != usual.imports,
+        "export": peer.exports != usual.exports,
+        "prefix": peer.prefix != usual.prefix,
+        "may": peer.may != usual.may,
+    }
+    changed = [rule for rule, is_other in rules.items() if is_other]
+    if name in MOBILE_PROTOCOLS and changed:
+        raise InputError(
+            f"{key}: with mobility.protocol = {name} all brokers are of one organisation, and know every "
+            f"session; leave out {', '.join(changed)}"
+        )
+    protocol = PROTOCOLS.get(name)
+    if peer.is_guest and protocol is not None and "honest_peers" in protocol.assumes:
+        raise InputError(
+            f"{key}: {peer.id} may speak for some clients only, but mobility.protocol = {name} believes "
+            f"every broker; valid is multi_hop_handoff, for example"
         )
 
 
@@ -304,6 +358,12 @@ def check_access(config: Config, warn: Warn) -> None:
     CompiledRules(config.access_rules)
     if access.users:
         read_users(access.users)
+    if access.realm_brokers and not access.realm:
+        raise InputError("access.realm_brokers: name the realm that these brokers share in access.realm")
+    if access.realm and not access.has_logins and not any(one.client_ca for one in config.listeners):
+        warn(f"access.realm = {access.realm}: nobody can prove to be one of its users here")
+    load_keys(access.jwt)
+    check_hook(access.http)
     if access.default == "allow" and access.rules and not any(one.verdict == "deny" for one in access.rules):
         warn('access.default = "allow" and no rule denies anything: the rules have no effect')
 

@@ -36,6 +36,7 @@ from roamcast.broker.seeking import IsHere
 from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
 from roamcast.errors import InputError
+from roamcast.mqtt.codec.packets import Auth
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freeze
@@ -45,6 +46,11 @@ log = logging.getLogger("roamcast")
 
 JOURNAL_RETRY_S = 1.0
 SNAPSHOT_POLL_S = 1.0
+TURN_S = 0.02
+"""How long a turn should take at most. Packets differ: what is taken in one turn is adapted to it."""
+PACKETS_PER_TURN = 4096
+"""What is taken of all clients in one turn, in single packets or bursts, where packets take no longer."""
+PACKETS_PER_TURN_MIN = 64
 PAUSE_S = 0.0002
 """After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
 
@@ -78,6 +84,9 @@ class Output(Protocol):
 
     def answer(self, answer: IsHere) -> None:
         """Where a session is that was asked for."""
+
+    def prove_again(self, connection: int, packet: Auth) -> None:
+        """A client proves anew who it is."""
 
     def tree(self, tree: Tree) -> None:
         """The election has another result."""
@@ -113,7 +122,7 @@ class Engine:
         self.turns = 0
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
         """How often, since the process began."""
-        self.pressure = Pressure(site, output.hold, output.release, kept_bytes_max)
+        self.pressure = Pressure(site, self.push, output.hold, output.release, kept_bytes_max)
         self._output = output
         self._records = records
         self.clock = clock or BrokerClock(max(time.time(), site.endpoint.now))
@@ -208,7 +217,7 @@ class Engine:
             self.site.journalled(self.pressure.over)
         self._let_out(effects)
         if self.site.links.ends:
-            self.pressure.look(inputs)
+            self.pressure.look(inputs, effects)
         if journal is not None and journal.wants_snapshot:
             self._snapshot(journal)
         self._idle_since_s = monotonic()
@@ -218,10 +227,21 @@ class Engine:
         if now > self._now:
             self._now = now
         self.turns += 1
+        began_s = monotonic()
         self._inputs = inputs
         effects = self.site.step(self._now, inputs)
         self._wanted_at = self.site.deadline()
+        self._share(monotonic() - began_s)
         return effects
+
+    def _share(self, turn_s: float) -> None:
+        """Take fewer packets in a turn while packets take long, so that nobody waits long for others."""
+        endpoint = self.site.endpoint
+        packets = endpoint.packets_per_turn
+        if turn_s > TURN_S and packets > PACKETS_PER_TURN_MIN:
+            endpoint.packets_per_turn = max(PACKETS_PER_TURN_MIN, packets // 2)
+        elif turn_s < TURN_S / 4 and 0 < packets < PACKETS_PER_TURN:
+            endpoint.packets_per_turn = min(PACKETS_PER_TURN, packets + packets // 8)
 
     def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""
@@ -246,6 +266,8 @@ class Engine:
             output.note(note)
         for answer in effects.answers:
             output.answer(answer)
+        for connection, packet in effects.auths:
+            output.prove_again(connection, packet)
         for connection in effects.unread:
             if output.hold_back(connection):
                 self.push(ClientFrames(connection, b""))

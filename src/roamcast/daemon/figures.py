@@ -33,6 +33,8 @@ class LinkFigures(msgspec.Struct, frozen=True):
     kept_bytes: int
     """Sent or to be sent, and not yet journalled by the peer."""
     dropped_fleeting: int
+    refused: dict[str, int] = {}
+    """Messages of the peer that were refused at the border, by reason (see `broker.links.border.REASONS`)."""
 
 
 class BrokerFigures:
@@ -53,6 +55,7 @@ class BrokerFigures:
         self.started_at = time.monotonic()
         self.connections: Callable[[], int] = lambda: 0
         self.is_listening: Callable[[], bool] = lambda: False
+        self.failed_logins: Callable[[], int] = lambda: 0
         self._statuses = statuses
 
     @property
@@ -96,7 +99,8 @@ class BrokerFigures:
             end = ends.get(status.peer)
             kept, lost = (end.kept_bytes, end.dropped_fleeting) if end is not None else (0, 0)
             why = "" if status.is_up else self.kept_out.refusal("peer", status.peer) or status.why
-            found.append(LinkFigures(status.peer, status.is_up, why, kept, lost))
+            refused = dict(self.engine.site.refused(status.peer))
+            found.append(LinkFigures(status.peer, status.is_up, why, kept, lost, refused))
         return found
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineInput,
 )
+from roamcast.broker.links.border import REASONS
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import Config, Link
 from roamcast.errors import InputError
@@ -31,7 +32,17 @@ from roamcast.storage.kept_out import KeptOut
 log = logging.getLogger("roamcast")
 
 INCARNATION_BITS = 62
+REPORT_PAUSE_S = 10.0
+REPORT_PAUSE_MAX_S = 3600.0
 Answer = TypeVar("Answer")
+
+
+class Told(NamedTuple):
+    """What the log has said of refused messages of one kind."""
+
+    refused: int = 0
+    again_at_s: float = 0.0
+    pause_s: float = REPORT_PAUSE_S
 
 
 class Linking:
@@ -62,6 +73,8 @@ class Linking:
         self._site = site
         self._push = push
         self._kept_out = kept_out
+        self._told: dict[tuple[str, str], Told] = {}
+        """What the log says of refusals, by peer and reason."""
         self.refused: dict[str, tuple[Offer, str]] = {}
         """Peers whose history was refused: what they came with last, and why it was refused."""
         self.has_met = asyncio.Event()
@@ -86,6 +99,19 @@ class Linking:
         self.peers.reload(_link_of(config), config.peers, contexts)
         if self.discovery is not None:
             self.discovery.secret = config.link.secret
+
+    def report_refusals(self, now_s: float) -> None:
+        """Log what was refused of peers: at once, and again while it goes on, after ever longer pauses."""
+        for peer in self._site.links.ends:
+            for reason, count in self._site.refused(peer).items():
+                told = self._told.get((peer, reason), Told())
+                if count == told.refused or now_s < told.again_at_s:
+                    continue
+                log.warning(
+                    "refused %d of what %s sent: %s", count - told.refused, peer, REASONS.get(reason, reason)
+                )
+                pause_s = min(2 * told.pause_s, REPORT_PAUSE_MAX_S)
+                self._told[peer, reason] = Told(count, now_s + told.pause_s, pause_s)
 
     def write(self, peer: str) -> None:
         """Write what there is for the peer, as far as its connection takes it."""

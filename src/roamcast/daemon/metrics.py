@@ -90,6 +90,13 @@ class Metrics(Collector):
         refused = "Messages that were not retained, because there was no room."
         yield counter("roamcast_retained_refused", refused, site.retained_refused)
         yield counter("roamcast_connects", "Clients that were welcomed.", site.endpoint.traffic.welcomed)
+        denied = CounterMetricFamily(
+            "roamcast_denied", "What access rules denied to clients.", labels=["action"]
+        )
+        for action, count in site.endpoint.traffic.denied.items():
+            denied.add_metric([action], count)
+        yield denied
+        yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
         yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
         if figures.events is not None:
@@ -143,11 +150,16 @@ class Metrics(Collector):
         lost = CounterMetricFamily(
             "roamcast_link_dropped", "QoS 0 messages the link had no room for.", labels=["peer"]
         )
+        refused = CounterMetricFamily(
+            "roamcast_link_refused", "Messages of the peer refused at the border.", labels=["peer", "reason"]
+        )
         for link in self._figures.links():
+            for reason, count in link.refused.items():
+                refused.add_metric([link.peer, reason], count)
             is_up.add_metric([link.peer], link.is_up)
             kept.add_metric([link.peer], link.kept_bytes)
             lost.add_metric([link.peer], link.dropped_fleeting)
-        yield from (is_up, kept, lost)
+        yield from (is_up, kept, lost, refused)
 
     def _fail_stops(self) -> Iterator[Metric]:
         kept_out = self._figures.kept_out

@@ -49,6 +49,8 @@ class Running(Protocol):
     def connections(self) -> int: ...
     @property
     def is_listening(self) -> bool: ...
+    @property
+    def failed_logins(self) -> int: ...
 
 
 class Operations:
@@ -61,6 +63,7 @@ class Operations:
         )
         self._figures.connections = lambda: server.connections
         self._figures.is_listening = lambda: server.is_listening
+        self._figures.failed_logins = lambda: server.failed_logins
         self._http: HttpServer | None = None
         self._control = ControlServer(
             Path(server.config.data),

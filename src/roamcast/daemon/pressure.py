@@ -1,11 +1,12 @@
 """Publishers wait while too much is kept for a peer that does not take it.
 
-What is numbered is kept until the peer has it, whatever happens. So when a link has
-more than it should, nothing more is read from clients that publish with QoS 1 or 2;
-and what other peers send is taken, but not acknowledged, so that it counts at their
-end and their publishers have to wait in turn. Acknowledgements over the link itself
-go on, and nobody waits for a broker that waits: brokers form a tree, and at its leaves
-there is nobody else to wait for.
+What is numbered is kept until the peer has it, whatever happens. So when a link has more than it should,
+nothing more is read from clients whose messages go over it: those that publish with QoS 1 or 2 for
+subscribers behind it, and those that change their subscriptions. Everyone else goes on. What other peers
+send is taken, but not acknowledged, so that it counts at their end and their publishers have to wait in turn.
+Acknowledgements over the link itself go on, and nobody waits for a broker that waits: brokers form a tree,
+and at its leaves there is nobody else to wait for. What is retained is not kept message by message meanwhile:
+the machine is told, and tells the peer the last value of each topic afterwards.
 """
 
 from __future__ import annotations
@@ -14,27 +15,41 @@ import logging
 from collections.abc import Callable, Iterable
 
 from roamcast.broker.contract import AnyMachine
-from roamcast.broker.inputs import ClientFrames, MachineInput
+from roamcast.broker.inputs import ClientFrames, LinkSlowed, MachineEffects, MachineInput
+from roamcast.protocol.notification import Burst
 
 log = logging.getLogger("roamcast")
 
 
 class Pressure:
     def __init__(
-        self, site: AnyMachine, hold: Callable[[int], None], release: Callable[[], None], bytes_max: int
+        self,
+        site: AnyMachine,
+        push: Callable[[MachineInput], None],
+        hold: Callable[[int], None],
+        release: Callable[[], None],
+        bytes_max: int,
     ) -> None:
         self.bytes_max = bytes_max
         """What may be kept for one peer; when it was more, half of it is little enough."""
         self.over: dict[str, None] = {}
         """Peers for whom more is kept."""
         self._site = site
+        self._push = push
         self._hold = hold
         self._release = release
-        self._requests: dict[int, int] = {}
+        self._asked: dict[int, int] = {}
         """Connections that were read from meanwhile, and how many requests they had made before."""
 
-    def look(self, inputs: Iterable[MachineInput]) -> None:
-        """After a turn with these inputs, all of which are in the journal."""
+    @property
+    def is_extreme(self) -> bool:
+        """Whether twice as much is kept as should be. Only wills, for which nobody can be made to wait, lead
+        to that."""
+        ends = self._site.links.ends
+        return any(ends[peer].kept_bytes > 2 * self.bytes_max for peer in self.over if peer in ends)
+
+    def look(self, inputs: Iterable[MachineInput], effects: MachineEffects) -> None:
+        """After a turn with these inputs, all of which are in the journal, and its effects."""
         before = self.over
         self.over = {
             peer: None
@@ -47,19 +62,29 @@ class Pressure:
         for peer in self.over:
             if peer not in before:
                 log.warning("more than %d bytes are kept for %s: publishers wait", self.bytes_max, peer)
+                self._push(LinkSlowed(peer, is_slow=True))
+        for peer in before:
+            if peer not in self.over:
+                self._push(LinkSlowed(peer, is_slow=False))
         if self.over:
-            self._hold_publishers(inputs)
+            self._hold_publishers(inputs, effects)
         else:
-            self._requests.clear()
+            self._asked.clear()
             log.info("publishers go on")
             self._release()
 
-    def _hold_publishers(self, inputs: Iterable[MachineInput]) -> None:
+    def _hold_publishers(self, inputs: Iterable[MachineInput], effects: MachineEffects) -> None:
         connections = self._site.endpoint.connections
+        publishers = {
+            message.publisher
+            for peer, message in effects.sends
+            if peer in self.over and isinstance(message, Burst)
+        }
         for item in inputs:
             connection = connections.get(item.connection) if type(item) is ClientFrames else None
             if connection is not None:
-                # Publishing with QoS 0 is no request, and costs no room.
-                known = self._requests.setdefault(connection.id, connection.request)
-                if connection.request > known:
+                # Where brokers move, every publish may go anywhere.
+                asked = connection.request if self._site.links_may_cycle else connection.asked
+                known = self._asked.setdefault(connection.id, asked)
+                if asked > known or connection.client in publishers:
                     self._hold(connection.id)

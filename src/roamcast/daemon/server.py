@@ -19,6 +19,7 @@ import msgspec
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import (
+    AccessRevoked,
     ConnectionLost,
     QueuesOverLimit,
     RulesChanged,
@@ -30,23 +31,26 @@ from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
 from roamcast.daemon.clock import resume_clock, save_reading
-from roamcast.daemon.engine import Engine
+from roamcast.daemon.engine import PACKETS_PER_TURN, Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
-from roamcast.mqtt.codec.packets import Connack, Connect, Disconnect
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.packets import Auth, Connack, Connect, Disconnect
+from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
-from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.traffic import Note
-from roamcast.net.admission import Admission
-from roamcast.net.clients import Budget, ClientConnection, ConnectionRefused
+from roamcast.net.admission import Admission, Admitted
+from roamcast.net.clients import Budget, ClientConnection, ConnectionRefused, auth
 from roamcast.net.complaints import Complaints
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
+from roamcast.net.proxy_protocol import Address, ProxyListener, read_networks
+from roamcast.net.revocation import Revocations, place_of
 from roamcast.net.tls import ServerContext, listener_context
 from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
@@ -59,8 +63,9 @@ log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
 START_BITS = 62
-PACKETS_PER_TURN = 4096
-"""What is taken of all clients in one turn, in single packets or bursts: nobody waits long for others."""
+DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
+"""What the rules deny a client is logged once, and again after pauses that grow."""
+OWNERS_LOGGED_MAX = 20
 SAVE_CLOCK_S = 60.0
 """How often the broker's time is written down for the next start."""
 FAREWELL_S = 2.0
@@ -94,6 +99,7 @@ class Server:
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
+        self.limits = Limits(config.mqtt.user_properties_max)
         self.output_bytes_max = config.quotas.output_bytes_max
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
@@ -103,10 +109,12 @@ class Server:
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
         self._complaints = Complaints()
+        self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | ProxyListener] = []
         self._admission = Admission(config)
         self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
+        self._revocations = Revocations(config.listeners)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
         self.linking.may_write = lambda: self.engine.is_promising
@@ -117,6 +125,8 @@ class Server:
         self._held: dict[int, ClientConnection] = {}
         """Connections that are not read from while nothing can be promised, or nothing more can be kept."""
         self.trees = Trees(config.id)
+        self._proving: dict[int, asyncio.Task[None]] = {}
+        """Clients that prove anew who they are."""
         self.operations = Operations(self)
 
     # --- running ---
@@ -129,6 +139,8 @@ class Server:
         self._log_history()
         self.engine.push(Started(site_settings(self.config), secrets.randbits(START_BITS) + 1))
         self.engine.push(RulesChanged(self.config.access_rules))
+        owners = dict.fromkeys(session.owner for session in self.site.endpoint.sessions.values())
+        self._revoke(self._admission.unknown(list(owners)), {})
         self.engine.turn()
         self._save_clock()
         await self.operations.start()
@@ -149,6 +161,10 @@ class Server:
         return bool(self._servers) and all(server.is_serving() for server in self._servers)
 
     @property
+    def failed_logins(self) -> int:
+        return self._admission.failed_logins
+
+    @property
     def connections(self) -> int:
         return len(self._clients)
 
@@ -165,24 +181,36 @@ class Server:
         if listener.is_secure:
             self._contexts[number] = ServerContext(_tls_of(number, listener))
         context = self._contexts[number].context if listener.is_secure else None
+        timeout_s = self.config.mqtt.connect_timeout_s
+        server: asyncio.Server | ProxyListener
         try:
-            server = await loop.create_server(
-                lambda: self._new_connection(number),
-                listener.address,
-                listener.port,
-                backlog=1024,
-                ssl=context,
-                ssl_handshake_timeout=self.config.mqtt.connect_timeout_s if context else None,
-            )
+            if listener.proxy_protocol:
+                server = ProxyListener.open(
+                    listener.address,
+                    listener.port,
+                    read_networks(listener.trusted_proxies, f"listener.{number}.trusted_proxies"),
+                    lambda source: self._new_connection(number, source),
+                    context,
+                    timeout_s,
+                )
+            else:
+                server = await loop.create_server(
+                    lambda: self._new_connection(number),
+                    listener.address,
+                    listener.port,
+                    backlog=1024,
+                    ssl=context,
+                    ssl_handshake_timeout=timeout_s if context else None,
+                )
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
             raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
         self._servers.append(server)
         self.ports += [socket.getsockname()[1] for socket in server.sockets]
 
-    def _new_connection(self, number: int) -> asyncio.Protocol:
+    def _new_connection(self, number: int, source: Address | None = None) -> asyncio.Protocol:
         listener = self.config.listeners[number]
-        client = ClientConnection(self, listener)
+        client = ClientConnection(self, listener, source)
         return WebSocketConnection(client, listener) if listener.is_websocket else client
 
     def _reload(self) -> None:
@@ -190,15 +218,16 @@ class Server:
         try:
             config = self._reread()
             listeners = config.listeners
-            if [_place(one) for one in listeners] != [_place(one) for one in self.config.listeners]:
+            if list(map(_fixed, listeners)) != list(map(_fixed, self.config.listeners)):
                 raise InputError("other listeners need a restart")
             if config.discovery != self.config.discovery:
                 raise InputError("another way of discovery needs a restart")
             for number, context in self._contexts.items():
                 context.reload(_tls_of(number, listeners[number]))
-            self._admission.reconfigure(config)
+            gone = self._admission.reconfigure(config)
             self.linking.reload(config)
             set_level(config.log)
+            self._revocations.read(listeners)
         except InputError as error:
             log.error("the configuration stays as it was: %s", error)
             return
@@ -210,7 +239,36 @@ class Server:
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(SettingsChanged(site_settings(self.config)))
         self.engine.push(RulesChanged(config.access_rules))
+        self._revoke_all(gone)
         log.info("users, access rules, certificates, peers, quotas and log level have been read again")
+
+    def _revoke_all(self, gone: tuple[str, ...]) -> None:
+        """End what rests on users, keys or certificates that have changed."""
+        objections: dict[int, str] = {}
+        listeners = {place_of(one): one for one in self.config.listeners}
+        for client in self._clients.values():
+            listener = listeners.get(place_of(client.listener))
+            if client.admitted is not None and listener is not None:
+                why = self._admission.objection(client.admitted, listener)
+                why = why or self._revocations.objection(listener, client.certificate_der)
+                if why:
+                    objections[client.id] = why
+        self._revoke(self._admission.owners(gone), objections)
+
+    def _revoke(self, owners: tuple[str, ...], objections: dict[int, str]) -> None:
+        """End the sessions of owners, and connections for the reasons that are named."""
+        if owners or objections:
+            # Who was let in a moment ago is there before it is looked for.
+            self.engine.turn()
+        if owners:
+            names = ", ".join(owners[:OWNERS_LOGGED_MAX])
+            log.warning("connections and sessions of %d removed users end: %s", len(owners), names)
+            self.engine.push(AccessRevoked(owners, (), "its user was removed"))
+        reasons: dict[str, list[int]] = {}
+        for connection, why in objections.items():
+            reasons.setdefault(why, []).append(connection)
+        for why, connections in reasons.items():
+            self.engine.push(AccessRevoked((), tuple(connections), why))
 
     async def _stop(self) -> None:
         self._admission.close()
@@ -252,8 +310,10 @@ class Server:
             if self.site.queued_bytes > limit:
                 log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
                 self.engine.push(QueuesOverLimit(limit * 9 // 10))
+            self.linking.report_refusals(now)
             if self.events is not None:
                 self.events.flush()
+            self._revoke((), self._expired())
             for client in list(self._clients.values()):
                 if client.id not in self._held and client.is_silent(now, self.config.mqtt.connect_timeout_s):
                     client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
@@ -263,6 +323,15 @@ class Server:
                         # Whether it takes note of the end or not, to the site it is gone now.
                         self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
+
+    def _expired(self) -> dict[int, str]:
+        """Connections whose token, or what a service said, holds no longer."""
+        now = time.time()
+        return {
+            client.id: "what it has proved has expired"
+            for client in self._clients.values()
+            if client.admitted is not None and (client.admitted.expires_at or now) < now
+        }
 
     def _save_clock(self) -> None:
         save_reading(Path(self.config.data), self.engine.clock.reading())
@@ -322,7 +391,7 @@ class Server:
         if not self._addresses[client.host]:
             del self._addresses[client.host]
 
-    async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
+    async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         if not self.engine.is_promising:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, "the broker cannot write its journal now")
         await self._meet()
@@ -337,13 +406,18 @@ class Server:
                     Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id"
                 )
             client_id = f"auto-{secrets.token_hex(12)}"
-        identity = await self._admission.identify(
-            client.listener, connect, client_id, client.host, client.certificate
+        admitted = await self._admission.identify(
+            client.listener, connect, client_id, client.host, client.certificate, client.ask
         )
+        will = connect.will
+        if will is not None and will.qos and self.engine.pressure.is_extreme:
+            raise ConnectionRefused(
+                Reason.SERVER_BUSY, "too much is kept for a peer already: no will of QoS 1 or 2 now"
+            )
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
-        return identity
+        return admitted
 
     async def _meet(self) -> None:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
@@ -401,6 +475,9 @@ class Server:
 
     def note(self, note: Note) -> None:
         client = self._clients.get(note.connection)
+        if note.kind == "denied":
+            self._note_denied(note, client)
+            return
         address, why = self._gone.pop(note.connection, ("", ""))
         if client is not None:
             address, why = client.address, client.why
@@ -413,8 +490,45 @@ class Server:
             ),
         )  # fmt: skip
 
+    def _note_denied(self, note: Note, client: ClientConnection | None) -> None:
+        admitted = client.admitted if client is not None else None
+        # By user and host, since a client makes up topics and client ids at will.
+        owner = f"{admitted.identity.owner} {client.host}" if admitted and client else note.client
+        if self._denials.is_due(owner, note.reason.partition(" ")[0]):
+            address = client.address if client is not None else "away"
+            user = admitted.identity.name if admitted is not None else ""
+            log.warning(
+                "client %s (%s, user %s) was denied: %s",
+                note.client, address, user or "anonymous", note.reason,
+                extra=fields(event="denied", client=note.client, address=address, reason=note.reason),
+            )  # fmt: skip
+
     def answer(self, answer: IsHere) -> None:
         self.operations.answered(answer)
+
+    def prove_again(self, connection: int, packet: Auth) -> None:
+        client = self._clients.get(connection)
+        if client is None or client.answered(packet):
+            return
+        if packet.reason is not Reason.RE_AUTHENTICATE or connection in self._proving:
+            self._revoke((), {connection: "an AUTH that nobody asked for"})
+            return
+        proving = asyncio.get_running_loop().create_task(self._prove_again(client, packet))
+        self._proving[connection] = proving
+        proving.add_done_callback(lambda _: self._proving.pop(connection, None))
+
+    async def _prove_again(self, client: ClientConnection, packet: Auth) -> None:
+        """The client goes on meanwhile; if it proves nothing, its connection ends."""
+        assert client.admitted is not None
+        identity, first = client.admitted.identity, packet.authentication_data or b""
+        try:
+            async with asyncio.timeout(self.config.mqtt.connect_timeout_s):
+                again = await self._admission.prove_again(identity, first, client.host, client.ask)
+        except (ConnectionRefused, PacketError, TimeoutError) as error:
+            self._revoke((), {client.id: f"it did not prove again who it is: {error}"})
+            return
+        client.admitted = again
+        client.write(auth(packet.authentication_method, again.answer, Reason.SUCCESS))
 
     def tree(self, tree: Tree) -> None:
         self.trees.take(tree)
@@ -426,8 +540,9 @@ class Server:
         self.linking.peers.close(peer, why)
 
 
-def _place(listener: Listener) -> tuple[str, int, str]:
-    return listener.address, listener.port, listener.kind
+def _fixed(listener: Listener) -> tuple[object, ...]:
+    """What of a listener cannot change while it is open."""
+    return (*place_of(listener), listener.proxy_protocol, listener.trusted_proxies)
 
 
 def _tls_of(number: int, listener: Listener) -> Callable[[], ssl.SSLContext]:

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.core import CoreSettings
+from roamcast.broker.links.rules import PeerRules
 from roamcast.broker.settings import MachineSettings, StateSettings
-from roamcast.config.sections import Config, StateSection
+from roamcast.config.sections import Config, Peer, StateSection
 from roamcast.errors import InputError
 from roamcast.filters.geography import NamedZone, read_geojson
+from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.mobility.base import Settings
 from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.protocol.queues import QueueLimits
@@ -32,10 +34,13 @@ def site_settings(config: Config) -> MachineSettings:
             records=config.events.level,
             records_attributes=config.events.attributes,
             clock_error_s=None,
+            realm=config.access.realm,
+            realm_brokers=config.access.realm_brokers,
             protocol=Settings(**msgspec.structs.asdict(mobility.settings)),
         ),
         endpoint=EndpointSettings(
             packet_max=mqtt.packet_bytes_max,
+            small_packet_max=mqtt.small_packet_bytes_max,
             receive_maximum=mqtt.receive_maximum,
             topic_alias_maximum=mqtt.topic_alias_maximum,
             window=mqtt.inflight_max,
@@ -46,7 +51,11 @@ def site_settings(config: Config) -> MachineSettings:
             locate_timeout_s=mobility.locate_timeout_s,
             subscriptions_max=quotas.subscriptions_per_client_max,
             retain=mqtt.retained,
+            subscriptions_bytes_max=quotas.subscription_bytes_per_client_max,
             sessions_max=quotas.sessions_max,
+            sessions_per_user_max=quotas.sessions_per_user_max,
+            site=config.site,
+            wills_bytes_max=quotas.wills_bytes_max,
             qos_max=mqtt.qos_max,
             topic_bytes_max=mqtt.topic_bytes_max,
             topic_levels_max=mqtt.topic_levels_max,
@@ -65,10 +74,29 @@ def site_settings(config: Config) -> MachineSettings:
         stay_first_s=config.location.stay_first_s,
         retained_messages_max=quotas.retained_messages_max,
         retained_bytes_max=quotas.retained_bytes_max,
-        peers=tuple(peer.id for peer in config.peers),
+        border=None if config.mobility.protocol in MOBILE_PROTOCOLS else border_rules(config),
+        peers=tuple(peer.id for peer in config.peers if not peer.is_guest),
         meet_timeout_s=mobility.meet_timeout_s,
         election=config.election,
         seen_max=mobility.seen_max,
+    )
+
+
+def border_rules(config: Config) -> dict[str, PeerRules]:
+    """What each peer may do; "" stands for those that are not listed."""
+    return {peer.id: _rules_of(peer) for peer in config.peers} | {"": _rules_of(Peer(id="any"))}
+
+
+def _rules_of(peer: Peer) -> PeerRules:
+    return PeerRules(
+        imports=peer.imports,
+        exports=peer.exports,
+        clients=peer.clients,
+        prefix=peer.prefix,
+        may=peer.may,
+        subscriptions_max=peer.subscriptions_max,
+        retained_max=peer.retained_max,
+        sessions_max=peer.sessions_max,
     )
 
 

@@ -7,7 +7,7 @@ another has an outline around the other's. Outlines are kept as rows of bits, on
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 from roamcast.filters.covering import Box
 from roamcast.filters.filter import Filter
@@ -97,8 +97,16 @@ class CoverIndex:
                     break
 
 
-@lru_cache(maxsize=4096)
+_outlines: WeakKeyDictionary[Filter, Outline | None] = WeakKeyDictionary()
+
+
 def outline_of(filter: Filter) -> Outline | None:
+    if filter not in _outlines:
+        _outlines[filter] = _new_outline(filter)
+    return _outlines[filter]
+
+
+def _new_outline(filter: Filter) -> Outline | None:
     boxes = filter.boxes
     if not boxes:
         return None

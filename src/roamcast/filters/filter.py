@@ -1,7 +1,6 @@
 """A filter: a predicate over a notification's attributes, and how it relates to other filters."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
@@ -9,13 +8,15 @@ from roamcast.errors import InputError
 from roamcast.filters import covering
 from roamcast.filters.compiling import compile_predicate
 from roamcast.filters.expression import Attributes, Constant, Expression, Own, Value, own_conditions
+from roamcast.filters.remembering import Remembered
 
 __all__ = ["ALL", "MAX_TEXT_LENGTH", "NONE", "Attributes", "Filter", "Value"]
 
 MAX_TEXT_LENGTH = 8_192
 
-# Routing asks about the same pairs again and again while its tables change slowly.
-MEMORISED_PAIRS = 65_536
+PAIR_CHARACTERS_MAX = 4 << 20
+"""Routing asks about the same pairs again and again while its tables change slowly: the answers for pairs of
+texts that have so many characters together are remembered, and no filter lives longer for it."""
 
 
 class Filter:
@@ -59,11 +60,17 @@ class Filter:
 
     def covers(self, other: "Filter") -> bool:
         """Whether this matches everything `other` matches; False when that cannot be decided."""
-        return self is other or _covers(self, other)
+        if self is other:
+            return True
+        pair = (self.text, other.text)
+        known = _covering.get(pair)
+        return _covering.put(pair, _covers(self, other), _length(pair)) if known is None else known
 
     def overlaps(self, other: "Filter") -> bool:
         """Whether some notification may match both; True when that cannot be decided."""
-        return _overlaps(self, other)
+        pair = (self.text, other.text)
+        known = _overlapping.get(pair)
+        return _overlapping.put(pair, _overlaps(self, other), _length(pair)) if known is None else known
 
     @property
     def boxes(self) -> covering.Boxes | None:
@@ -98,7 +105,15 @@ def living(text: str) -> Filter | None:
     return _interned.get(text)
 
 
-@lru_cache(maxsize=MEMORISED_PAIRS)
+_Pair = tuple[str, str]
+_covering: Remembered[_Pair, bool] = Remembered(PAIR_CHARACTERS_MAX)
+_overlapping: Remembered[_Pair, bool] = Remembered(PAIR_CHARACTERS_MAX)
+
+
+def _length(pair: _Pair) -> int:
+    return len(pair[0]) + len(pair[1])
+
+
 def _covers(wide: Filter, narrow: Filter) -> bool:
     if wide.boxes is None or narrow.boxes is None:
         # What matches everything or nothing needs no algebra.
@@ -106,7 +121,6 @@ def _covers(wide: Filter, narrow: Filter) -> bool:
     return covering.covers(wide.boxes, narrow.boxes)
 
 
-@lru_cache(maxsize=MEMORISED_PAIRS)
 def _overlaps(one: Filter, other: Filter) -> bool:
     if one.boxes is None or other.boxes is None:
         return Constant(False) not in (one.expression, other.expression)

@@ -9,10 +9,10 @@ lists only merge while they are short: whoever forwards one has to say all of it
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from roamcast.filters.filter import Filter
 from roamcast.filters.merging import merge_pair
@@ -79,8 +79,17 @@ class _Agreement:
         return self._hash == other._hash and self.name == other.name and self._others == other._others
 
 
-@lru_cache(maxsize=4096)
+_known: WeakKeyDictionary[Filter, list[tuple[_Agreement, ValueSet]]] = WeakKeyDictionary()
+
+
 def _agreements(filter: Filter) -> list[tuple[_Agreement, ValueSet]]:
+    found = _known.get(filter)
+    if found is None:
+        found = _known[filter] = _find_agreements(filter)
+    return found
+
+
+def _find_agreements(filter: Filter) -> list[tuple[_Agreement, ValueSet]]:
     if filter.boxes is None or len(filter.boxes) != 1:
         return []
     items = sorted(filter.boxes[0].items(), key=itemgetter(0))

@@ -67,11 +67,13 @@ Resolve = Callable[[str, int | float], Possible]
 """From a variable, and how far away from it is near enough, to what may be near it."""
 
 
-@lru_cache(maxsize=BINDINGS_KEPT)
 def bind(filter: Filter, owner: str) -> Filter:
     """The filter with this client's state in it; one without any such condition stays as it is."""
-    if not filter.own:
-        return filter
+    return _bound(filter, owner) if filter.own else filter
+
+
+@lru_cache(maxsize=BINDINGS_KEPT)
+def _bound(filter: Filter, owner: str) -> Filter:
     return Filter(_mapped(filter.expression, lambda condition: replace(condition, owner=owner)))
 
 

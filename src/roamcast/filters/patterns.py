@@ -34,31 +34,36 @@ class Pattern:
         "_accepting",
         "_by_character",
         "_guarded",
+        "_is_built",
         "_level",
         "_one",
         "_run",
         "_search",
-        "characters",
         "key",
         "prefix",
     )
 
-    def __init__(
-        self,
-        key: tuple[str, str],
-        items: list[Item],
-        *,
-        also_accepting_at: int | None = None,
-        guarded: bool = False,
-    ) -> None:
+    def __init__(self, key: tuple[str, str], prefix: str, *, guarded: bool = False) -> None:
         self.key = key
+        self.prefix = prefix
+        """What every string begins with that the pattern accepts."""
         self._search: Callable[[str], object] | None = None
         self._guarded = guarded
+        # Most patterns are never compared with others: their machines need not be built.
+        self._is_built = False
+        self._accepting = self._one = self._run = self._level = 0
+        self._by_character: dict[str, int] = {}
+
+    def _machine(self) -> tuple[list[Item], int | None]:
+        """The row of items, and a position in front of the end where the pattern accepts, too."""
+        raise NotImplementedError
+
+    def _build(self) -> None:
+        items, also_accepting_at = self._machine()
+        self._is_built = True
         self._accepting = 1 << len(items)
         if also_accepting_at is not None:
             self._accepting |= 1 << also_accepting_at
-        self._one = self._run = self._level = 0
-        self._by_character: dict[str, int] = {}
         for position, item in enumerate(items):
             bit = 1 << position
             if item is Wild.ONE:
@@ -69,21 +74,21 @@ class Pattern:
                 self._level |= bit
             elif isinstance(item, str):
                 self._by_character[item] = self._by_character.get(item, 0) | bit
-        self.characters = frozenset(self._by_character)
-        length = next((i for i, item in enumerate(items) if not isinstance(item, str)), len(items))
-        if also_accepting_at is not None:
-            length = min(length, also_accepting_at)
-        self.prefix = "".join(item for item in items[:length] if isinstance(item, str))
+
+    @property
+    def characters(self) -> frozenset[str]:
+        if not self._is_built:
+            self._build()
+        return frozenset(self._by_character)
 
     @property
     def search(self) -> Callable[[str], object]:
         """A function that gives None for strings that do not fit."""
-        # Compiling takes longer than all the rest of parsing, and many patterns (prefixes) never need it.
         if self._search is None:
-            self._search = re.compile(self._regular_expression(), re.DOTALL).fullmatch
+            self._search = self._new_search()
         return self._search
 
-    def _regular_expression(self) -> str:
+    def _new_search(self) -> Callable[[str], object]:
         raise NotImplementedError
 
     def accepts(self, text: str) -> bool:
@@ -92,6 +97,8 @@ class Pattern:
     # The machine: state -1 is "nothing read yet" (a leading wildcard refuses `$`), 0 is "no match possible".
 
     def start(self) -> int:
+        if not self._is_built:
+            self._build()
         return -1 if self._guarded else self._closed(1)
 
     def step(self, state: int, character: str) -> int:
@@ -131,7 +138,15 @@ class LikePattern(Pattern):
         self.escaped = any(item in ("%", "_") for item in self.items)
         self.text = "".join(map(self._item_text, self.items))
         key = ("like", ("e" if self.escaped else "p") + self.text)
-        super().__init__(key, self.items)
+        fixed = next((i for i, item in enumerate(self.items) if not isinstance(item, str)), len(self.items))
+        super().__init__(key, "".join(map(str, self.items[:fixed])))
+
+    def _machine(self) -> tuple[list[Item], int | None]:
+        return self.items, None
+
+    def _new_search(self) -> Callable[[str], object]:
+        # Compiling takes longer than all the rest of parsing, and many patterns (prefixes) never need it.
+        return re.compile(self._regular_expression(), re.DOTALL).fullmatch
 
     def _regular_expression(self) -> str:
         """One that cannot backtrack far.
@@ -211,6 +226,14 @@ class TopicPattern(Pattern):
         self.levels = tuple(text.split("/"))
         _check_topic_filter(text, self.levels)
         self.has_wildcard = "+" in self.levels or self.levels[-1] == "#"
+        fixed = next((i for i, level in enumerate(self.levels) if level in ("+", "#")), len(self.levels))
+        prefix = "/".join(self.levels[:fixed])
+        if fixed and fixed < len(self.levels) and self.levels[fixed] == "+":
+            prefix += "/"
+        # MQTT 4.7.2: a filter that starts with a wildcard does not match topics that start with `$`.
+        super().__init__(("topic", text), prefix, guarded=fixed == 0)
+
+    def _machine(self) -> tuple[list[Item], int | None]:
         items: list[Item] = []
         end: int | None = None
         for number, level in enumerate(self.levels):
@@ -224,13 +247,7 @@ class TopicPattern(Pattern):
                 items.append(Wild.LEVEL)
             else:
                 items += level
-        super().__init__(
-            ("topic", text),
-            items,
-            also_accepting_at=end,
-            # MQTT 4.7.2: a filter that starts with a wildcard does not match topics that start with `$`.
-            guarded=self.levels[0] in ("+", "#"),
-        )
+        return items, end
 
     def contains(self, other: "TopicPattern") -> bool:
         """Whether every topic that the other matches matches this one: told by the levels alone."""
@@ -247,12 +264,24 @@ class TopicPattern(Pattern):
                 return False
         return len(narrow) == len(wide)
 
-    def _regular_expression(self) -> str:
-        fixed = self.levels[:-1] if self.levels[-1] == "#" else self.levels
-        expression = "/".join("[^/]*" if level == "+" else re.escape(level) for level in fixed)
-        if self.levels[-1] == "#":
-            expression += "(?:/.*)?" if fixed else ".*"
-        return r"(?!\$)" + expression if self.levels[0] in ("+", "#") else expression
+    def _new_search(self) -> Callable[[str], object]:
+        """Compares levels: a regular expression would take longer to compile than most filters live."""
+        is_open = self.levels[-1] == "#"
+        levels = self.levels[:-1] if is_open else self.levels
+        count, guarded = len(levels), self._guarded
+
+        def search(topic: str) -> object:
+            parts = topic.split("/", count)
+            if len(parts) != count and (len(parts) < count or not is_open):
+                return None
+            if guarded and topic.startswith("$"):
+                return None
+            for level, part in zip(levels, parts, strict=False):
+                if level not in (part, "+"):
+                    return None
+            return topic
+
+        return search
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopicPattern) and self.text == other.text

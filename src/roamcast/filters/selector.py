@@ -15,7 +15,6 @@ should not subscribe to the world. `TRUE` matches everything.
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from sys import intern
 from typing import Any, TypeVar
 
@@ -47,13 +46,19 @@ from roamcast.filters.filter import MAX_TEXT_LENGTH, Filter, living
 from roamcast.filters.geography import RADIUS_MAX_M, Cell, Disc, Region, zone
 from roamcast.filters.patterns import TopicPattern, parse_like
 from roamcast.filters.plain import read_plain
+from roamcast.filters.remembering import Remembered
 
 MAX_NESTING = 64
 MAX_CONSTRAINTS = 512
-PARSE_CACHE_SIZE = 16_384
-SPLITS_CACHE_SIZE = 1_024
+PARSED_CHARACTERS_MAX = 262_144
+"""Of the selectors that are remembered though nobody may hold their filters: a filter takes some 60 times the
+memory of its text. Those that are held are found without it."""
+QUESTION_MARKS_MAX = 16
+"""Behind one of the last so many question marks of a subscription its conditions can begin."""
 
 TOPIC = "topic"
+
+P = TypeVar("P")
 
 GRAMMAR = r"""
 start: disjunction
@@ -133,11 +138,11 @@ def parse(text: str) -> Filter:
     return _parse(text)
 
 
-@lru_cache(maxsize=PARSE_CACHE_SIZE)
 def _parse(text: str) -> Filter:
-    known = living(text)
-    if known is not None:
-        return known
+    return living(text) or _parsed.get(text) or _parsed.put(text, _read(text), len(text))
+
+
+def _read(text: str) -> Filter:
     plain = read_plain(text)
     if plain is not None:
         return Filter(plain)
@@ -146,6 +151,9 @@ def _parse(text: str) -> Filter:
     except UnexpectedInput as error:
         raise InputError(_explain(text, error)) from None
     return Filter(expression)
+
+
+_parsed: Remembered[str, Filter] = Remembered(PARSED_CHARACTERS_MAX)
 
 
 def read_again(text: str) -> Filter:
@@ -234,7 +242,6 @@ _Nested = tuple[Expression, int]
 _Literal = tuple[Value, int]
 _Test = Callable[[str], Expression]
 """What is said about an attribute, before its name is known."""
-P = TypeVar("P")
 
 
 @v_args(inline=True)
@@ -444,13 +451,16 @@ def parse_subscription(text: str) -> Filter:
         raise InputError(
             f"subscription is too long: {len(text)} characters, expected at most {MAX_TEXT_LENGTH}"
         )
-    return _parse_subscription(text)
-
-
-@lru_cache(maxsize=PARSE_CACHE_SIZE)
-def _parse_subscription(text: str) -> Filter:
+    known = _subscriptions.get(text)
+    if known is not None:
+        return known
     topic, conditions = _split_subscription(text)
-    return Filter(conjunction([topic_matches(TOPIC, TopicPattern(topic)), *conditions]))
+    found = Filter(conjunction([topic_matches(TOPIC, TopicPattern(topic)), *conditions]))
+    return _subscriptions.put(text, found, len(text))
+
+
+_subscriptions: Remembered[str, Filter] = Remembered(PARSED_CHARACTERS_MAX)
+_splits: Remembered[str, tuple[str, tuple[Expression, ...]]] = Remembered(PARSED_CHARACTERS_MAX)
 
 
 def topic_part(text: str) -> str:
@@ -458,11 +468,16 @@ def topic_part(text: str) -> str:
     return _split_subscription(text)[0] if len(text) <= MAX_TEXT_LENGTH else text
 
 
-# A SUBSCRIBE is first checked and then carried out.
-@lru_cache(maxsize=SPLITS_CACHE_SIZE)
 def _split_subscription(text: str) -> tuple[str, tuple[Expression, ...]]:
+    # A SUBSCRIBE is first checked and then carried out.
+    return _splits.get(text) or _splits.put(text, _split(text), len(text))
+
+
+def _split(text: str) -> tuple[str, tuple[Expression, ...]]:
     mark = text.rfind("?")
-    while mark > 0:
+    for _ in range(QUESTION_MARKS_MAX):
+        if mark <= 0:
+            break
         conditions = _conditions(text[mark + 1 :])
         if conditions is not None:
             return text[:mark], tuple(conditions)

@@ -95,6 +95,8 @@ class ValueSet:
 
     def is_empty(self, effort: Effort) -> bool:
         """Whether nothing is in the set; False when the search for a member was given up."""
+        if self.topic_exact:
+            return False  # Some topic matches every topic filter.
         return not self.marks and not self.numbers and not _inhabited(self.strings, self.patterns, effort)
 
     def is_full(self) -> bool:

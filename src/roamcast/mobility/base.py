@@ -35,6 +35,7 @@ STREAM = "session"
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
+    "honest_peers": "every broker following the protocol",
 }
 """What a protocol may rely on beyond what every driver provides; some faults break it."""
 
@@ -335,6 +336,17 @@ class MobilityProtocol:
         if handler is None:
             raise InputError(f"{self.name} got {type(message).__name__} from {sender}, which it does not use")
         handler(sender, message)
+
+    def has_handler(self, kind: type[Message]) -> bool:
+        """Whether messages of this type are among the protocol's own."""
+        return hasattr(self, _handler_of(kind))
+
+    def expects(self, sender: str, message: Message) -> bool:
+        """Whether one of the protocol's own messages can be right, given what is known here.
+
+        The border asks it about messages of peers: what it refuses never comes to `on_message`.
+        """
+        return True
 
     def on_undeliverable(self, message: Message) -> bool:
         """A message cannot reach its destination, which is gone for good; whether something was saved.

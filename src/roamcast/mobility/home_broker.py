@@ -156,6 +156,7 @@ class Visit:
 
 class HomeBroker(MobilityProtocol):
     name = "home_broker"
+    assumes = frozenset({"honest_peers"})
     takes_back = True
     summary = "loses only what is in transit from the home broker when the client leaves; triangle routing"
     promise = Promise(lost=frozenset({"in_transit", "overflow"}))

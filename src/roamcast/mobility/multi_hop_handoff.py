@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, queue_of, register
-from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.messages import Cause, Grant, Message, Update
 from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -44,6 +44,9 @@ CREDIT = 64
 
 FETCH_BYTES_MAX = 1 << 20
 """But not more bytes than that."""
+
+CREDIT_MAX = 1 << 32
+"""Nobody asks for more at once."""
 
 EVENTS_BYTES = 64 << 10
 """What is fetched travels in messages of about this size."""
@@ -294,6 +297,40 @@ class MultiHopHandoff(MobilityProtocol):
         self.passes[client, number] = Pass(next_hop, dict(session.subscriptions), swept)
         for text, issued_at in session.subscriptions.items():
             self.host.listen((client, number, "pass"), parse(text), issued_at)
+
+    def expects(self, sender: str, message: Message) -> bool:
+        """A broker that follows the protocol sends each of these only to who waits for it."""
+        match message:
+            case SubMigration(session=session):
+                key, hop = (session.client, session.number), self.host.next_hop(message.destination)
+                is_here = message.destination == self.host.id
+                if key in self.passes or session.client in self.holds or hop == sender:
+                    return False
+                return (is_here or hop != self.host.id) and _is_counted(message.base, message.granted)
+            case SubMigrationAck(client, number):
+                passed = self.passes.get((client, number))
+                return passed is not None and not passed.acknowledged and passed.next_hop == sender
+            case DeliverTQ(client, number):
+                return self._awaits_sweep(sender, client, number)
+            case Grant():
+                return False  # Sessions come hop by hop.
+            case Pull():
+                return 0 < message.want < CREDIT_MAX and self.host.is_reachable(message.destination)
+            case Events(client, number):
+                reader = self.reader_of(client, number, message.segment)
+                count = count_of(message.bursts)
+                return reader is not None and count <= reader.granted and _is_counted(message.granted)
+            case _:
+                return True
+
+    def _awaits_sweep(self, sender: str, client: str, number: int) -> bool:
+        passed = self.passes.get((client, number))
+        if passed is not None:
+            return passed.swept is None and passed.previous_hop == sender
+        hold, segment = self.holds.get(client), self.segments.get((client, number, "own"))
+        if hold is not None and hold.stay == number:
+            return hold.own is not None and not hold.swept and hold.previous_hop == sender
+        return segment is None or (not segment.complete and segment.previous_hop == sender)
 
     # --- 4.1: the subscriptions migrate ---
 
@@ -624,6 +661,11 @@ def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
         want -= burst.count
         room -= size
     return tuple(taken)
+
+
+def _is_counted(*counts: int) -> bool:
+    """Whether these are numbers of notifications."""
+    return all(0 <= count < 1 << 62 for count in counts)
 
 
 class MultiHopHandoffPublished(MultiHopHandoff):

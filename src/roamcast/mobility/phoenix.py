@@ -203,6 +203,7 @@ class Local:
 
 class Phoenix(MobilityProtocol):
     name = "phoenix"
+    assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order; subscriptions turn round hop by hop, stored events are replayed"
     promise = Promise(lost=frozenset({"overflow"}))
     strategies = ("simple",)

@@ -610,6 +610,9 @@ class Proactive(MobilityProtocol):
         if not self.failures.on_message(sender, message):
             super().on_message(sender, message)
 
+    def has_handler(self, kind: type[Message]) -> bool:
+        return kind in self.failures.handlers or super().has_handler(kind)
+
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
         for store in self.stores.values():
             yield store.client, store.queue

@@ -208,6 +208,12 @@ class Reactive(MobilityProtocol):
     def subscribe(self, session: Session) -> None:
         self.subscribe_all((session.client, session.number), session.subscriptions)
 
+    def expects(self, sender: str, message: Message) -> bool:
+        if isinstance(message, RequestBuffered):
+            proxy = self.proxies.get((message.client, message.old_number))
+            return proxy is not None and not proxy.requested_by
+        return True
+
     # --- steps 10 to 13: the old broker deactivates the subscriptions, forwards, forgets ---
 
     def on_request_buffered(self, sender: str, message: RequestBuffered) -> None:

@@ -144,6 +144,7 @@ class Due(msgspec.Struct, frozen=True):
 
 class Relocation(MobilityProtocol):
     name = "relocation"
+    assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
     promise = Promise(lost=frozenset({"overflow", "expired"}))
     strategies = ("simple",)

@@ -69,4 +69,4 @@ class Stored:
 
     def _count(self, burst: Burst, change: int) -> None:
         self.count += change * burst.count
-        self.size_bytes += change * burst.size
+        self.size_bytes += change * burst.held

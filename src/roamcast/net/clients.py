@@ -6,20 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ClientSlowed, ConnectionLost, MachineInput
 from roamcast.config.sections import Listener
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
-from roamcast.mqtt.codec.packets import Connect
-from roamcast.mqtt.codec.reading import CONNECT, cut, parse_connect
+from roamcast.mqtt.codec.packets import Auth, Connect
+from roamcast.mqtt.codec.reading import CONNECT, Limits, cut, parse, parse_connect
 from roamcast.mqtt.codec.reasons import Reason
-from roamcast.mqtt.codec.writing import refusal
-from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
 from roamcast.net.tls import PeerCertificate
+
+if TYPE_CHECKING:
+    from roamcast.net.admission import Admitted
 
 log = logging.getLogger("roamcast.clients")
 
@@ -70,15 +72,28 @@ class ConnectionRefused(Exception):
         self.reason = reason
 
 
-def without_secrets(connect: Connect) -> Connect:
-    """What of a CONNECT may be written down, once it has been accepted."""
-    return msgspec.structs.replace(connect, password=None, authentication_data=None)
+def without_secrets(connect: Connect, answer: bytes = b"") -> Connect:
+    """What of a CONNECT may be written down, once it has been accepted: no secret, and for a client that
+    authenticates step by step what its CONNACK says."""
+    return msgspec.structs.replace(connect, password=None, authentication_data=answer or None)
+
+
+def auth(method: str | None, data: bytes, reason: Reason = Reason.CONTINUE_AUTHENTICATION) -> bytes:
+    return write(Auth(reason, method, data), 5)
+
+
+def answer_in(packet: Auth, method: str | None) -> bytes:
+    """The client's answer to a challenge; PacketError if it is none."""
+    if packet.reason is not Reason.CONTINUE_AUTHENTICATION or packet.authentication_method != method:
+        raise protocol_error("an AUTH must go on with the method that was begun")
+    return packet.authentication_data or b""
 
 
 class Door(Protocol):
     """What a connection needs of the server."""
 
     connect_packet_max: int
+    limits: Limits
     output_bytes_max: int
     keep_alive_max_s: int
 
@@ -93,7 +108,7 @@ class Door(Protocol):
     def came_in(self, id: int) -> Budget | None:
         """A connection was admitted: how fast it may send; None: as fast as it can."""
 
-    async def admit(self, client: ClientConnection, connect: Connect) -> Identity:
+    async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         """Who this is; ConnectionRefused if it may not come in."""
 
 
@@ -101,13 +116,15 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_budget", "_discarded", "_door", "_first", "_has_unread", "_is_clogged",
-        "_is_finished", "_is_held", "_pauses", "_push", "_take", "address", "host", "id", "is_noted",
-        "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
+        "_admission", "_asked", "_budget", "_discarded", "_door", "_first", "_has_unread", "_is_clogged",
+        "_is_finished", "_is_held", "_method", "_pauses", "_push", "_source", "_take", "address", "admitted",
+        "host", "id", "is_noted", "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
     )  # fmt: skip
 
-    def __init__(self, door: Door, listener: Listener) -> None:
+    def __init__(self, door: Door, listener: Listener, source: tuple[str, int] | None = None) -> None:
         self._door = door
+        self._source = source
+        """Where the client is, if a load balancer stands between."""
         self._push = door.push
         self._take = door.take
         self.listener = listener
@@ -125,6 +142,12 @@ class ClientConnection(asyncio.Protocol):
         self._first: bytes | None = b""
         """What came before the CONNECT was whole; None once it has been accepted."""
         self._admission: asyncio.Task[None] | None = None
+        self._asked: asyncio.Future[bytes] | None = None
+        """The client's next AUTH, while one is waited for."""
+        self._method: str | None = None
+        """How the client authenticates step by step."""
+        self.admitted: Admitted | None = None
+        """What the client has proved, once it has come in."""
         self._budget: Budget | None = None
         self._is_finished = False
         """Whether the last bytes have been written: nothing that comes counts any more."""
@@ -147,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
         self.write = self.transport.write
         self.transport.set_write_buffer_limits(high=self._door.output_bytes_max)
         self.last_heard_s = monotonic()
-        found = transport.get_extra_info("peername")
+        found = self._source or transport.get_extra_info("peername")
         self.host = str(found[0]) if found else ""
         self.address = f"{found[0]}:{found[1]}" if found else "a client"
         try:
@@ -170,6 +193,8 @@ class ClientConnection(asyncio.Protocol):
             self._first += data
             if self._admission is None:
                 self._read_connect()
+            elif self._asked is not None:
+                self._read_auth()
             elif self._pauses == 0:
                 self._pause()  # Until it is known who this is.
 
@@ -249,6 +274,12 @@ class ClientConnection(asyncio.Protocol):
         """What the client showed and TLS has verified, if anything."""
         return self.transport.get_extra_info("peercert") if self.transport is not None else None
 
+    @property
+    def certificate_der(self) -> bytes | None:
+        """The same as it came."""
+        found = self.transport.get_extra_info("ssl_object") if self.transport is not None else None
+        return cast("bytes | None", found.getpeercert(binary_form=True)) if found is not None else None
+
     def is_silent(self, now_s: float, connect_timeout_s: float) -> bool:
         """Whether it is overdue: with its CONNECT, or with any packet."""
         limit_s = connect_timeout_s if self._first is not None else self.keep_alive_s * KEEP_ALIVE_GRACE
@@ -264,7 +295,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             if whole[0] & 0x0F:
                 raise PacketError(Reason.MALFORMED_PACKET, "reserved flags of the CONNECT are set")
-            connect = parse_connect(first[whole[1] : whole[2]])
+            connect = parse_connect(first[whole[1] : whole[2]], self._door.limits)
         except PacketError as error:
             log.info("%s: %s", self.address, error)
             self.finish(refusal(error))
@@ -273,8 +304,13 @@ class ClientConnection(asyncio.Protocol):
         self._admission = asyncio.get_running_loop().create_task(self._admit(connect))
 
     async def _admit(self, connect: Connect) -> None:
+        self._method = connect.authentication_method
         try:
-            identity = await self._door.admit(self, connect)
+            admitted = await self._door.admit(self, connect)
+        except PacketError as error:
+            log.info("%s: %s", self.address, error)
+            self.finish(refused(connect, error.reason, str(error)))
+            return
         except ConnectionRefused as error:
             log.info("%s: %s", self.address, error)
             self.finish(refused(connect, error.reason, str(error)))
@@ -283,13 +319,58 @@ class ClientConnection(asyncio.Protocol):
             self._admission = None
             if self._pauses:
                 self._read_on()
+        self.admitted = admitted
         rest, self._first = self._first, None
         self._budget = self._door.came_in(self.id)
         self.keep_alive_s = keep_alive_of(connect, self._door.keep_alive_max_s)
         self.last_heard_s = monotonic()
-        self._push(ClientConnected(self.id, without_secrets(connect), identity))
+        written = without_secrets(connect, admitted.answer)
+        self._push(ClientConnected(self.id, written, admitted.identity))
         if rest:
             self._push(ClientFrames(self.id, rest))
+
+    async def ask(self, challenge: bytes) -> bytes:
+        """Send a challenge to a client that authenticates step by step; gives its answer."""
+        assert self._asked is None
+        asked: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked = asked
+        if self.transport is not None:
+            self.transport.write(auth(self._method, challenge))
+        if not self.is_admitted:
+            if self._pauses:
+                self._read_on()
+            self._read_auth()
+        try:
+            return await asked
+        finally:
+            self._asked = None
+
+    def _read_auth(self) -> None:
+        """Look for the AUTH that is waited for in what came behind the CONNECT."""
+        first, asked = self._first or b"", self._asked
+        if asked is None or asked.done():
+            return
+        try:
+            whole = cut(first, 0, self._door.connect_packet_max)
+            if whole is None:
+                return
+            self._first = first[whole[2] :]
+            packet = parse(whole[0], first[whole[1] : whole[2]], 5)
+            if not isinstance(packet, Auth):
+                raise protocol_error("an AUTH is expected here")
+            asked.set_result(answer_in(packet, self._method))
+        except PacketError as error:
+            asked.set_exception(error)
+
+    def answered(self, packet: Auth) -> bool:
+        """Take an AUTH of a client that is in; False if none is waited for."""
+        if self._asked is None or self._asked.done():
+            return False
+        try:
+            self._asked.set_result(answer_in(packet, self._method))
+        except PacketError as error:
+            self._asked.set_exception(error)
+        return True
 
     @property
     def is_asking(self) -> bool:

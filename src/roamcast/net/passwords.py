@@ -3,7 +3,8 @@
 Checking an argon2 hash is slow on purpose. It is done on a few threads beside the event loop, with a
 bounded queue before them. What has been proved is remembered for a while under a keyed hash, so that a
 thousand clients that reconnect at once cost a thousand looks into a dict. Who guesses has to wait, for
-longer each time; an unknown user takes as long as a known one.
+longer each time; an unknown user takes as long as a known one. Many honest clients may share an address with
+one that guesses: they still come in, a few each second.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from argon2 import PasswordHasher, extract_parameters
 from argon2.exceptions import Argon2Error, InvalidHash
 
 from roamcast.config.sections import Access
-from roamcast.net.users import HASHER, NAME_CHARACTERS_MAX
+from roamcast.net.users import HASHER, NAME_CHARACTERS_MAX, hash_of
 
 ADDRESSES_KEPT_MAX = 10_000
-"""Addresses (and pairs of address and user) whose failures are remembered."""
+"""Addresses (and pairs of address and user) whose failures or successes are remembered."""
 
 FAILURES_BY_ANY_USER = 20
 """An address may fail so many times more often over all user names than under one: many may share it."""
@@ -67,6 +68,66 @@ class Failures:
         self._known.pop(key, None)
 
 
+class BackOff:
+    """Slows down whoever guesses: each pair of address and user, and each address in all.
+
+    A pair has to wait longer after each failure. An address with many failures is not locked out, since
+    others may share it: users who have logged in from there before are not held up, and all others get a few
+    tries a second between them.
+    """
+
+    def __init__(self, settings: Access, clock: Callable[[], float]) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._by_user = Failures()
+        self._by_address = Failures()
+        self._welcome: OrderedDict[str, None] = OrderedDict()
+        """Pairs that have logged in."""
+        self._tries: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Addresses with many failures: tries that are left, and when they were counted."""
+
+    def must_wait(self, user: str, address: str) -> bool:
+        """True if this try is not even looked at."""
+        settings, now = self.settings, self._clock()
+        network, pair = _network_and_pair(user, address)
+        if self._by_user.must_wait(pair, now, settings.failures_max, settings):
+            return True
+        allowed = settings.failures_max * FAILURES_BY_ANY_USER
+        if pair in self._welcome or not self._by_address.must_wait(network, now, allowed, settings):
+            return False
+        return not self._takes_try(network, now)
+
+    def _takes_try(self, network: str, now: float) -> bool:
+        """Take one of the tries that an address with many failures has: `failures_max` each `backoff_s`."""
+        most = float(self.settings.failures_max)
+        left, counted_at = self._tries.pop(network, (0.0, now))
+        left = min(most, left + (now - counted_at) * most / self.settings.backoff_s)
+        is_left = left >= 1.0
+        self._tries[network] = (left - 1.0 if is_left else left, now)
+        if len(self._tries) > ADDRESSES_KEPT_MAX:
+            self._tries.popitem(last=False)
+        return is_left
+
+    def succeeded(self, user: str, address: str) -> None:
+        _, pair = _network_and_pair(user, address)
+        self._by_user.forget(pair)
+        self._welcome[pair] = None
+        self._welcome.move_to_end(pair)
+        if len(self._welcome) > ADDRESSES_KEPT_MAX:
+            self._welcome.popitem(last=False)
+
+    def failed(self, user: str, address: str) -> None:
+        network, pair = _network_and_pair(user, address)
+        self._by_user.add(pair, self._clock(), self.settings)
+        self._by_address.add(network, self._clock(), self.settings)
+
+
+def _network_and_pair(user: str, address: str) -> tuple[str, str]:
+    network = network_of(address)
+    # A stranger decides how long the name is, and how many there are; no user's name is longer.
+    return network, f"{network} {user[:NAME_CHARACTERS_MAX]}"
+
+
 class Verifier:
     """Checks passwords of the users it is given; one for a broker, used from its event loop."""
 
@@ -79,8 +140,7 @@ class Verifier:
         self._running: dict[bytes, asyncio.Future[bool]] = {}
         self._tries: Counter[str] = Counter()
         """Different passwords being checked, by address and user."""
-        self._by_user = Failures()
-        self._by_address = Failures()
+        self.back_off = BackOff(settings, clock)
         self.checks = 0
         """How many hashes were computed."""
         self.settings = settings
@@ -93,8 +153,15 @@ class Verifier:
         if settings.verifications_max != self.settings.verifications_max:
             self._threads.shutdown(wait=False)
             self._threads = _new_threads(settings)
-        self.settings = settings
+        self.settings = self.back_off.settings = settings
         self._users = dict(users)
+
+    def knows(self, user: str) -> bool:
+        return user in self._users
+
+    def stored_of(self, user: str) -> str | None:
+        """What the password of a user is checked against."""
+        return self._users.get(user)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -106,38 +173,24 @@ class Verifier:
         if self._verified.get(proof, 0.0) > self._clock():
             self._verified.move_to_end(proof)
             return Outcome.ACCEPTED
-        network = network_of(address)
-        # A stranger decides how long the name is, and how many there are; no user's name is longer.
-        pair = f"{network} {user[:NAME_CHARACTERS_MAX]}"
         running = self._running.get(proof)
         if running is None:
-            obstacle = self._obstacle(network, pair)
-            if obstacle is not None:
-                return obstacle
+            _, pair = _network_and_pair(user, address)
+            # Tries at once count like failures, or a guesser would make them all before the first one fails.
+            if self._tries[pair] >= self.settings.failures_max or self.back_off.must_wait(user, address):
+                return Outcome.WAIT
+            settings = self.settings
+            if len(self._running) >= settings.verifications_max + settings.verifications_waiting_max:
+                return Outcome.BUSY
             running = self._start(proof, pair, stored, password)
         # Shielded, because others may wait for the same answer when this client goes away.
         right = await asyncio.shield(running)
         if right and self._users.get(user) == stored:
-            self._by_user.forget(pair)
+            self.back_off.succeeded(user, address)
             self._remember(proof)
             return Outcome.ACCEPTED
-        self._by_user.add(pair, self._clock(), self.settings)
-        self._by_address.add(network, self._clock(), self.settings)
+        self.back_off.failed(user, address)
         return Outcome.REFUSED
-
-    def _obstacle(self, network: str, pair: str) -> Outcome | None:
-        """Why a password is not even looked at, if there is a reason."""
-        settings, now = self.settings, self._clock()
-        # Tries at once count like failures, or a guesser would make them all before the first one fails.
-        if self._tries[pair] >= settings.failures_max:
-            return Outcome.WAIT
-        if self._by_user.must_wait(pair, now, settings.failures_max, settings):
-            return Outcome.WAIT
-        if self._by_address.must_wait(network, now, settings.failures_max * FAILURES_BY_ANY_USER, settings):
-            return Outcome.WAIT
-        if len(self._running) >= settings.verifications_max + settings.verifications_waiting_max:
-            return Outcome.BUSY
-        return None
 
     def _start(self, proof: bytes, pair: str, stored: str, password: bytes) -> asyncio.Future[bool]:
         def finish(_: asyncio.Future[bool]) -> None:
@@ -176,14 +229,14 @@ def _new_threads(settings: Access) -> ThreadPoolExecutor:
 def is_password(stored: str, password: bytes) -> bool:
     """Whether the hash is that of the password; slow on purpose."""
     try:
-        return HASHER.verify(stored, password)
+        return HASHER.verify(hash_of(stored), password)
     except (Argon2Error, InvalidHash):
         return False
 
 
 def _decoy_like(stored: str | None) -> str:
     """A hash of something unknown that takes as long to check as the users' own."""
-    hasher = PasswordHasher.from_parameters(extract_parameters(stored)) if stored else HASHER
+    hasher = PasswordHasher.from_parameters(extract_parameters(hash_of(stored))) if stored else HASHER
     return hasher.hash(secrets.token_bytes(32))
 
 

@@ -574,8 +574,8 @@ class Peers:
         return valid
 
     def terms(self, peer: str) -> dict[str, str]:
-        ends = "end" if self.is_guest(peer) else "do not end"
-        return {"share groups and the sessions of most clients": f"{ends} at the link"}
+        is_guest = self._list.entry(peer).is_guest
+        return {"clients that may move over the link": "listed ones" if is_guest else "all"}
 
     async def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
         """Whether this connection is to be the one for the peer; the other one, if any, is closed then.

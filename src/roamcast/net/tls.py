@@ -34,8 +34,9 @@ class ServerContext:
     def reload(self, make: Callable[[], ssl.SSLContext]) -> None:
         """Use other files from now on; InputError if they cannot be used, and then the old ones stay."""
         newest = make()
-        # Whether a certificate is asked for is decided before `_choose` is called.
+        # How certificates are asked for and checked is decided before `_choose` is called.
         self.context.verify_mode = newest.verify_mode
+        self.context.verify_flags = newest.verify_flags
         self._newest = newest
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
@@ -61,6 +62,8 @@ def listener_context(listener: Listener, key: str) -> ssl.SSLContext:
         load_authorities(context, listener.client_ca, f"{key}.client_ca")
         context.verify_mode = ssl.CERT_REQUIRED if listener.require_certificate else ssl.CERT_OPTIONAL
         refuse_resumption(context)
+    if listener.crl:
+        load_revoked(context, listener.crl, f"{key}.crl")
     return context
 
 

@@ -1,10 +1,14 @@
-"""The file of users: a name and an argon2 hash on each line, kept so that only the broker can read it."""
+"""The file of users: a name and an argon2 hash on each line, kept so that only the broker can read it.
+
+A user who logs in by SCRAM has a verifier of that method behind the hash: `NAME:ARGON2:SCRAM-SHA-256$…`.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +20,7 @@ from argon2.exceptions import InvalidHash
 
 from roamcast.config.private_files import check_private
 from roamcast.errors import InputError
+from roamcast.mqtt.scram import SALT_BYTES, ScramVerifier
 from roamcast.mqtt.server.access import ANONYMOUS
 
 USERS_BYTES_MAX = 67_108_864
@@ -29,7 +34,7 @@ HASHER = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1, type=Typ
 NAME_CHARACTERS_MAX = 128
 _NAME = re.compile(r"[^\x00-\x1f\x7f:/+#*]+")
 
-HEADER = "# Users of a Roamcast broker, written by `roamcast user`: a name and an argon2 hash on each line.\n"
+HEADER = "# Users of a Roamcast broker, written by `roamcast user`: NAME:ARGON2, or NAME:ARGON2:SCRAM.\n"
 
 
 def check_name(name: str) -> str:
@@ -50,8 +55,24 @@ def hash_password(password: bytes) -> str:
     return HASHER.hash(password)
 
 
+def hash_of(stored: str) -> str:
+    """The argon2 hash of a user."""
+    return stored.partition(":")[0]
+
+
+def verifier_of(stored: str) -> ScramVerifier | None:
+    """The SCRAM verifier of a user, if there is one."""
+    text = stored.partition(":")[2]
+    return ScramVerifier.read(text) if text else None
+
+
+def with_scram(stored: str, password: bytes) -> str:
+    """What is stored of a user who may log in by SCRAM, too."""
+    return f"{stored}:{ScramVerifier.of(password, secrets.token_bytes(SALT_BYTES)).text}"
+
+
 def read_users(path: str, key: str = "access.users") -> dict[str, str]:
-    """Names and hashes; an InputError names the line that is none."""
+    """Names and what passwords are checked against; an InputError names the line that is none."""
     check_private(path, key)
     with open(path, "rb") as file:
         content = file.read(USERS_BYTES_MAX + 1)
@@ -63,7 +84,8 @@ def read_users(path: str, key: str = "access.users") -> dict[str, str]:
             line = raw.decode("utf-8").strip()
             if line and not line.startswith("#"):
                 name, _, digest = line.partition(":")
-                extract_parameters(digest)
+                extract_parameters(hash_of(digest))
+                verifier_of(digest)
                 if check_name(name) in users:
                     raise InputError(f"user {name!r} is there twice")
                 users[name] = digest

@@ -31,6 +31,8 @@ class OverlayChanged(Input, frozen=True):
 
     peers: Sequence[str]
     next_hops: Mapping[str, str]
+    guests: Sequence[str] = ()
+    """Brokers of other organisations."""
 
 
 class BrokersJoined(Input, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from roamcast.filters.filter import Filter, Value
 from roamcast.protocol.notification import (
+    Area,
     Burst,
     Cause,
     ClientMessage,
@@ -45,6 +46,7 @@ __all__ = [
     "GrantReceived",
     "Hello",
     "HolderUnknown",
+    "InPlaceOf",
     "Leave",
     "Locate",
     "Located",
@@ -77,6 +79,7 @@ class Update(Message, frozen=True):
     whatever was on its way.
     """
 
+    area: ClassVar[Area] = "subscriptions"
     subscribe: tuple[Entry, ...] = ()
     unsubscribe: tuple[Entry, ...] = ()
     advertise: tuple[Filter, ...] = ()
@@ -103,6 +106,7 @@ class Update(Message, frozen=True):
 class Settled(Message, frozen=True):
     """The answer to `Update.settle`."""
 
+    area: ClassVar[Area] = "subscriptions"
     number: int
     cause: Cause = "subscribe"
 
@@ -157,6 +161,7 @@ class About(Message, frozen=True):
 class Probe(Message, frozen=True):
     """To a neighbour, which sends it back at once: so the round trip over the link is measured."""
 
+    area: ClassVar[Area] = "subscriptions"
     sent_at: float
     is_echo: bool = False
     cause: ClassVar[Cause] = "subscribe"
@@ -281,6 +286,13 @@ class TakenBack(Command, frozen=True):
     """A session has come back, and who waits for it can have it."""
 
     client: str
+
+
+class InPlaceOf(Command, frozen=True):
+    """The border answers for a peer that is not asked."""
+
+    peer: str
+    message: Message
 
 
 class Drain(Command, frozen=True):

@@ -24,6 +24,9 @@ from roamcast.filters.filter import Attributes, Value
 Cause = Literal["publish", "subscribe", "handoff", "transfer"]
 """Why a message travels. Overhead of mobility is the hops of the last two."""
 
+Area = Literal["data", "subscriptions", "sessions", "groups", "overlay"]
+"""What a message is about. A link may carry the messages of some areas only (`broker/links/border.py`)."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str | bool | int | float]).decode
 
@@ -44,6 +47,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The version of the link protocol that first had this message."""
     is_optional: ClassVar[bool] = False
     """Whether a peer may skip it. Then its tag begins with "?", so that older builds know that they may."""
+    area: ClassVar[Area] = "sessions"
+    """What it is about; most messages are those of mobility protocols."""
 
     @property
     def weight(self) -> int:
@@ -76,6 +81,9 @@ class Command(msgspec.Struct, frozen=True):
     """What a broker says to itself. It follows from an input, is never encoded, and no peer can say it."""
 
 
+HELD_BYTES = 320
+"""Memory of a notification beside its attributes, body and marks, where it is alone in its burst."""
+
 PICKED = 0x28
 """Bits of the first byte of `Burst.marks`: its broker picked the burst for one client (see `is_picked`)."""
 
@@ -96,6 +104,7 @@ class Burst(Message, frozen=True, gc=False):
     """The attributes of each notification, where they are not all the same; `attributes` is empty then."""
 
     cause = "publish"
+    area: ClassVar[Area] = "data"
 
     @property
     def weight(self) -> int:
@@ -108,6 +117,13 @@ class Burst(Message, frozen=True, gc=False):
             return len(self.attributes) + len(self.bodies[0])
         size = self.count * len(self.attributes) if not self.varied else sum(map(len, self.varied))
         return size + sum(map(len, self.bodies))
+
+    @property
+    def held(self) -> int:
+        """Memory that this burst takes, for quotas; cutting a burst does not change the sum."""
+        if self.count == 1:
+            return HELD_BYTES + len(self.attributes) + len(self.bodies[0]) + len(self.marks)
+        return self.size + self.count * (HELD_BYTES + len(self.marks))
 
     @property
     def last(self) -> int:

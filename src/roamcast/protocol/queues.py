@@ -16,7 +16,10 @@ ARRIVALS_KEPT_MIN = 256
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest."""
+    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest.
+
+    Bytes are memory, as `Burst.held` estimates it.
+    """
 
     notifications_max: int
     bytes_max: int
@@ -112,7 +115,7 @@ class DeliveryQueue:
     def limit(self, limits: QueueLimits | None) -> None:
         """Other limits from now on; what is too much gives way when the next burst comes."""
         self._limits = limits
-        self.size_bytes = sum(burst.size for burst in self.bursts()) if limits is not None else 0
+        self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
 
     def join(self, buffer: Buffer) -> list[tuple[DeliveryQueue, Burst]]:
         """Take room in a buffer from now on; return what had to be given up, here or in another queue."""
@@ -131,7 +134,7 @@ class DeliveryQueue:
         self.appended += burst.count
         limits = self._limits
         if limits is not None:
-            self.size_bytes += burst.size
+            self.size_bytes += burst.held
             is_full = (
                 self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
             )
@@ -150,7 +153,7 @@ class DeliveryQueue:
             return 0
         appended = self.appended + count
         if limits is not None:
-            size_bytes = self.size_bytes + burst.size
+            size_bytes = self.size_bytes + burst.held
             if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
                 return 0
             self.size_bytes = size_bytes
@@ -169,7 +172,7 @@ class DeliveryQueue:
             if limits.drops_newest:
                 burst = self.waiting.pop()
                 self.appended -= burst.count
-                self.size_bytes -= burst.size
+                self.size_bytes -= burst.held
                 return [(self, burst)]
             evicted.append((self, self.drop_waiting()))
         return evicted
@@ -280,7 +283,7 @@ class DeliveryQueue:
         burst = bursts.popleft()
         self.popped += burst.count
         if self._limits is not None:
-            self.size_bytes -= burst.size
+            self.size_bytes -= burst.held
         if self._limited and self._buffer is not None:
             self._buffer.removed(burst)
         return burst

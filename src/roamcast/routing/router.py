@@ -15,7 +15,7 @@ is known of that client; each broker makes of them what it needs (`dependents.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -198,6 +198,20 @@ class Router:
     def size(self) -> int:
         """Entries of the routing table: a filter, where it came from and, if that is kept, whose it is."""
         return sum(map(len, self._collected.values()))
+
+    def collected(self, peer: str) -> Mapping[Entry, int]:
+        """What a peer has subscribed to, and how often."""
+        return self._collected.get(peer, {})
+
+    def advertised(self, peer: str) -> Mapping[Filter, int]:
+        """What a peer has advertised, and how often."""
+        state = self._peers.get(peer)
+        return state.advertised if state is not None else {}
+
+    def forwarded(self, peer: str) -> list[Entry]:
+        """What a peer was asked for."""
+        state = self._peers.get(peer)
+        return state.aggregate.forwarded() if state is not None and state.aggregate is not None else []
 
     def has_peer(self, peer: str) -> bool:
         return peer in self._peers

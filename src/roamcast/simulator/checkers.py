@@ -205,6 +205,10 @@ class Checker:
 
     def __init__(self, promise: Promise, edges: Edges, violations_max: int = 20) -> None:
         self.result = Result()
+        self.hostile = ""
+        """A broker that makes up what it says; it may publish on topics, and under names, that begin so."""
+        self._hears_hostile: dict[str, None] = {}
+        """Clients that have subscribed to such topics."""
         self._promise = promise
         self._keeps_brokers = bool(promise.duplicate or promise.reordered)
         self._edges = edges
@@ -257,6 +261,8 @@ class Checker:
             return
         subscription = self._subscriptions[client, text] = Subscription(client, widest(filter))
         self._receivers[client].filters[text] = subscription.filter
+        if self.hostile and filter.matches({"topic": f"{self.hostile}/plan"}):
+            self._hears_hostile[client] = None
         for attributes, matching in self._matching.items():
             if subscription.filter.matches(decode_attributes(attributes)):
                 matching.append(subscription)
@@ -326,7 +332,7 @@ class Checker:
         for number in range(first or 0, (first or 0) + count):
             if 1 <= number <= len(numbered):
                 self._deliver(row, receiver, client or "", number, numbered[number - 1])
-            else:
+            elif client not in self._hears_hostile or not (publisher or "").startswith(self.hostile):
                 self._violate("invented", f"{client} got {publisher}/{number}, which nobody published")
 
     def _deliver(

@@ -15,10 +15,14 @@ import msgspec
 
 from roamcast.mobility import MOBILE_PROTOCOLS, Settings, find_protocol
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor
-from roamcast.simulator.faults import Backup, Crash, Cut, Heal, Impostor, Relink, Restart, Snapshot
+from roamcast.simulator.faults import Backup, Crash, Cut, Heal, Impostor, Lie, Relink, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import Story
+from roamcast.simulator.topology import Topology, from_edges
+
+HOSTILE = "evil"
+"""The broker that makes up what it says."""
 
 LOSSES = (0.05, 0.2, 0.5)
 
@@ -105,14 +109,32 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
     is_mobile = story.settings.protocol in MOBILE_PROTOCOLS
     draws = _MOBILE_FAULTS if is_mobile else _FAULTS
     for kind in draw_kinds(faults, rng):
+        if kind == "hostile":
+            continue
         if kind == "loss":
             story = replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
         elif kind in draws:  # Where brokers move, there are no histories to mix up.
             drawn = draws[kind](story, span_start_s, rng)
             story = replace(story, actions=in_order([*story.actions, *drawn]))
+    if "hostile" in faults and not is_mobile:
+        story = _with_hostile(story, span_start_s, rng)
     if is_mobile or not find_protocol(story.settings.protocol).has_heartbeats:
         return story
     return with_heartbeats(story, rng) if rng.random() < 0.5 else story
+
+
+def _with_hostile(story: Story, start_s: float, rng: random.Random) -> Story:
+    """One more broker, linked with one of the others, and what it makes up, from the beginning on."""
+    topology, lies = add_hostile(story.topology, Span(start_s / 2, _span_of(story, 0.0).duration_s), rng)
+    settings = replace(story.settings, hostile=HOSTILE)
+    return Story(topology, settings, in_order([*story.actions, *lies]))
+
+
+def add_hostile(topology: Topology, span: Span, rng: random.Random) -> tuple[Topology, list[Action]]:
+    edges = [*topology.overlay, (rng.choice(topology.brokers), HOSTILE)]
+    count = rng.choice((5, 20, 60))
+    grown = from_edges("hostile", [*topology.brokers, HOSTILE], edges)
+    return grown, [(span.moment(rng), HOSTILE, Lie(rng.getrandbits(30))) for _ in range(count)]
 
 
 def draw_kinds(faults: Sequence[str], rng: random.Random) -> Sequence[str]:

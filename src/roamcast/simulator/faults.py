@@ -53,6 +53,12 @@ class Snapshot(Fault, frozen=True):
     """The broker writes its state down, and begins its journal anew."""
 
 
+class Lie(Fault, frozen=True):
+    """The hostile broker says what this number draws (`simulator.hostile`)."""
+
+    number: int
+
+
 class Backup(Fault, frozen=True):
     """Somebody copies the broker's disk; the last copy counts."""
 
@@ -90,9 +96,12 @@ FAULTS: dict[str, FaultKind] = {
     "partition": FaultKind(breaks=frozenset({"bounded_delay"})),
     "loss": FaultKind(breaks=frozenset()),
     "history": FaultKind(breaks=frozenset({"bounded_delay"})),
+    "hostile": FaultKind(breaks=frozenset({"honest_peers"})),
 }
 """Brokers crash and restart with a journal; links are down for a while; transmissions are lost; brokers are
-cloned, or come back with an empty disk or an old backup."""
+cloned, or come back with an empty disk or an old backup; one more broker makes up what it says."""
+NATURAL = tuple(name for name in FAULTS if name != "hostile")
+"""Those that come about by themselves."""
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:

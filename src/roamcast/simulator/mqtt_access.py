@@ -355,7 +355,8 @@ class MqttAccess:
     def _try_again(self, client: MqttClient, attempt: int) -> None:
         if client.attempt != attempt or client.line is not None or client.id in self._waiting:
             return
-        client.retries += 1
+        # While a broker is down that may hold the session, clients are refused, however long that is.
+        client.retries += self.ledger.is_calm(self._network.now, self._network.now)
         if client.retries > RETRIES_MAX:
             self.ledger.wrong("never served", f"{client.id} tried {RETRIES_MAX} times at {client.broker}")
             return

@@ -142,6 +142,11 @@ class MqttChecker:
         ):
             text = f"{client.id} got {_told(message)}, which {message.publisher} may not publish"
             self.result.violate("denied", text)
+        broker = next((one.broker for one in client.connections if one.number == delivery.connection), "")
+        in_force = self._in_force(broker, delivery.at - self._longest_s, delivery.at)
+        if in_force and not any(_may_receive(access, client, message) for access in in_force):
+            text = f"{client.id} got {_told(message)} at {delivery.at:.6f}, which {broker} denies to it"
+            self.result.violate("denied", text)
 
     @property
     def _longest_s(self) -> float:
@@ -157,13 +162,22 @@ class MqttChecker:
 
     def _is_denied(self, message: Message, broker: str, start: float, end: float) -> bool:
         """Whether the rules of a broker denied it all the time."""
-        changes = self._accesses.get(broker, [])
-        before = [access for at, access in changes if at <= start][-1:]
-        in_force = before + [access for at, access in changes if start < at <= end]
-        return bool(before) and not any(
+        in_force = self._in_force(broker, start, end)
+        return bool(in_force) and not any(
             access.of(Identity(message.publisher)).may_publish(message.topic, message.attributes)
             for access in in_force
         )
+
+    def _in_force(self, broker: str, start: float, end: float) -> list[Access]:
+        """The rules that a broker had at any time; none if it began without."""
+        changes = self._accesses.get(broker, [])
+        before = [access for at, access in changes if at <= start][-1:]
+        return before + [access for at, access in changes if start < at <= end] if before else []
+
+    def _may_be_withheld(self, client: ClientLedger, message: Message) -> bool:
+        """Whether the rules of some broker ever denied it to the client."""
+        accesses = (access for changes in self._accesses.values() for _, access in changes)
+        return any(not _may_receive(access, client, message) for access in accesses)
 
     def _was_at_forgotten(self, client: str) -> bool:
         known = self._ledger.clients.get(client.rstrip("~"))
@@ -207,6 +221,8 @@ class MqttChecker:
             if had[message.key, NORMAL] or had[message.key, EITHER]:
                 continue
             if self._may_have_expired(client, message) or self._is_excused(client, message):
+                continue
+            if self._may_be_withheld(client, message):
                 continue
             missing.append(message)
         self._miss(client, missing)
@@ -312,6 +328,8 @@ class MqttChecker:
                 if not is_quiet or not self._ledger.is_calm(start, end) or self._is_excused(client, message):
                     continue
                 if self._may_be_denied(message) or (message.expiry_s or inf) <= slack_s:
+                    continue
+                if self._may_be_withheld(client, message):
                     continue
                 self.result.violate("lost QoS 0", f"{client.id} misses {_told(message)}")
 
@@ -432,6 +450,7 @@ class MqttChecker:
                 place += (0, message.sendings[0].connection, delivery.connection)
             last = newest.get(place)
             may_be_left_out = message.expiry_s is not None or self._ledger.dropped[client.id] > 0
+            may_be_left_out = may_be_left_out or self._may_be_withheld(client, message)
             was_owed = not may_be_left_out and any(
                 self._owes(one, message, client, life) for one in life.subscriptions
             )
@@ -498,6 +517,8 @@ class MqttChecker:
         if receivers or not lasting or not message.is_accepted or not message.qos:
             return
         if self._may_be_denied(message):
+            return
+        if any(self._may_be_withheld(client, message) for client, _, _ in members):
             return
         # Any of these may have been chosen, and have taken it with it.
         chosen = [
@@ -616,6 +637,10 @@ class MqttChecker:
             return False
         taken_by = one.sendings[-1].at + self._longest_s if not one.qos else one.taken_by
         return taken_by < other.first_at and not one.is_abandoned
+
+
+def _may_receive(access: Access, client: ClientLedger, message: Message) -> bool:
+    return access.of(Identity(client.id)).receive(message.topic).of(message.attributes)
 
 
 def _told(message: Message) -> str:

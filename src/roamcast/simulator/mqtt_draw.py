@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
@@ -362,7 +363,8 @@ def _draw_rules(plot: Plot) -> list[Action]:
     """A right is withdrawn, at one broker or at all, and perhaps given again."""
     rng, brokers = plot.rng, plot.topology.brokers
     client, topic = f"c{rng.randrange(3)}", rng.choice(("a/#", "a/1", "#"))
-    rules = AccessRules((Rule("deny", topic=topic, action="publish", client=client),))
+    action: Literal["publish", "subscribe"] = "subscribe" if rng.random() < 0.5 else "publish"
+    rules = AccessRules((Rule("deny", topic=topic, action=action, client=client),))
     start_s, end_s = sorted((plot.scale.moment(rng), plot.scale.moment(rng)))
     where = brokers if rng.random() < 0.6 else (rng.choice(brokers),)
     drawn: list[Action] = [(start_s, broker, SetRules(rules)) for broker in where]

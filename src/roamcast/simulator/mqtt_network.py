@@ -76,8 +76,8 @@ class MqttNetwork(Network):
     def _make_access(self) -> MqttAccess:
         return MqttAccess(self, self._ledger, self._drains)
 
-    def _make_machine(self, id: str) -> BrokerMachine:
-        return BrokerMachine(self._machine_settings(id, self.settings.mqtt or MqttSettings()))
+    def _settings_of(self, id: str) -> MachineSettings:
+        return self._machine_settings(id, self.settings.mqtt or MqttSettings())
 
     def _machine_settings(self, id: str, limits: MqttSettings) -> MachineSettings:
         settings = self.settings
@@ -99,6 +99,7 @@ class MqttNetwork(Network):
                 settle_timeout_s=limits.settle_timeout_s,
                 locate_timeout_s=limits.locate_timeout_s,
             ),
+            border=settings.border,
             movement_graph="" if graph is None else format_movement_graph(graph),
             stay_s=settings.location.stay_s,
             stay_first_s=settings.location.stay_first_s,

@@ -37,6 +37,7 @@ from roamcast.broker.inputs import (
 from roamcast.broker.links.end import ACKNOWLEDGE_EVERY
 from roamcast.broker.links.frames import position as position_frame
 from roamcast.broker.links.links import GivenLink
+from roamcast.broker.links.rules import PeerRules
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import Settings
@@ -49,7 +50,8 @@ from roamcast.protocol.snapshot import CannotFreeze, freeze, state_hash, thaw
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.access import CONTROL_BYTES, Access, PlainAccess
 from roamcast.simulator.engine import Engine, lane_for
-from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Impostor, Restart, Snapshot
+from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Impostor, Lie, Restart, Snapshot
+from roamcast.simulator.hostile import HostileBroker, border_of
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.mqtt_story import MqttSettings
 from roamcast.simulator.topology import Topology
@@ -95,7 +97,14 @@ class NetworkSettings:
     """What can be set for the protocol; the bound on the delay is filled in."""
     # Its mapping has no hash, and jobs of a sweep, which hold these settings, need one.
     location: LocationSettings = field(default_factory=LocationSettings, hash=False)
+    hostile: str = ""
+    """The broker that makes up what it says."""
     seed: int = 0
+
+    @property
+    def border(self) -> dict[str, PeerRules] | None:
+        """What peers may do; only where there is one that must not be believed."""
+        return border_of(self.hostile, self.seed) if self.hostile else None
 
     def delay_between(self, one: str, other: str) -> Delay:
         """Of the link between two neighbours."""
@@ -173,6 +182,8 @@ class NetworkBase(Engine):
         self.traffic = Traffic()
         self.observe = observe
         self._trace = trace
+        self._hostile: BrokerMachine | None = None
+        """The machine of the broker that makes up what it says."""
         self._witnessed = 0
 
     def is_down(self, broker: str) -> bool:
@@ -190,6 +201,8 @@ class NetworkBase(Engine):
         if self._trace is not None:
             for peer, message in sends:
                 self._trace(self.now, broker, peer, message)
+        if isinstance(self._hostile, HostileBroker):
+            self._hostile.heard.extend(message for _, message in sends)
         traffic = self.traffic
         traffic.messages += len(sends)
         hops = traffic.hops
@@ -259,6 +272,7 @@ class Network(NetworkBase):
         self._told_down: dict[tuple[str, str], None] = {}
         """Brokers, and the peers that they know to be out of reach."""
         self.machines = {id: self._make_machine(id) for id in topology.brokers}
+        self._hostile = self.machines.get(settings.hostile)
         self._has_snapshots = faults and self._can_freeze()
         self.access: Access = self._make_access()
         for id in topology.brokers:
@@ -276,38 +290,38 @@ class Network(NetworkBase):
         return PlainAccess(self)
 
     def _make_machine(self, id: str) -> BrokerMachine:
+        settings = self._settings_of(id)
+        return HostileBroker(settings) if id == self.settings.hostile else BrokerMachine(settings)
+
+    def _settings_of(self, id: str) -> MachineSettings:
         settings = self.settings
-        return BrokerMachine(
-            MachineSettings(
-                id,
-                settings.protocol,
-                front="plain",
-                encodes=self._has_faults,
-                broker=CoreSettings(
-                    routing=settings.routing,
-                    advertisements=settings.advertisements,
-                    window=settings.window,
-                    buffer_bytes=settings.buffer_bytes,
-                    records=settings.records,
-                    protocol=settings.mobility_settings(self.topology),
-                    location=settings.location,
-                ),
-            )
+        return MachineSettings(
+            id,
+            settings.protocol,
+            front="plain",
+            encodes=self._has_faults,
+            border=settings.border,
+            broker=CoreSettings(
+                routing=settings.routing,
+                advertisements=settings.advertisements,
+                window=settings.window,
+                buffer_bytes=settings.buffer_bytes,
+                records=settings.records,
+                protocol=settings.mobility_settings(self.topology),
+                location=settings.location,
+            ),
         )
 
     def _given(self, id: str) -> OverlayGiven:
         """The links of a broker, made long before the story begins."""
         hops = self.topology.next_hops(id)
-        links = (
-            GivenLink(
-                peer,
-                self._incarnation(id, peer),
-                self._incarnation(peer, id),
-                tuple(broker for broker, hop in hops.items() if hop == peer),
-                ToldHistory(self._start_id(peer, 1), 1, (Start(self._start_id(peer, 1), 0),)),
-            )
-            for peer in self.topology.peers(id)
-        )
+        links = []
+        for peer in self.topology.peers(id):
+            behind = tuple(broker for broker, hop in hops.items() if hop == peer)
+            guests = tuple(broker for broker in behind if broker == self.settings.hostile)
+            ends = self._incarnation(id, peer), self._incarnation(peer, id)
+            history = ToldHistory(self._start_id(peer, 1), 1, (Start(self._start_id(peer, 1), 0),))
+            links.append(GivenLink(peer, *ends, behind, history, guests))
         return OverlayGiven(tuple(links))
 
     def _incarnation(self, broker: str, peer: str) -> int:
@@ -329,7 +343,7 @@ class Network(NetworkBase):
     @property
     def brokers(self) -> dict[str, BrokerCore]:
         """The cores of the machines, for those who look on."""
-        return {id: machine.broker for id, machine in self.machines.items()}
+        return {id: one.broker for id, one in self.machines.items() if one is not self._hostile}
 
     @property
     def clients(self) -> Mapping[str, Any]:
@@ -440,7 +454,8 @@ class Network(NetworkBase):
         acknowledgements, what is sent again. Each message has a frame of its own, as if it were alone."""
         ends = machine.links.ends
         for peer, why in effects.link_closes:
-            self._broken.append(f"{broker} closes the link to {peer}: {why}")
+            if peer != self.settings.hostile:
+                self._broken.append(f"{broker} closes the link to {peer}: {why}")
         for item in inputs:
             if type(item) is LinkFrames and item.peer in ends:
                 ends[item.peer].acknowledge()
@@ -488,6 +503,14 @@ class Network(NetworkBase):
                 self._backups[broker] = self._journals[broker].copy()
             case Impostor(is_empty):
                 self._try_impostor(broker, Journal() if is_empty else self._backups.get(broker))
+            case Lie(number):
+                self._lie(broker, number)
+
+    def _lie(self, broker: str, number: int) -> None:
+        hostile = self._hostile
+        if isinstance(hostile, HostileBroker) and broker == hostile.id:
+            hostile.lie(random.Random(number), list(self.clients), self.topology.brokers)
+            self._send_frames(broker, hostile, (), MachineEffects())
 
     def _take_snapshot(self, broker: str) -> None:
         if self._has_snapshots:
@@ -647,7 +670,8 @@ class Network(NetworkBase):
         for end, peer in ((one, other), (other, one)):
             refusal = ends[end].doubt(peer, offers[end]) or ends[end].refusal(peer, offers[end])
             if refusal:
-                self._broken.append(f"{end} refuses the link to {peer}: {refusal}")
+                if self.settings.hostile not in (end, peer):
+                    self._broken.append(f"{end} refuses the link to {peer}: {refusal}")
                 return
         anew = {end: ends[end].begins_anew(peer, offers[end]) for end, peer in ((one, other), (other, one))}
         self._connections_made += 1
@@ -677,7 +701,7 @@ class Network(NetworkBase):
         for text in self._broken:
             yield "link broken", text
         for id, machine in self.machines.items():
-            for peer, end in machine.links.ends.items():
+            for peer, end in machine.links.ends.items() if machine is not self._hostile else ():
                 received = self.machines[peer].links.ends[id].received
                 if received != end.sent:
                     yield "in flight at the end", f"{end.sent - received} messages from {id} to {peer}"

@@ -65,7 +65,18 @@ from roamcast.protocol.effects import (
 from roamcast.protocol.notification import Message, decode_attributes, encode_attributes
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result, Violation
-from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Impostor, Relink, Restart, Snapshot
+from roamcast.simulator.faults import (
+    Backup,
+    Crash,
+    Cut,
+    Fault,
+    Heal,
+    Impostor,
+    Lie,
+    Relink,
+    Restart,
+    Snapshot,
+)
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import judge_location
 from roamcast.simulator.location_story import (
@@ -108,7 +119,7 @@ class Story:
 
     @property
     def has_faults(self) -> bool:
-        return any(isinstance(item, Fault) for _, _, item in self.actions)
+        return bool(self.settings.hostile) or any(isinstance(item, Fault) for _, _, item in self.actions)
 
     def judge(
         self,
@@ -179,6 +190,7 @@ class Story:
 _SETTINGS = (
     "protocol", "routing", "advertisements", "link", "access", "notice",
     "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "loss", "reach", "seed",
+    "hostile",
 )  # fmt: skip
 _COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|(?<!/)#.*""")
 """A quoted text, which may contain a `#`, or a comment; the `#` of a topic filter begins none."""
@@ -242,6 +254,8 @@ def _format_input(item: Input) -> str:
             return f"cut {peer}"
         case Heal(peer):
             return f"heal {peer}"
+        case Lie(number):
+            return f"lie {number}"
     raise InputError(f"{type(item).__name__} is nothing that a story can tell")
 
 
@@ -253,6 +267,7 @@ _FAULT_VERBS: dict[str, Callable[[str], Input]] = {
     "impostor": lambda text: _parse_impostor(text),
     "cut": Cut,
     "heal": Heal,
+    "lie": lambda text: Lie(int(text)),
 }
 _VERBS: dict[str, Callable[[str], Input]] = {
     "attach": lambda text: AttachTo(text, 0),

@@ -12,6 +12,7 @@ durable. Nothing else; `send` follows from the broker's own inputs.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +29,9 @@ from roamcast.protocol.effects import BrokersJoined, Input, LinkChanged, Overlay
 from roamcast.protocol.notification import Burst, Fleeting, Message
 from roamcast.state import State
 
+if TYPE_CHECKING:
+    from roamcast.broker.links.border import Border
+
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """What both ends tell each other, once they know who they are."""
@@ -37,6 +41,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """Whom the receiver reaches, or would reach, through the sender."""
     history: ToldHistory = ToldHistory()
     """How far the sender's history has come."""
+    guests: tuple[str, ...] = ()
+    """Those of them that are of another organisation than the sender."""
 
 
 class GivenLink(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +55,8 @@ class GivenLink(msgspec.Struct, frozen=True, array_like=True):
     """The brokers that are reached through the peer, itself among them."""
     history: ToldHistory = ToldHistory()
     """Of the peer, as it was then."""
+    guests: tuple[str, ...] = ()
+    """Those of them that are of another organisation."""
 
 
 class LinkTurn(msgspec.Struct):
@@ -71,7 +79,7 @@ class LinkTurn(msgspec.Struct):
 class Links:
     """The ends of all links of one broker, by peer."""
 
-    __state__ = State("links", saved=("id", "reach", "ends", "_codec", "_limits"))
+    __state__ = State("links", saved=("id", "reach", "ends", "_codec", "_limits"), derived=("border",))
 
     def __init__(
         self,
@@ -86,12 +94,19 @@ class Links:
         self.ends: dict[str, LinkEnd] = {}
         self._codec = codec
         self._limits = (kept_bytes_max, fleeting_bytes_max)
+        self._restore()
+
+    def _restore(self) -> None:
+        self.border: Border | None = None
+        """What may pass; None: everything."""
 
     # --- the handshake: nothing of this changes anything ---
 
     def offer(self, peer: str) -> Offer:
         end = self.ends.get(peer)
-        return Offer(Resume() if end is None else end.resume(), self.reach.offer(peer))
+        brokers, guests = self.reach.offer(peer), dict.fromkeys(self.reach.guests)
+        told = tuple(one for one in brokers if one in guests)
+        return Offer(Resume() if end is None else end.resume(), brokers, guests=told)
 
     def refusal(self, peer: str, offer: Offer) -> str:
         """Why there must be no link with this peer, as one line; "" if there may be one."""
@@ -123,19 +138,29 @@ class Links:
             end.up(Resume(), version)
         else:
             self.ends[peer].up(offer.resume, version)
-        self._perform(turn, self.reach.join(peer, offer.brokers))
+        own = tuple(one for one in offer.brokers if one not in offer.guests)
+        self._perform(turn, self.reach.join(peer, own))
         return turn
+
+    def set_guests(self, peers: Iterable[str]) -> LinkTurn:
+        """These peers are of another organisation."""
+        return self._performed(self.reach.set_guests(list(peers)))
 
     def establish(self, links: Iterable[GivenLink]) -> LinkTurn:
         """The links of a network that has existed for long: all are up, and everyone is known."""
         turn = LinkTurn()
-        self.reach.establish({link.peer: link.behind for link in links})
+        guests = [broker for link in links for broker in link.guests]
+        self.reach.establish({link.peer: link.behind for link in links}, guests)
         for link in links:
             end = self.ends[link.peer] = LinkEnd(link.peer, link.incarnation, self._codec, *self._limits)
             end.peer_incarnation = link.peer_incarnation
             end.up(Resume(link.peer_incarnation))
-        turn.inputs.append(OverlayChanged(self.reach.peers, self.reach.next_hops))
+        turn.inputs.append(self._overlay())
         return turn
+
+    def _overlay(self) -> OverlayChanged:
+        reach = self.reach
+        return OverlayChanged(reach.peers, dict(reach.next_hops), tuple(reach.guests))
 
     def disconnected(self, peer: str) -> LinkTurn:
         end = self.ends.get(peer)
@@ -164,11 +189,14 @@ class Links:
             return LinkTurn()  # The link was given up, and its connection is about to be closed.
         arrivals = self.ends[peer].receive(frames)
         turn = LinkTurn(durable=arrivals.durable, position=arrivals.position)
+        border = self.border
         for message in arrivals.numbered:
             if peer not in self.ends:
                 break  # The link was given up because of what came before.
             if type(message) in self.reach.messages:
-                self._perform(turn, self.reach.receive(peer, message))
+                admitted = message if border is None else border.admit_overlay(peer, message)
+                if admitted is not None:
+                    self._perform(turn, self.reach.receive(peer, admitted))
             else:
                 turn.inputs.append(Received(peer, message))
         if arrivals.fleeting:
@@ -180,10 +208,16 @@ class Links:
         encoded: bytes = b""
         last: Message | None = None
         is_fleeting, needs = False, 0
+        border = self.border if self.border is not None and self.border.is_on else None
         for peer, message in sends:
             end = self.ends.get(peer)
             if end is None:
                 continue  # The link was given up in this very turn.
+            if border is not None and border.looks_at(peer):
+                released = border.release(peer, message)
+                if released is None:
+                    continue
+                message = released
             if message is not last:
                 encoded, last = self._codec.encode(message), message  # type: ignore[union-attr]
                 is_fleeting, needs = type(message) is Fleeting, 0
@@ -217,6 +251,8 @@ class Links:
         # What did not arrive comes first: while the routes still stand, nothing is missed.
         turn.inputs += failed
         if outcome.is_changed:
-            turn.inputs.append(OverlayChanged(self.reach.peers, self.reach.next_hops))
-        if outcome.joined:
-            turn.inputs.append(BrokersJoined(outcome.joined))
+            turn.inputs.append(self._overlay())
+        guests = dict.fromkeys(self.reach.guests) if outcome.joined else {}
+        joined = [broker for broker in outcome.joined if broker not in guests]
+        if joined:
+            turn.inputs.append(BrokersJoined(joined))

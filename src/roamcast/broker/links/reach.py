@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from roamcast.protocol.messages import Cause
-from roamcast.protocol.notification import Message
+from roamcast.protocol.notification import Area, Message
 from roamcast.state import State
 
 
@@ -44,7 +44,10 @@ class Join(Message, frozen=True):
     """The link begins: the sender brings these brokers, itself among them. Answered by the same."""
 
     brokers: tuple[str, ...]
+    guests: tuple[str, ...] = ()
+    """Those of them that are of another organisation."""
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "overlay"
 
 
 class BeginJoin(Message, frozen=True):
@@ -52,6 +55,7 @@ class BeginJoin(Message, frozen=True):
 
     coordinator: str
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "overlay"
 
 
 class Reaches(Message, frozen=True):
@@ -60,7 +64,10 @@ class Reaches(Message, frozen=True):
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     forgotten: tuple[str, ...] = ()
+    guests: tuple[str, ...] = ()
+    """Those of the added brokers that are of another organisation."""
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "overlay"
 
 
 class AskToJoin(Message, frozen=True):
@@ -71,6 +78,7 @@ class AskToJoin(Message, frozen=True):
     peer: str
     attempt: int
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "overlay"
 
 
 class MayJoin(Message, frozen=True):
@@ -79,6 +87,7 @@ class MayJoin(Message, frozen=True):
     attempt: int
     coordinator: str
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "overlay"
 
 
 class JoinEnded(Message, frozen=True):
@@ -89,6 +98,7 @@ class JoinEnded(Message, frozen=True):
     peer: str
     attempt: int
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "overlay"
 
 
 class JoinsBegun(Message, frozen=True):
@@ -98,6 +108,7 @@ class JoinsBegun(Message, frozen=True):
     broker: str
     begun: tuple[tuple[str, int], ...]
     cause: ClassVar[Cause] = "subscribe"
+    area: ClassVar[Area] = "overlay"
 
 
 Addressed = AskToJoin | MayJoin | JoinEnded | JoinsBegun
@@ -145,8 +156,11 @@ class Reach:
 
     __state__ = State(
         "reach",
-        saved=("id", "_behind", "_cut_off", "_joining", "_attempts", "_questions", "_unheard"),
-        derived=("_out", "_handlers", "messages"),
+        saved=(
+            "id", "_behind", "_cut_off", "_joining", "_attempts", "_questions", "_unheard", "_guest_peers",
+            "_told_guests",
+        ),
+        derived=("_out", "_handlers", "_hops", "messages"),
     )
 
     def __init__(self, id: str) -> None:
@@ -160,10 +174,16 @@ class Reach:
         """While this broker coordinates: who asks to join. The first one may."""
         self._unheard: dict[str, None] = {}
         """Before it gives permission: who has not said yet what the last coordinator permitted."""
+        self._guest_peers: dict[str, None] = {}
+        """Peers of another organisation: they and all behind them have no say in what this tree decides."""
+        self._told_guests: dict[str, None] = {}
+        """Brokers that others of this organisation call guests."""
         self._restore()
 
     def _restore(self) -> None:
         self._out = Outcome()
+        self._hops: dict[str, str] | None = None
+        """What `next_hops` was made of `_behind`."""
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Join: self._on_join,
             BeginJoin: self._on_begin_join,
@@ -176,9 +196,11 @@ class Reach:
         self.messages = tuple(self._handlers)
         """The types of message that `receive` is for."""
 
-    def establish(self, behind: Mapping[str, Collection[str]]) -> None:
+    def establish(self, behind: Mapping[str, Collection[str]], guests: Collection[str] = ()) -> None:
         """The overlay has existed for long: these brokers are behind these peers."""
+        self._told_guests = dict.fromkeys(guests)
         self._behind = {peer: dict.fromkeys(brokers) for peer, brokers in behind.items()}
+        self._hops = None
 
     # --- what is known ---
 
@@ -189,8 +211,28 @@ class Reach:
 
     @property
     def next_hops(self) -> dict[str, str]:
-        """The peer towards every other broker that can be reached, for `Configured`."""
-        return {broker: peer for peer, brokers in self._behind.items() for broker in brokers}
+        """The peer towards every other broker that can be reached."""
+        if self._hops is None:
+            self._hops = {broker: peer for peer, brokers in self._behind.items() for broker in brokers}
+        return self._hops
+
+    @property
+    def joined(self) -> Mapping[str, Collection[str]]:
+        """The peers whose links carry messages, and who is behind them."""
+        return self._behind
+
+    def hop_of(self, broker: str) -> str | None:
+        """The peer towards a broker; None for this one, and for any that cannot be reached."""
+        return (self._hops or self.next_hops).get(broker)
+
+    def count_behind(self, peer: str) -> int:
+        return len(self._behind.get(peer, ()))
+
+    @property
+    def guests(self) -> list[str]:
+        """Brokers of other organisations."""
+        own = self._told_guests
+        return [one for one, hop in self.next_hops.items() if hop in self._guest_peers or one in own]
 
     @property
     def cut_off(self) -> list[str]:
@@ -204,7 +246,8 @@ class Reach:
 
     @property
     def coordinator(self) -> str:
-        return min([self.id, *self.next_hops])
+        guests = dict.fromkeys(self.guests)
+        return min([self.id, *(one for one in self.next_hops if one not in guests)])
 
     def unfinished(self) -> list[str]:
         """Links that have not joined yet, and what they wait for."""
@@ -230,16 +273,51 @@ class Reach:
                 return f"{what}: {self.id} reaches {broker} through {hops[broker]} already"
         return f"{what}: {peer} reaches {self.id} already" if self.id in offered else ""
 
+    def set_guests(self, peers: Collection[str]) -> Outcome:
+        """These peers are of another organisation, and no others; brokers of this one are told."""
+        self._out = Outcome()
+        before = dict.fromkeys(self.guests)
+        self._guest_peers = dict.fromkeys(peers)
+        changed = tuple(one for one in self.next_hops if (one in before) != (one in self.guests))
+        if changed:
+            self._out.is_changed = True
+            guests = dict.fromkeys(self.guests)
+            for peer in self._listening():
+                behind = self._behind.get(peer, {})
+                told = tuple(one for one in changed if one not in behind)
+                if told and peer not in self._guest_peers:
+                    is_guest = tuple(one for one in told if one in guests)
+                    self._out.sends.append((peer, Reaches(told, guests=is_guest)))
+        return self._out
+
+    def _offered_guests(self, offered: Collection[str]) -> tuple[str, ...]:
+        guests = dict.fromkeys(self.guests)
+        return tuple(one for one in offered if one in guests)
+
     def join(self, peer: str, offered: Collection[str]) -> Outcome:
-        """The ends have shaken hands and neither objected. Changes nothing of a link that has joined."""
+        """The ends have shaken hands and neither objected. Changes nothing of a link that has joined.
+
+        `offered` are the brokers of the peer's organisation. Two organisations join without permission:
+        nobody has to wait for what the other one decides. If such links close a cycle, one of them is given
+        up when it is noticed.
+        """
         self._out = Outcome()
         joining = self._joining.get(peer)
+        if peer in self._guest_peers:
+            if peer not in self._behind and joining is None:
+                self._joining[peer] = Joining("begun", "")
+                self._out.sends.append((peer, self._join_of(peer)))
+            return self._out
         if peer not in self._behind and (joining is None or joining.phase != "begun"):
             if joining is None:
                 joining = self._joining[peer] = Joining("waits", "")
             joining.coordinator = min(offered, default=peer)
             self._review()
         return self._out
+
+    def _join_of(self, peer: str) -> Join:
+        offered = self.offer(peer)
+        return Join(offered, self._offered_guests(offered))
 
     def abandon(self, peer: str, why: str) -> Outcome:
         """A link that has not joined is given up: one of the ends objects."""
@@ -250,7 +328,8 @@ class Reach:
     def _abandon(self, peer: str, why: str) -> None:
         joining = self._joining.pop(peer, None)
         if joining is not None:
-            self._end(peer, joining)
+            if peer not in self._guest_peers:
+                self._end(peer, joining)
             self._out.closes.append((peer, why))
 
     # --- changes of what can be reached ---
@@ -290,12 +369,30 @@ class Reach:
         if objection:  # No way is known that leads here; but a cycle is worse than a link too few.
             self._give_up(peer, objection)
             return
+        is_other = self._note_guests(peer, message.added, message.guests)
         behind = {**self._behind[peer], **dict.fromkeys(message.added)}
         for broker in message.removed:
             behind.pop(broker, None)
         self._change({**self._behind, peer: behind})
+        if is_other and not self._out.is_changed:
+            self._pass_on_guests(peer, message)
         if message.forgotten:
             self._forget(peer, message.forgotten)
+
+    def _note_guests(self, peer: str, added: Collection[str], guests: Collection[str]) -> bool:
+        """What a peer of this organisation says of others; whether any of it is new."""
+        before = self._told_guests
+        if peer not in self._guest_peers:
+            left = {one: None for one in before if one not in added}
+            self._told_guests = {**left, **{one: None for one in guests if one in added}}
+        return self._told_guests != before
+
+    def _pass_on_guests(self, source: str, message: Reaches) -> None:
+        self._out.is_changed = True
+        told = Reaches(message.added, guests=message.guests)
+        self._out.sends += [
+            (peer, told) for peer in self._listening() if peer != source and peer not in self._guest_peers
+        ]
 
     def _forget(self, source: str | None, forgotten: tuple[str, ...]) -> None:
         """Also passes it on, because others may be about to join who is unknown here."""
@@ -324,7 +421,9 @@ class Reach:
         coordinator, before = self.coordinator, self.next_hops
         told = {peer: self.offer(peer) for peer in self._listening()}
         self._behind = {peer: brokers for peer, brokers in behind.items() if brokers}
+        self._hops = None
         after = self.next_hops
+        self._told_guests = {one: None for one in self._told_guests if one in after}
         if after == before:
             return
         self._out.is_changed = True
@@ -341,7 +440,7 @@ class Reach:
             added = tuple(broker for broker in now if broker not in was)
             removed = tuple(broker for broker in was if broker not in now)
             if peer in told and (added or removed):
-                self._out.sends.append((peer, Reaches(added, removed)))
+                self._out.sends.append((peer, Reaches(added, removed, (), self._offered_guests(added))))
         self._coordinate(coordinator)
         self._review()
 
@@ -385,7 +484,7 @@ class Reach:
             self._send(JoinEnded(message.coordinator, self.id, message.peer, message.attempt))
         elif joining.phase == "asks":
             joining.phase, joining.asked = "begun", message.coordinator
-            self._out.sends.append((message.peer, Join(self.offer(message.peer))))
+            self._out.sends.append((message.peer, self._join_of(message.peer)))
 
     def _on_join(self, peer: str, message: Join) -> None:
         joining = self._joining.get(peer)
@@ -396,10 +495,12 @@ class Reach:
             self._abandon(peer, objection)
             return
         if joining.phase != "begun":
-            self._out.sends.append((peer, Join(self.offer(peer))))
+            self._out.sends.append((peer, self._join_of(peer)))
         del self._joining[peer]
+        self._note_guests(peer, message.brokers, message.guests)
         self._change({**self._behind, peer: dict.fromkeys(message.brokers)})
-        self._end(peer, joining)
+        if peer not in self._guest_peers:
+            self._end(peer, joining)
 
     def _end(self, peer: str, joining: Joining) -> None:
         """The coordinator need not wait for this link any longer."""
@@ -450,8 +551,13 @@ class Reach:
         self._unheard = {broker: None for broker in self._unheard if broker in reachable}
         if self.coordinator > before:
             if self.coordinator == self.id:
-                self._unheard = dict.fromkeys(reachable)
-            begun = tuple((peer, one.attempt) for peer, one in self._joining.items() if one.phase == "begun")
+                guests = dict.fromkeys(self.guests)
+                self._unheard = {one: None for one in reachable if one not in guests}
+            begun = tuple(
+                (peer, one.attempt)
+                for peer, one in self._joining.items()
+                if one.phase == "begun" and peer not in self._guest_peers
+            )
             for peer, _ in begun:
                 self._joining[peer].asked = self.coordinator
             self._send(JoinsBegun(self.coordinator, self.id, begun))

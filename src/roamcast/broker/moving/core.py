@@ -185,6 +185,11 @@ class MobileCore:
             name, Burst(name, self.incarnation, self._published, attributes, self.now, (body,), 1, marks)
         )
 
+    def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
+        """As `publish_here`, without a promise."""
+        burst = Fleeting(f"$broker/{self.id}", 0, 0, attributes, self.now, (body,), 1, marks)
+        self.route_fleeting(LOCAL, burst)
+
     # --- peers ---
 
     def receive(self, peer: str, message: Message) -> None:
@@ -329,7 +334,7 @@ class MobileCore:
     @property
     def queued_bytes(self) -> int:
         waiting = sum(queue.size_bytes for _, queue in self.queues())
-        return waiting + sum(burst.size for visit in self.visits.values() for _, burst in visit.in_flight)
+        return waiting + sum(burst.held for visit in self.visits.values() for _, burst in visit.in_flight)
 
     def press(self, bytes_max: int) -> None:
         """All queues together may hold no more than this: the longest give up their oldest first."""
@@ -339,7 +344,7 @@ class MobileCore:
             if not queue:
                 return
             burst = queue.pop()
-            over -= burst.size
+            over -= burst.held
             self._drop(client, burst)
 
     # --- effects ---

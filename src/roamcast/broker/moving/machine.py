@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import MqttFront
 from roamcast.broker.inputs import (
+    AccessRevoked,
     ClientConnected,
     ClientFrames,
     ClientSlowed,
@@ -27,6 +28,7 @@ from roamcast.broker.inputs import (
     LinkFrames,
     LinkLeft,
     LinkRefused,
+    LinkSlowed,
     LinkUp,
     MachineEffects,
     MachineInput,
@@ -60,7 +62,7 @@ from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import Broadcast, ChildLost, Election, ElectionEffect, ParentChanged
 from roamcast.mobility.moving.mft import Bmig
 from roamcast.mobility.moving.mobile import MobileSettings
-from roamcast.mqtt.server.sessions import Subscription
+from roamcast.mqtt.server.sessions import Recall, Subscription, recall_of
 from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
@@ -207,6 +209,8 @@ class MovingMachine(MachineBase[MqttFront]):
                 self._on_tick()
             case LinkDown(peer):
                 self._on_link_down(peer)
+            case LinkSlowed():
+                pass  # Nothing is retained here.
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
@@ -249,7 +253,7 @@ class MovingMachine(MachineBase[MqttFront]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
-            case SettingsChanged() | RulesChanged() | Started():
+            case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
                 raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
@@ -459,9 +463,16 @@ class MovingMachine(MachineBase[MqttFront]):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Nothing is retained here, and the endpoint says so to whoever tries."""
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        told = RecallAnnounced(client, subscription.filter, subscription.identifier)
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        told = RecallAnnounced(client, tuple(map(recall_of, subscriptions)))
         self.front.inputs.append(CommandGiven(told))
+
+    def end_recall(self, client: str, subscription: Subscription) -> None: ...
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        return []
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None: ...
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """Shared subscriptions are not offered, and the endpoint says so."""

@@ -58,7 +58,7 @@ class MobileSeeking:
             state,
             session.since if session is not None else core.now,
             sum(queue.count for queue in queues) + len(in_flight),
-            sum(queue.size_bytes for queue in queues) + sum(burst.size for burst in in_flight),
+            sum(queue.size_bytes for queue in queues) + sum(burst.held for burst in in_flight),
             len(session.subscriptions) if session is not None else len(core.filters_of(client)),
         )
 

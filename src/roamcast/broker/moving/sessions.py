@@ -188,7 +188,7 @@ class MobileSessions:
         core, hello = self.core, arriving.hello
         known = self._known(client)
         if client not in self.endpoint.sessions:
-            self.endpoint.arrived(client, self._capsule(client))
+            self.endpoint.arrived(client, self._capsule(client), hello.owner)
         visit = Visit(arriving.connection, hello.owner, hello.window, core.stamp())
         visit.is_clean, visit.insists_until = hello.clean, core.now + INSISTS_S
         visit.began = visit.stamp if hello.clean else began_of(core.filters_of(client))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from roamcast.mqtt import scram
 from roamcast.mqtt.client.incoming import Incoming
 from roamcast.mqtt.client.outgoing import Acknowledged, Outgoing
 from roamcast.mqtt.client.requests import Granted, Requests
@@ -50,6 +51,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: int = 60
     username: str | None = None
     password: bytes | None = None
+    scram: bool = False
+    """Prove to know the password by SCRAM-SHA-256 (MQTT 5), and have the broker prove it, too."""
     will: packets.Will | None = None
     receive_maximum: int = 1024
     in_flight_max: int = 1024
@@ -100,6 +103,7 @@ class ClientSession:
         self._was_connected = False
         self._is_over = True
         """Whether whatever the connection still says does not count."""
+        self._exchange: scram.ClientExchange | None = None
         self._tokens = 0
         self._out: list[bytes] = []
         self._chunks: list[bytes] = []
@@ -111,10 +115,14 @@ class ClientSession:
 
     # --- the connection ---
 
-    def begin(self, now: float) -> None:
-        """A connection is open: say CONNECT."""
+    def begin(self, now: float, nonce: bytes = b"") -> None:
+        """A connection is open: say CONNECT. The nonce is random, and used with `scram` only."""
         settings = self.settings
         self.cut()
+        self._exchange = None
+        if settings.scram:
+            self._exchange = scram.ClientExchange(settings.username or "", settings.password or b"", nonce)
+        is_plain = self._exchange is None
         self._is_over = False
         is_5 = self.version == 5
         connect = packets.Connect(
@@ -122,9 +130,11 @@ class ClientSession:
             self.client_id,
             clean_start=settings.clean and not (is_5 and self._was_connected),
             keep_alive=settings.keep_alive_s,
-            username=settings.username,
-            password=settings.password,
+            username=settings.username if is_plain else None,
+            password=settings.password if is_plain else None,
             will=settings.will,
+            authentication_method=None if is_plain else scram.METHOD,
+            authentication_data=self._exchange.first() if self._exchange is not None else None,
             session_expiry=settings.session_expiry_s if is_5 and settings.session_expiry_s else None,
             receive_maximum=settings.receive_maximum if is_5 else packets.RECEIVE_MAXIMUM_DEFAULT,
             maximum_packet_size=settings.packet_max if is_5 else None,
@@ -313,6 +323,9 @@ class ClientSession:
 
     def _on_packet(self, packet: Packet) -> None:
         if not self.is_connected:
+            if isinstance(packet, packets.Auth) and self._exchange is not None:
+                self._on_challenge(self._exchange, packet)
+                return
             if not isinstance(packet, Connack):
                 raise protocol_error(f"a {type(packet).__name__.upper()} came before the CONNACK")
             self._on_connack(packet)
@@ -339,6 +352,14 @@ class ClientSession:
             case _:
                 raise protocol_error(f"a {type(packet).__name__.upper()} is not expected here")
 
+    def _on_challenge(self, exchange: scram.ClientExchange, packet: packets.Auth) -> None:
+        try:
+            answer = exchange.answer(packet.authentication_data or b"")
+        except scram.ScramError as error:
+            raise protocol_error(f"{scram.METHOD}: {error}") from None
+        reason = Reason.CONTINUE_AUTHENTICATION
+        self._out.append(write(packets.Auth(reason, scram.METHOD, answer), self.version))
+
     def _note(self, event: Acknowledged | Granted | None) -> None:
         if event is not None:
             self._events.append(event)
@@ -357,6 +378,8 @@ class ClientSession:
             self._is_over = True
             self._events.append(ConnectRefused(packet.reason, packet.reason_string or ""))
             return
+        if self._exchange is not None and not self._exchange.is_server(packet.authentication_data or b""):
+            raise protocol_error("the broker has not proved that it knows the password")
         is_first = not self._was_connected
         self.is_connected = self._was_connected = True
         self.client_id = packet.assigned_client_id or self.client_id

@@ -32,7 +32,10 @@ TOGETHER_MAX = 8_192
 looks like a burst and is none costs no more than the first number of frames, and for fewer than the
 minimum it does not pay."""
 
-HEADERS_KEPT_MAX = 1_024
+HEADER_BYTES = 64
+"""Memory of a header beside its topic."""
+HEADERS_BYTES_MAX = 8_192
+"""Remembered by one writer."""
 
 # First bytes of a PUBLISH: there is no QoS 3, and QoS 0 is never a duplicate.
 _PUBLISH = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D))
@@ -196,7 +199,7 @@ class _Headers(dict[int, bytes]):
         self.first, self.topic, self.fixed = first, topic, fixed
 
     def __missing__(self, payload_size: int) -> bytes:
-        if len(self) >= HEADERS_KEPT_MAX:
+        if len(self) * (len(self.topic) + HEADER_BYTES) >= HEADERS_BYTES_MAX:
             self.clear()
         header = self.first + write_variable(self.fixed + payload_size) + self.topic
         self[payload_size] = header

@@ -105,6 +105,8 @@ _PROPERTIES: dict[str, tuple[int, Reader, Writer]] = {
     "shared_subscription_available": (0x2A, *_YES_OR_NO),
 }
 
+UNLIMITED = 1 << 30
+
 _REPEATED = ("user_properties", "subscription_identifiers")
 
 
@@ -131,8 +133,13 @@ DISCONNECT = _table(packets.Disconnect)
 AUTH = _table(packets.Auth)
 
 
-def decode(data: bytes, at: int, end: int, table: Table) -> dict[str, Any]:
-    """The properties between `at` and `end`, which do not include their length."""
+def decode(
+    data: bytes, at: int, end: int, table: Table, user_properties_max: int = UNLIMITED
+) -> dict[str, Any]:
+    """The properties between `at` and `end`, which do not include their length.
+
+    Past the limit nothing is read: the packet is refused before it costs anything.
+    """
     found: dict[str, Any] = {}
     while at < end:
         # Identifiers are variable byte integers, but all that exist have one byte.
@@ -141,7 +148,11 @@ def decode(data: bytes, at: int, end: int, table: Table) -> dict[str, Any]:
             raise malformed(f"the property 0x{data[at]:02X} is not allowed in this packet")
         value, at = known.read(data, at + 1, end)
         if known.repeated:
-            found.setdefault(known.field, []).append(value)
+            values = found.setdefault(known.field, [])
+            if len(values) >= user_properties_max:
+                text = f"more than {user_properties_max} user properties in one packet"
+                raise PacketError(Reason.QUOTA_EXCEEDED, text)
+            values.append(value)
         elif known.field in found:
             raise protocol_error(f"the property {known.field.replace('_', ' ')} is there twice")
         else:
@@ -165,10 +176,12 @@ def block_bounds(data: bytes, at: int, end: int) -> tuple[int, int]:
     return start, stop
 
 
-def read(data: bytes, at: int, end: int, table: Table) -> tuple[dict[str, Any], int]:
+def read(
+    data: bytes, at: int, end: int, table: Table, user_properties_max: int = UNLIMITED
+) -> tuple[dict[str, Any], int]:
     """The properties whose length is at `at`, and where they end."""
     start, stop = block_bounds(data, at, end)
-    return decode(data, start, stop, table), stop
+    return decode(data, start, stop, table, user_properties_max), stop
 
 
 def encode(values: msgspec.Struct | None, table: Table) -> bytes:
@@ -194,11 +207,13 @@ def write(values: msgspec.Struct | None, table: Table) -> bytes:
     return fields.write_variable(len(block)) + block
 
 
-def publish_properties(block: bytes, from_client: bool = True) -> PublishProperties | None:
+def publish_properties(
+    block: bytes, from_client: bool = True, user_properties_max: int = UNLIMITED
+) -> PublishProperties | None:
     """The properties of a PUBLISH, given without their length; None if there are none."""
     if not block:
         return None
-    found = decode(block, 0, len(block), PUBLISH)
+    found = decode(block, 0, len(block), PUBLISH, user_properties_max)
     if from_client and "subscription_identifiers" in found:
         raise protocol_error("a PUBLISH to a server must not contain a subscription identifier")
     return PublishProperties(**found)

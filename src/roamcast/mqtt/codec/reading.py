@@ -5,9 +5,9 @@ a server of MQTT 5.0 answers with (in 3.1.1 it closes the connection). Statement
 of the standards that a check stands for are named in tests/mqtt.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from roamcast.mqtt.codec import properties, reasons
 from roamcast.mqtt.codec.errors import PacketError, malformed, protocol_error
@@ -40,6 +40,16 @@ from roamcast.mqtt.codec.topics import check_subscription, check_topic
 # Types of control packets: the upper half of the first byte.
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = range(1, 8)
 SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT, AUTH = range(8, 16)
+
+class Limits(NamedTuple):
+    """What a packet may contain, of things that take much longer to read than to send."""
+
+    user_properties_max: int = properties.UNLIMITED
+    entries_max: int = properties.UNLIMITED
+    """Of a SUBSCRIBE or UNSUBSCRIBE."""
+
+
+NO_LIMITS = Limits()
 
 # The lower half of the first byte, where it is not 0; that of PUBLISH means something.
 FLAGS = {PUBREL: 2, SUBSCRIBE: 2, UNSUBSCRIBE: 2}
@@ -89,14 +99,16 @@ def needed(rest: bytes) -> int:
     return len(rest) + 1
 
 
-def parse(first: int, body: bytes, version: int, from_client: bool = True) -> Packet:
+def parse(
+    first: int, body: bytes, version: int, from_client: bool = True, limits: Limits = NO_LIMITS
+) -> Packet:
     """The packet of a frame, checked. `from_client` says which side sent it."""
     kind = first >> 4
     if kind != PUBLISH and first & 0x0F != FLAGS.get(kind, 0):
         raise malformed(f"reserved flags of the fixed header are set: first byte 0x{first:02X}")
     known = (_FROM_CLIENT if from_client else _FROM_SERVER).get(kind)
     if known is not None:
-        return known(first, body, version)
+        return known(first, body, version, limits)
     if kind == 0:
         raise malformed("packets of type 0 do not exist")
     raise protocol_error(f"a packet of type {kind} came from a {'client' if from_client else 'server'}")
@@ -105,7 +117,7 @@ def parse(first: int, body: bytes, version: int, from_client: bool = True) -> Pa
 # --- CONNECT and CONNACK -------------------------------------------------------------------------------
 
 
-def parse_connect(body: bytes) -> Connect:
+def parse_connect(body: bytes, limits: Limits = NO_LIMITS) -> Connect:
     """The one packet that says its version itself. An error names the version to answer in."""
     end = len(body)
     name, at = read_string(body, 0, end)
@@ -117,19 +129,19 @@ def parse_connect(body: bytes) -> Connect:
             version,
         )
     try:
-        return _connect(body, at, version)
+        return _connect(body, at, version, limits.user_properties_max)
     except PacketError as error:
         raise PacketError(error.reason, f"CONNECT: {error.text}", version) from None
 
 
-def _connect(body: bytes, at: int, version: int) -> Connect:
+def _connect(body: bytes, at: int, version: int, user_properties_max: int) -> Connect:
     end = len(body)
     flags, at = read_byte(body, at, end)
     _check_connect_flags(flags, version)
     keep_alive, at = read_two(body, at, end)
     found: dict[str, Any] = {}
     if version == 5:
-        found, at = properties.read(body, at, end, properties.CONNECT)
+        found, at = properties.read(body, at, end, properties.CONNECT, user_properties_max)
         if "authentication_data" in found and "authentication_method" not in found:
             raise protocol_error("authentication data without an authentication method")
     client_id, at = read_string(body, at, end)
@@ -140,7 +152,7 @@ def _connect(body: bytes, at: int, version: int) -> Connect:
         )
     will = username = password = None
     if flags & 0x04:
-        will, at = _will(body, at, flags, version)
+        will, at = _will(body, at, flags, version, user_properties_max)
     if flags & 0x80:
         username, at = read_string(body, at, end)
     if flags & 0x40:
@@ -161,11 +173,13 @@ def _check_connect_flags(flags: int, version: int) -> None:
         raise protocol_error("a password without a user name")
 
 
-def _will(body: bytes, at: int, flags: int, version: int) -> tuple[Will, int]:
+def _will(
+    body: bytes, at: int, flags: int, version: int, user_properties_max: int
+) -> tuple[Will, int]:
     end = len(body)
     found: dict[str, Any] = {}
     if version == 5:
-        found, at = properties.read(body, at, end, properties.WILL_WITH_DELAY)
+        found, at = properties.read(body, at, end, properties.WILL_WITH_DELAY, user_properties_max)
     topic, at = read_string(body, at, end)
     check_topic(topic)
     payload, at = read_binary(body, at, end)
@@ -174,7 +188,7 @@ def _will(body: bytes, at: int, flags: int, version: int) -> tuple[Will, int]:
     return Will(topic, payload, flags >> 3 & 3, bool(flags & 0x20), delay, described), at
 
 
-def _connack(first: int, body: bytes, version: int) -> Connack:
+def _connack(first: int, body: bytes, version: int, limits: Limits) -> Connack:
     end = len(body)
     flags, at = read_byte(body, 0, end)
     code, at = read_byte(body, at, end)
@@ -195,7 +209,7 @@ def _connack(first: int, body: bytes, version: int) -> Connack:
 # --- PUBLISH and its acknowledgements ------------------------------------------------------------------
 
 
-def _publish(from_client: bool, first: int, body: bytes, version: int) -> Publish:
+def _publish(from_client: bool, first: int, body: bytes, version: int, limits: Limits) -> Publish:
     qos = first >> 1 & 3
     if qos == 3:
         raise malformed("a QoS of 3")
@@ -203,7 +217,7 @@ def _publish(from_client: bool, first: int, body: bytes, version: int) -> Publis
         raise malformed("a PUBLISH of QoS 0 says that it is a duplicate")
     topic, _ = read_string(body, 0, len(body))
     _, packet_id, start, stop, payload = properties.split_publish(body, qos, version)
-    described = properties.publish_properties(body[start:stop], from_client)
+    described = properties.publish_properties(body[start:stop], from_client, limits.user_properties_max)
     if topic or described is None or described.topic_alias is None:
         check_topic(topic)
     return Publish(topic, body[payload:], qos, bool(first & 1), bool(first & 8), packet_id, described)
@@ -219,7 +233,9 @@ _ACKNOWLEDGEMENTS: dict[int, tuple[_Acknowledgement, Mapping[int, Reason]]] = {
 }
 
 
-def _acknowledgement(first: int, body: bytes, version: int) -> Puback | Pubrec | Pubrel | Pubcomp:
+def _acknowledgement(
+    first: int, body: bytes, version: int, limits: Limits
+) -> Puback | Pubrec | Pubrel | Pubcomp:
     made, allowed = _ACKNOWLEDGEMENTS[first >> 4]
     end = len(body)
     packet_id, at = read_packet_id(body, 0, end)
@@ -230,13 +246,14 @@ def _acknowledgement(first: int, body: bytes, version: int) -> Puback | Pubrec |
     reason = _reason(body[2], allowed, made.__name__)
     described = None
     if end > 3:
-        described, at = _described(body, 3)
+        described, at = _described(body, 3, limits)
         _check_ended(at, end)
     return made(packet_id, reason, described)
 
 
-def _described(body: bytes, at: int) -> tuple[AcknowledgementProperties | None, int]:
-    found, at = properties.read(body, at, len(body), properties.ACKNOWLEDGEMENT)
+def _described(body: bytes, at: int, limits: Limits) -> tuple[AcknowledgementProperties | None, int]:
+    end, most = len(body), limits.user_properties_max
+    found, at = properties.read(body, at, end, properties.ACKNOWLEDGEMENT, most)
     return AcknowledgementProperties(**found) if found else None, at
 
 
@@ -250,20 +267,27 @@ def _reason(code: int, allowed: Mapping[int, Reason], name: str) -> Reason:
 # --- SUBSCRIBE, UNSUBSCRIBE and their acknowledgements -------------------------------------------------
 
 
-def _subscribe(first: int, body: bytes, version: int) -> Subscribe:
+def _subscribe(first: int, body: bytes, version: int, limits: Limits) -> Subscribe:
     end = len(body)
     packet_id, at = read_packet_id(body, 0, end)
     found: dict[str, Any] = {}
     if version == 5:
-        found, at = properties.read(body, at, end, properties.SUBSCRIBE)
+        found, at = properties.read(body, at, end, properties.SUBSCRIBE, limits.user_properties_max)
     entries: list[SubscriptionEntry] = []
     while at < end:
         text, at = read_string(body, at, end)
         options, at = read_byte(body, at, end)
         entries.append(_entry(text, options, version))
+        _check_count(entries, limits)
     if not entries:
         raise protocol_error("a SUBSCRIBE without a topic filter")
     return Subscribe(packet_id, tuple(entries), **found)
+
+
+def _check_count(entries: Sized, limits: Limits) -> None:
+    if len(entries) > limits.entries_max:
+        text = f"more than {limits.entries_max} topic filters in one packet"
+        raise PacketError(Reason.QUOTA_EXCEEDED, text)
 
 
 def _entry(text: str, options: int, version: int) -> SubscriptionEntry:
@@ -279,17 +303,18 @@ def _entry(text: str, options: int, version: int) -> SubscriptionEntry:
     return SubscriptionEntry(text, options & 0x03, no_local, bool(options & 0x08), options >> 4)
 
 
-def _unsubscribe(first: int, body: bytes, version: int) -> Unsubscribe:
+def _unsubscribe(first: int, body: bytes, version: int, limits: Limits) -> Unsubscribe:
     end = len(body)
     packet_id, at = read_packet_id(body, 0, end)
     found: dict[str, Any] = {}
     if version == 5:
-        found, at = properties.read(body, at, end, properties.UNSUBSCRIBE)
+        found, at = properties.read(body, at, end, properties.UNSUBSCRIBE, limits.user_properties_max)
     filters: list[str] = []
     while at < end:
         text, at = read_string(body, at, end)
         check_subscription(text, version)
         filters.append(text)
+        _check_count(filters, limits)
     if not filters:
         raise protocol_error("an UNSUBSCRIBE without a topic filter")
     return Unsubscribe(packet_id, tuple(filters), **found)
@@ -298,21 +323,21 @@ def _unsubscribe(first: int, body: bytes, version: int) -> Unsubscribe:
 _IN_SUBACK_3_1_1 = {code: Reason(code) for code in (0x00, 0x01, 0x02, 0x80)}
 
 
-def _suback(first: int, body: bytes, version: int) -> Suback:
+def _suback(first: int, body: bytes, version: int, limits: Limits) -> Suback:
     packet_id, at = read_packet_id(body, 0, len(body))
     if version == 4:
         described, allowed = None, _IN_SUBACK_3_1_1
     else:
-        (described, at), allowed = _described(body, at), reasons.IN_SUBACK
+        (described, at), allowed = _described(body, at, limits), reasons.IN_SUBACK
     return Suback(packet_id, _reasons_of("SUBACK", body[at:], allowed), described)
 
 
-def _unsuback(first: int, body: bytes, version: int) -> Unsuback:
+def _unsuback(first: int, body: bytes, version: int, limits: Limits) -> Unsuback:
     packet_id, at = read_packet_id(body, 0, len(body))
     if version == 4:
         _check_ended(at, len(body))
         return Unsuback(packet_id)
-    described, at = _described(body, at)
+    described, at = _described(body, at, limits)
     return Unsuback(packet_id, _reasons_of("UNSUBACK", body[at:], reasons.IN_UNSUBACK), described)
 
 
@@ -325,47 +350,52 @@ def _reasons_of(name: str, codes: bytes, allowed: Mapping[int, Reason]) -> tuple
 # --- the small ones ------------------------------------------------------------------------------------
 
 
-def _ping(made: type[Pingreq] | type[Pingresp], first: int, body: bytes, version: int) -> Packet:
+def _ping(
+    made: type[Pingreq] | type[Pingresp], first: int, body: bytes, version: int, limits: Limits
+) -> Packet:
     _check_ended(0, len(body))
     return made()
 
 
-def _disconnect_from_client(first: int, body: bytes, version: int) -> Disconnect:
+def _disconnect_from_client(first: int, body: bytes, version: int, limits: Limits) -> Disconnect:
     if version == 4:
         _check_ended(0, len(body))
-    packet = _disconnect(body, reasons.IN_CLIENT_DISCONNECT)
+    packet = _disconnect(body, reasons.IN_CLIENT_DISCONNECT, limits)
     if packet.server_reference is not None:
         raise protocol_error("a server reference in a DISCONNECT from a client")
     return packet
 
 
-def _disconnect_from_server(first: int, body: bytes, version: int) -> Disconnect:
+def _disconnect_from_server(first: int, body: bytes, version: int, limits: Limits) -> Disconnect:
     if version == 4:
         raise protocol_error("a DISCONNECT from a server of MQTT 3.1.1")
-    packet = _disconnect(body, reasons.IN_SERVER_DISCONNECT)
+    packet = _disconnect(body, reasons.IN_SERVER_DISCONNECT, limits)
     if packet.session_expiry is not None:
         raise protocol_error("a session expiry interval in a DISCONNECT from a server")
     return packet
 
 
-def _disconnect(body: bytes, allowed: Mapping[int, Reason]) -> Disconnect:
+def _disconnect(body: bytes, allowed: Mapping[int, Reason], limits: Limits) -> Disconnect:
     if not body:
         return Disconnect()
     reason = _reason(body[0], allowed, "DISCONNECT")
     if len(body) == 1:
         return Disconnect(reason)
-    found, at = properties.read(body, 1, len(body), properties.DISCONNECT)
+    most = limits.user_properties_max
+    found, at = properties.read(body, 1, len(body), properties.DISCONNECT, most)
     _check_ended(at, len(body))
     return Disconnect(reason, **found)
 
 
-def _auth(allowed: Mapping[int, Reason], first: int, body: bytes, version: int) -> Auth:
+def _auth(
+    allowed: Mapping[int, Reason], first: int, body: bytes, version: int, limits: Limits
+) -> Auth:
     if version == 4:
         raise malformed("AUTH does not exist in MQTT 3.1.1")
     reason = _reason(body[0] if body else 0, allowed, "AUTH")
     if not body:
         return Auth()  # Section 3.15.2.1: success without properties needs no bytes.
-    found, at = properties.read(body, 1, len(body), properties.AUTH)
+    found, at = properties.read(body, 1, len(body), properties.AUTH, limits.user_properties_max)
     _check_ended(at, len(body))
     if "authentication_method" not in found:
         raise protocol_error("an AUTH without an authentication method")
@@ -381,12 +411,12 @@ def _too_long(at: int, end: int) -> PacketError:
     return malformed(f"{end - at} bytes are left over at the end of the packet")
 
 
-_Parser = Callable[[int, bytes, int], Packet]
+_Parser = Callable[[int, bytes, int, Limits], Packet]
 
 _FROM_BOTH: dict[int, _Parser] = dict.fromkeys(_ACKNOWLEDGEMENTS, _acknowledgement)
 _FROM_CLIENT: dict[int, _Parser] = {
     **_FROM_BOTH,
-    CONNECT: lambda first, body, version: parse_connect(body),
+    CONNECT: lambda first, body, version, limits: parse_connect(body, limits),
     PUBLISH: partial(_publish, True),
     SUBSCRIBE: _subscribe,
     UNSUBSCRIBE: _unsubscribe,

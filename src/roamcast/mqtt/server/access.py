@@ -3,7 +3,9 @@
 Rules are read in order; the first that fits a notification decides, and a default decides where none
 fits. A publish is one notification, so that is all there is to say. A subscription stands for every
 notification that it may ever match: it is allowed only if the rules would allow each of them, as far as
-that can be decided, and refused otherwise. It is never narrowed, for the client would not know.
+that can be decided, and refused otherwise. Rules may change, and a session may move to a broker with other
+rules. So each notification is also judged when it is delivered: a subscription that was granted under other
+rules brings only what the rules of now, at the broker where the client is now, allow.
 
 What does not depend on content is decided once per topic: the verdict is one look into a dict.
 """
@@ -11,7 +13,8 @@ What does not depend on content is decided once per topic: the verdict is one lo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -46,13 +49,14 @@ class Rule(msgspec.Struct, frozen=True):
     topic: Texts = "#"
     """A topic filter, or a list of them. %u stands for the user's name and %c for the client id; a rule
     that allows never fits for a name that is empty, starts with $ or contains /, + or #."""
-    action: Literal["publish", "subscribe", "both"] = "both"
-    """What the client wants to do."""
+    action: Literal["publish", "subscribe", "both", "connect"] = "both"
+    """What the client wants to do; "both" is publish and subscribe. Rules for "connect" say which client
+    ids a user may have, and have no topic: as soon as there is one, what no such rule allows is denied."""
     user: Texts = EVERYONE
     """A user's name, "certificate:NAME" for the name in a client certificate, "anonymous", or "*" for
     everyone; or a list of them. A * inside a name stands for anything: "user:*" is whoever has a password."""
     client: Texts = EVERYONE
-    """A client id, or a list of them; * stands for anything."""
+    """A client id, or a list of them; * stands for anything and %u for the user's name."""
     where: str = ""
     """A selector over the attributes of the notification, such as "speed < 200"; empty fits always."""
 
@@ -64,12 +68,23 @@ class AccessRules(msgspec.Struct, frozen=True):
     default: Default = "allow"
 
 
+class Grants(msgspec.Struct, frozen=True):
+    """Topic filters that whoever authenticated the client allows it, and no others; %u and %c as in rules."""
+
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+
+
 class Identity(msgspec.Struct, frozen=True):
     """Who a client has proved to be; one that proved nothing has neither user nor certificate."""
 
     client: str
     user: str = ""
     certificate: str = ""
+    site: str = ""
+    """Where it proved that: a broker's id, or @REALM where brokers share their users."""
+    grants: Grants | None = None
+    """What its token, or the service that was asked, allows; None leaves everything to the rules."""
 
     @property
     def name(self) -> str:
@@ -83,13 +98,21 @@ class Identity(msgspec.Struct, frozen=True):
     @property
     def owner(self) -> str:
         """To whom the client's session belongs: nobody else may take it by giving the same client id."""
-        if self.user:
-            return USER + self.user
-        return CERTIFICATE + self.certificate if self.certificate else ANONYMOUS
+        if not self.name:
+            return ANONYMOUS
+        name = USER + self.user if self.user else CERTIFICATE + self.certificate
+        return f"{self.site}/{name}" if self.site else name
+
+    def seen_from(self, site: str) -> Identity:
+        """The identity for rules of another site: users of elsewhere have their site before their name."""
+        if not self.site or self.site == site:
+            return self
+        user, certificate = (f"{self.site}/{name}" if name else "" for name in (self.user, self.certificate))
+        return msgspec.structs.replace(self, user=user, certificate=certificate)
 
 
 class Decision(NamedTuple):
-    """May this client publish to a topic."""
+    """May this client publish to a topic, or receive from it."""
 
     allowed: bool
     """Where no condition holds."""
@@ -110,20 +133,60 @@ DENIED = Decision(False)
 
 
 class ClientAccess:
-    """What the rules say for one client."""
+    """What the rules say for one client.
 
-    def __init__(self, entries: list[_Entry], default: bool) -> None:
-        self._publish = [entry for entry in entries if entry.compiled.rule.action != "subscribe"]
-        self._subscribe = [entry for entry in entries if entry.compiled.rule.action != "publish"]
+    Which rules fit is found out when it is asked for: rules may change while thousands are connected.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[_Compiled],
+        identity: Identity,
+        default: bool,
+        may_connect: bool = True,
+        within: ClientAccess | None = None,
+    ) -> None:
+        self._rules = rules
+        self._identity = identity
         self._default = default
+        self._within = within
+        """What is allowed at most."""
+        self.may_connect = may_connect
         self._decisions: dict[str, Decision] = {}
+        self._receiving: dict[str, Decision] = {}
         self._subscriptions: dict[Filter, bool] = {}
+
+    @cached_property
+    def _publish(self) -> list[_Entry]:
+        return self._entries("publish")
+
+    @cached_property
+    def _subscribe(self) -> list[_Entry]:
+        return self._entries("subscribe")
+
+    def _entries(self, action: str) -> list[_Entry]:
+        rules = (one for one in self._rules if one.rule.action in (action, "both"))
+        return [_Entry(one, self._identity) for one in rules if one.fits(self._identity)]
+
+    @cached_property
+    def receives_all(self) -> bool:
+        """True if no notification is kept from the client, so that none must be looked at."""
+        return self._default and self._within is None and all(entry.allows for entry in self._subscribe)
 
     def publish(self, topic: str) -> Decision:
         """The decision on publishing to a topic."""
         decision = self._decisions.get(topic)
         if decision is None:
             decision = _remember(self._decisions, topic, self._decide(topic))
+        return decision
+
+    def receive(self, topic: str) -> Decision:
+        """The decision on delivering what was published to a topic."""
+        decision = self._receiving.get(topic)
+        if decision is None:
+            is_within = self._within is None or self._within.receive(topic).allowed
+            decided = _first_fitting(self._subscribe, topic, self._default) if is_within else DENIED
+            decision = _remember(self._receiving, topic, decided)
         return decision
 
     def needs_content(self, topic: str) -> bool:
@@ -140,26 +203,17 @@ class ClientAccess:
         allowed = self._subscriptions.get(filter)
         if allowed is None:
             # Conditions on the client's own state count for nothing: the state is its own to change.
-            allowed = _remember(self._subscriptions, filter, self._covers(widest(filter)))
+            is_within = self._within is None or self._within.may_subscribe(filter)
+            allowed = _remember(self._subscriptions, filter, is_within and self._covers(widest(filter)))
         return allowed
 
     def _decide(self, topic: str) -> Decision:
         if topic.startswith(("$SYS/", "$share/")):
             return DENIED  # These are the broker's own.
-        conditions: list[tuple[Callable[[Attributes], bool], bool]] = []
+        if self._within is not None and not self._within.publish(topic).allowed:
+            return DENIED
         # Topics that start with $ have a meaning of their own somewhere: only a rule opens them.
-        verdict = self._default and not topic.startswith("$")
-        for entry in self._publish:
-            if not entry.accepts(topic):
-                continue
-            where = entry.compiled.where
-            if where is None:
-                verdict = entry.allows
-                break
-            conditions.append((where.matches, entry.allows))
-        while conditions and conditions[-1][1] == verdict:
-            conditions.pop()  # It would only say what is said without it.
-        return Decision(verdict, tuple(conditions)) if conditions else ALLOWED if verdict else DENIED
+        return _first_fitting(self._publish, topic, self._default and not topic.startswith("$"))
 
     def _covers(self, wanted: Filter) -> bool:
         """Whether the first rule that fits allows, for every notification that `wanted` matches."""
@@ -175,6 +229,23 @@ class ClientAccess:
             elif not _together_cover(allowed, _common(filter, wanted)):
                 return False
         return self._default
+
+
+def _first_fitting(entries: list[_Entry], topic: str, default: bool) -> Decision:
+    """The verdict of the first entry that fits a notification of this topic."""
+    conditions: list[tuple[Callable[[Attributes], bool], bool]] = []
+    verdict = default
+    for entry in entries:
+        if not entry.accepts(topic):
+            continue
+        where = entry.compiled.where
+        if where is None:
+            verdict = entry.allows
+            break
+        conditions.append((where.matches, entry.allows))
+    while conditions and conditions[-1][1] == verdict:
+        conditions.pop()  # It would only say what is said without it.
+    return Decision(verdict, tuple(conditions)) if conditions else ALLOWED if verdict else DENIED
 
 
 def _together_cover(filters: list[Filter], wanted: Filter | None) -> bool:
@@ -221,7 +292,7 @@ class _Compiled(NamedTuple):
 
     rule: Rule
     users: tuple[Callable[[Identity], bool], ...]
-    clients: tuple[Callable[[str], object], ...]
+    clients: tuple[Callable[[Identity], object], ...]
     topics: tuple[_Topic, ...]
     where: Filter | None
     reach: Filter
@@ -229,7 +300,7 @@ class _Compiled(NamedTuple):
 
     def fits(self, identity: Identity) -> bool:
         return any(fits(identity) for fits in self.users) and any(
-            fits(identity.client) for fits in self.clients
+            fits(identity) for fits in self.clients
         )
 
 
@@ -282,7 +353,9 @@ def _rule_filter(patterns: list[TopicPattern], where: Filter | None) -> Filter:
 class Access:
     """Rules, ready to be asked. Reading them refuses what makes no sense."""
 
-    __state__ = State("mqtt-access", saved=("rules",), derived=("_by_client", "_compiled", "_known"))
+    __state__ = State(
+        "mqtt-access", saved=("rules",), derived=("_by_client", "_compiled", "_connecting", "_known")
+    )
 
     def __init__(self, rules: AccessRules = AccessRules()) -> None:  # noqa: B008
         self.rules = rules
@@ -292,17 +365,38 @@ class Access:
         rules = self.rules.rules
         self._compiled = [_compile(number, rule) for number, rule in enumerate(rules)]
         self._by_client = any(_depends_on_client(rule) for rule in rules)
-        self._known: dict[tuple[str, str, str], ClientAccess] = {}
+        self._connecting = [one for one in self._compiled if one.rule.action == "connect"]
+        self._known: dict[tuple[str, str, str, Grants | None], ClientAccess] = {}
 
     def of(self, identity: Identity) -> ClientAccess:
         """What the rules say for this client; clients for which they say the same share it."""
-        key = (identity.user, identity.certificate, identity.client if self._by_client else "")
+        by_client = self._by_client or identity.grants is not None
+        key = (identity.user, identity.certificate, identity.client if by_client else "", identity.grants)
         known = self._known.get(key)
         return known if known is not None else _remember(self._known, key, self._make(identity))
 
     def _make(self, identity: Identity) -> ClientAccess:
-        entries = [_Entry(one, identity) for one in self._compiled if one.fits(identity)]
-        return ClientAccess(entries, self.rules.default == "allow")
+        rules = self._compiled
+        verdicts = (one.rule.verdict == "allow" for one in self._connecting if one.fits(identity))
+        may_connect = next(verdicts, not self._connecting)
+        if identity.grants is None:
+            return ClientAccess(rules, identity, self.rules.default == "allow", may_connect)
+        # What is granted need not be allowed by a rule, but a rule can deny it.
+        return ClientAccess(rules, identity, True, may_connect, _granted(identity.grants, identity))
+
+
+def _granted(grants: Grants, identity: Identity) -> ClientAccess:
+    rules = []
+    for action, topics in (("publish", grants.publish), ("subscribe", grants.subscribe)):
+        if topics:
+            rule = msgspec.convert({"verdict": "allow", "topic": topics, "action": action}, Rule)
+            rules.append(_compile(0, rule))
+    return ClientAccess(rules, identity, False)
+
+
+def check_grants(grants: Grants) -> None:
+    """InputError if one of its topic filters is none."""
+    _granted(grants, Identity("x", "x"))
 
 
 def _texts(value: Texts) -> tuple[str, ...]:
@@ -319,6 +413,8 @@ def _compile(number: int, rule: Rule) -> _Compiled:
         for name, value in (("topic", rule.topic), ("user", rule.user), ("client", rule.client)):
             if not _texts(value) or "" in _texts(value):
                 raise InputError(f"{name} is empty; leave it out to mean all")
+        if rule.action == "connect" and (rule.topic != "#" or rule.where):
+            raise InputError("a rule for connect has neither topic nor where, only user and client")
         where = parse(rule.where) if rule.where else None
         if where is not None and where.own:
             raise InputError(f"where = {rule.where}: a rule knows no client's state; leave out myloc and my")
@@ -330,7 +426,7 @@ def _compile(number: int, rule: Rule) -> _Compiled:
     return _Compiled(
         rule,
         tuple(_user_test(text) for text in _texts(rule.user)),
-        tuple(_glob(text) for text in _texts(rule.client)),
+        tuple(_client_test(text) for text in _texts(rule.client)),
         tuple(_Topic(topic, _prefix(topic)) for topic in _texts(rule.topic)),
         where,
         reach,
@@ -360,9 +456,16 @@ def _user_test(text: str) -> Callable[[Identity], bool]:
     return lambda identity: bool(identity.user and fits(identity.user))
 
 
-def _glob(text: str) -> Callable[[str], object]:
+def _client_test(text: str) -> Callable[[Identity], object]:
+    if "%u" not in text:
+        fits = _glob(text)
+        return lambda identity: fits(identity.client)
+    return lambda identity: identity.name and _glob(text, identity.name)(identity.client)
+
+
+def _glob(text: str, user: str = "%u") -> Callable[[str], object]:
     """Whether a name fits, where * stands for anything; atomic, so that no name can make it slow."""
-    first, *parts = map(re.escape, text.split("*"))
+    first, *parts = (re.escape(part).replace("%u", re.escape(user)) for part in text.split("*"))
     if not parts:
         return re.compile(first).fullmatch
     *middle, last = parts

@@ -6,7 +6,7 @@ request with many bodies, and runs of acknowledgements one acknowledgement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -17,7 +17,17 @@ from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive, following
 from roamcast.mqtt.codec.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.codec.properties import split_publish
-from roamcast.mqtt.codec.reading import PINGREQ, SUBSCRIBE, UNSUBSCRIBE, cut, needed, parse
+from roamcast.mqtt.codec.reading import (
+    AUTH,
+    PINGREQ,
+    PUBLISH,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    Limits,
+    cut,
+    needed,
+    parse,
+)
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import ClientAccess, Identity
@@ -37,7 +47,11 @@ QOS_0, QOS_1 = 0x30, 0x32
 LARGEST_PACKET = 1 << 28
 UNLIMITED = 1 << 30
 TOPICS_KEPT_MAX = 2048
+TOPICS_BYTES_KEPT_MAX = 256 * 1024
+"""What is remembered of the topics of one connection."""
 EXPLANATION_LENGTH_MAX = 1000
+LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
+"""Kinds of packets that have a use for the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
 """Kinds of packets that take as long as so many others."""
 
@@ -62,10 +76,15 @@ class PacketTaker(Protocol):
 
     inputs: list[Input]
     packet_max: int
+    small_max: int
+    """The size of packets that are acknowledgements, pings and the like."""
+    limits: Limits
     packets_max: int
     """Bursts and single packets that are taken of one connection in this turn; others are waiting too."""
     unread: dict[int, None]
     """Connections with whole packets that were left for the next turn."""
+    unfinished: Mapping[int, object]
+    """Connections of which a packet is carried out over several turns: nothing behind it is taken yet."""
     received_max: int
     waiting_max: int
     alias_max: int
@@ -95,16 +114,17 @@ class PacketTaker(Protocol):
 
 class MqttConnection:
     __slots__ = (
-        "_chunks", "_have", "_held", "_need", "access", "aliases", "client", "connect", "guarded", "id",
-        "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out", "own_names", "published",
-        "qos_max", "request", "sent_aliases", "session", "taken", "topics", "version", "waiting",
+        "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "asked", "client",
+        "connect", "guarded", "id", "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out",
+        "own_names", "published", "qos_max", "request", "sent_aliases", "session", "taken", "topics",
+        "version", "waiting",
     )  # fmt: skip
 
     __state__ = State(
         "mqtt-connection",
         derived=(
-            "_chunks", "_have", "_held", "_need", "access", "guarded", "is_durable", "is_slow", "out",
-            "own_names", "published", "sent_aliases", "taken", "topics",
+            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "asked", "guarded", "is_durable",
+            "is_slow", "out", "own_names", "published", "sent_aliases", "taken", "topics",
         ),
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
@@ -140,10 +160,13 @@ class MqttConnection:
         """Whether what was read in this turn must be in the journal before anything is answered."""
         self.topics: dict[bytes, bytes | None] = {}
         """Topic as it came to the attributes of what is published under it; None is forbidden."""
+        self._topics_bytes = 0
         self.guarded: dict[bytes, None] = {}
         """Topics under which access depends on the content."""
         self.is_slow = False
         """Whether it does not read what is sent to it; what promises nothing is left out then."""
+        self.asked = 0
+        """Changes that the client asked for: of subscriptions, or of its own state."""
         self.published = 0
         """Notifications that came over this connection."""
         self.sent_aliases: dict[bytes, int] = {}
@@ -182,9 +205,17 @@ class MqttConnection:
         self._chunks, self._have, self._need = [rest], len(rest), needed(rest)
         return data[:position]
 
+    def put_off(self, endpoint: PacketTaker, data: bytes) -> None:
+        """Keep what has come for the next turn."""
+        endpoint.unread[self.id] = None
+        if data:
+            self._chunks.append(data)
+            self._have += len(data)
+            self._need = self._need or 1
+
     def promises_nothing(self, data: bytes) -> bool:
         """Whether these are whole packets, all of them pings or plain QoS 0 publishes."""
-        if self.session is None or self._have:
+        if self.session is None or self._have or not data:
             return False
         position = 0
         while position < len(data):
@@ -210,8 +241,10 @@ class MqttConnection:
         waiting, self.waiting = b"".join(self.waiting), []
         # All of it is in the journal already, and has to be taken now.
         packets_max, endpoint.packets_max = endpoint.packets_max, UNLIMITED
-        self._take(endpoint, waiting)
+        position = self._take(endpoint, waiting)
         endpoint.packets_max = packets_max
+        if position < len(waiting):
+            self.waiting = [waiting[position:]]  # Behind a packet that is not finished.
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
 
@@ -219,7 +252,8 @@ class MqttConnection:
         """Keep whole packets until the session is there; not too many, since they are all taken at once."""
         position = 0
         while self._held < endpoint.packets_max:
-            whole = cut(data, position, endpoint.packet_max)
+            is_large = position < len(data) and data[position] >> 4 in LARGE
+            whole = cut(data, position, endpoint.packet_max if is_large else endpoint.small_max)
             if whole is None:
                 break
             position = whole[2]
@@ -255,20 +289,24 @@ class MqttConnection:
                 if end > position:
                     position = end
                     continue
-            whole = cut(data, position, packet_max)
+            whole = cut(data, position, packet_max if kind in LARGE else endpoint.small_max)
             if whole is None:
                 break
             first, start, position = whole
             left -= LABOUR.get(kind, 1)
             body = data[start:position]
-            packet = parse(first, body, version)
+            packet = parse(first, body, version, limits=endpoint.limits)
             if kind == 3:
                 # Too large, or with too many properties, to be cut by the burst.
                 topic, packet_id, start, stop, at = split_publish(body, first >> 1 & 3, version)
                 self._publish(endpoint, first, topic, body[start:stop], packet_id, [body[at:]])
             else:
-                self.is_durable = self.is_durable or kind != PINGREQ
+                # What an AUTH says changes no state, and is not for the journal.
+                self.is_durable = self.is_durable or kind not in (PINGREQ, AUTH)
                 endpoint.on_packet(self, packet)
+                if self.id in endpoint.unfinished:
+                    endpoint.unread[self.id] = None
+                    break
         return position
 
     # --- PUBLISH ---
@@ -445,11 +483,12 @@ class MqttConnection:
         try:
             return self.topics[topic]
         except KeyError:
-            attributes = endpoint.attributes_of(self, topic)
-            if len(self.topics) >= TOPICS_KEPT_MAX:
+            self._topics_bytes += len(topic)
+            if len(self.topics) >= TOPICS_KEPT_MAX or self._topics_bytes > TOPICS_BYTES_KEPT_MAX:
                 self.topics.clear()
                 self.guarded.clear()
-            self.topics[topic] = attributes
+                self._topics_bytes = len(topic)
+            attributes = self.topics[topic] = endpoint.attributes_of(self, topic)
             return attributes
 
     def _submit(

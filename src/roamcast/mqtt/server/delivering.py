@@ -8,6 +8,7 @@ from typing import Protocol
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.packet_ids import consecutive
+from roamcast.mqtt.server.access import ALLOWED, Decision
 from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
 from roamcast.mqtt.server.marks import EXPIRY, QOS, SHARED, message_expiry
 from roamcast.mqtt.server.outgoing import Encoder, runs_of
@@ -17,8 +18,12 @@ from roamcast.protocol.notification import Burst
 
 PUBREL = b"\x62\x02"
 PLANS_KEPT_MAX = 1024
+PLAN_BYTES_KEPT_MAX = 1024
+"""How to send is remembered where topic and properties are not longer than this."""
 ALIASES_MAX = 1024
 """Topic aliases towards one client, however many it allows."""
+ALIASED_BYTES_MAX = 512
+"""Longer topics get no alias: they are remembered as long as the connection is there."""
 
 
 class Sender(PacketTaker, Protocol):
@@ -28,6 +33,7 @@ class Sender(PacketTaker, Protocol):
     encoder: Encoder
 
     def contents(self, burst: Burst) -> Sequence[Attributes]: ...
+    def left_over(self, client: str, burst: Burst) -> None: ...
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
 
@@ -67,6 +73,12 @@ def _deliver_uniform(
 ) -> int:
     plan = session.plans.get((burst.attributes, burst.marks, own))
     if plan is None:
+        decision = _decision(endpoint, connection, burst)
+        if decision.needs_content:
+            return _send_singly(endpoint, connection, session, burst, sequence, None, decision)
+        if not decision.allowed:
+            _withhold(endpoint, connection, session, burst, sequence)
+            return 0
         options = session.options(burst.attributes, own, _is_shared(burst))
         is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
         if options is None or options.identity or not is_plain:
@@ -74,7 +86,7 @@ def _deliver_uniform(
         plan, is_lasting = _plan(endpoint, connection, burst, options)
         if len(session.plans) >= PLANS_KEPT_MAX:
             session.plans.clear()
-        if is_lasting:
+        if is_lasting and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX:
             session.plans[burst.attributes, burst.marks, own] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
@@ -117,6 +129,27 @@ def _deliver_runs(
     return left_out
 
 
+def _decision(endpoint: Sender, connection: MqttConnection, burst: Burst) -> Decision:
+    """May the client receive this: rules may have changed since it subscribed, or be others here."""
+    access = connection.access
+    return ALLOWED if access.receives_all else access.receive(endpoint.encoder.topic_of(burst.attributes))
+
+
+def _may_receive(endpoint: Sender, connection: MqttConnection, single: Burst) -> bool:
+    decision = _decision(endpoint, connection, single)
+    return decision.of(endpoint.contents(single)[0]) if decision.conditions else decision.allowed
+
+
+def _withhold(
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
+) -> None:
+    """Keep from the client what the rules deny it; what a group owed it goes to another member."""
+    endpoint.traffic.denied["receive"] += burst.count
+    if _is_shared(burst):
+        endpoint.left_over(connection.client, burst)
+    _pass_over(endpoint, connection, session, burst, sequence)
+
+
 def _is_shared(burst: Burst) -> bool:
     return bool(burst.marks[0] & SHARED)
 
@@ -138,7 +171,7 @@ def _alias(connection: MqttConnection, attributes: bytes) -> int:
     if alias or connect.maximum_packet_size is not None:
         # Telling an alias takes a few bytes, which could be those that are too many.
         return alias
-    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX):
+    if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX) or len(attributes) > ALIASED_BYTES_MAX:
         return 0
     alias = known[attributes] = len(known) + 1
     return -alias
@@ -179,15 +212,18 @@ def _send_singly(
     burst: Burst,
     sequence: int,
     options: Options | None,
+    decision: Decision = ALLOWED,
 ) -> int:
-    """One by one, because each has options, an identity, an expiry or a size of its own."""
+    """One by one, because each has options, an identity, an expiry, a size or a verdict of its own."""
     own, limit, left_out = burst.publisher in connection.own_names, connection.connect.maximum_packet_size, 0
     contents = endpoint.contents(burst) if options is None else [{}] * burst.count
     for position, attributes in enumerate(contents):
         single = burst.part(position, position + 1)
         chosen = options or session.options_of(attributes, own, _is_shared(burst))
         expired = is_expired(single, endpoint.now)
-        if expired or _is_too_large(endpoint, connection, single, chosen, limit):
+        if decision.conditions and not decision.of(attributes):
+            _withhold(endpoint, connection, session, single, sequence)
+        elif expired or _is_too_large(endpoint, connection, single, chosen, limit):
             left_out += 1
             if sequence:
                 endpoint.left_out(connection.client, single, "expired" if expired else "too large")
@@ -227,7 +263,10 @@ def _send_again(
         if known is None:
             break
         packet_id, qos, has_it = known
-        if not has_it:
+        if not has_it and not _may_receive(endpoint, connection, single):
+            endpoint.traffic.denied["receive"] += 1
+            connection.acknowledged(endpoint, in_flight.acknowledge(packet_id, qos))
+        elif not has_it:
             own, shared = single.publisher in connection.own_names, _is_shared(single)
             options = session.options(single.attributes, own, shared)
             options = options or session.options_of(endpoint.contents(single)[0], own, shared)

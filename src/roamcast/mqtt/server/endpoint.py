@@ -7,21 +7,23 @@ about routing or mobility.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes, Filter, Value
+from roamcast.filters.selector import parse
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packets import Packet
+from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import IN_CONNACK, IN_SERVER_DISCONNECT, Reason
 from roamcast.mqtt.codec.topics import decode_topic
 from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import connack, write
-from roamcast.mqtt.server.access import Access, AccessRules, Identity
+from roamcast.mqtt.server.access import ANONYMOUS, Access, AccessRules, ClientAccess, Identity
 from roamcast.mqtt.server.attributes import contents_of
 from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
 from roamcast.mqtt.server.delivering import PUBREL, deliver
@@ -29,11 +31,17 @@ from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
-from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Subscription, client_of
+from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Recall, Subscription, client_of
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
-from roamcast.mqtt.server.welcoming import acceptance, check_will, session_expiry_of
+from roamcast.mqtt.server.welcoming import (
+    acceptance,
+    check_topic_size,
+    check_will,
+    session_expiry_of,
+    will_bytes,
+)
 from roamcast.protocol.effects import (
     Attached,
     Detached,
@@ -55,16 +63,28 @@ from roamcast.protocol.messages import (
 from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.state import State
 
+EXPIRY_WHERE_FULL_S = 60
+"""A session that is sent ahead of its client, to a broker that has too many, ends after this time."""
 PUBCOMP = b"\x70\x02"
+ENTRIES_PER_SUBSCRIPTION = 2
+"""A packet names at most twice as many topic filters as a client may have subscriptions."""
 TOPICS_KEPT_MAX = 4096
+TOPIC_BYTES_KEPT_MAX = 512
+"""Longer topics are not remembered."""
 
 
+NOT_YOURS = (
+    "the session of this client id is another user's; a user roams only between brokers with the same "
+    "access.realm that list each other in access.realm_brokers"
+)
 UNUSED_S = 30
 """How long a new session waits for its client, if the client left before the session was made."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True):
     packet_max: int = 1 << 20
+    small_packet_max: int = 16 << 10
+    """Of packets other than PUBLISH, SUBSCRIBE and UNSUBSCRIBE."""
     receive_maximum: int = 1024
     """QoS 2 publishes that a client may have begun and not released."""
     topic_alias_maximum: int = 64
@@ -83,12 +103,20 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
     """What a client may send before its session is there."""
+    subscriptions_bytes_max: int = 16 << 20
+    """Memory of the subscriptions of one client."""
+    wills_bytes_max: int = 64 << 20
+    """Memory of all wills."""
     sessions_max: int = 100_000
+    sessions_per_user_max: int = 10_000
+    """Of one user; anonymous clients are not one user."""
+    site: str = ""
+    """What qualifies the users that prove themselves here (see protocol.owners)."""
     qos_max: int = 2
     topic_bytes_max: int = 4096
-    topic_levels_max: int = 256
+    topic_levels_max: int = 128
     user_properties_max: int = 64
-    """Of one PUBLISH."""
+    """Of one packet."""
     shared: bool = True
     serves_unreachable: bool = False
     """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
@@ -106,8 +134,17 @@ class Keeper(Protocol):
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         """Keep what a client ("" for a will) published as retained under the topic; if empty, keep none."""
 
-    def recall(self, client: str, subscription: Subscription) -> None:
-        """Send the retained messages that a new subscription wants."""
+    def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
+        """Send the retained messages that new subscriptions want."""
+
+    def end_recall(self, client: str, subscription: Subscription) -> None:
+        """A subscription was withdrawn: send no more of what is retained for it."""
+
+    def take_recalls(self, client: str) -> list[Recall]:
+        """What of recalls is left for a client, whose session goes or ends."""
+
+    def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
+        """The session has come: go on with its recalls."""
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
         """A client takes part in a shared subscription; or comes here with it, or connects, or goes away.
@@ -138,13 +175,16 @@ class Endpoint:
     __state__ = State(
         "mqtt-endpoint",
         saved=(
-            "access", "keeper", "settings", "packet_max", "received_max", "waiting_max", "alias_max",
-            "qos_max", "retains", "inputs", "touched", "closes", "timers", "encoder", "connections",
-            "sessions", "_elsewhere", "_refuses", "_attaching", "_present", "_wills", "_subscribing",
-            "_properties",
+            "access", "keeper", "settings", "packet_max", "small_max", "limits", "received_max",
+            "waiting_max", "alias_max", "qos_max", "retains", "inputs", "touched", "closes",
+            "timers", "encoder", "connections", "sessions", "_elsewhere", "_refuses", "_attaching",
+            "_present", "_idle", "_wills", "_subscribing", "_properties",
         ),
         unhashed=("now",),
-        derived=("_attributes", "packets_max", "packets_per_turn", "traffic", "unread"),
+        derived=(
+            "_attributes", "_owned", "_wills_bytes", "auths", "packets_max", "packets_per_turn", "traffic",
+            "unfinished", "unread",
+        ),
     )  # fmt: skip
 
     def __init__(self, keeper: Keeper) -> None:
@@ -169,6 +209,8 @@ class Endpoint:
         self._attaching: dict[str, MqttConnection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
+        self._idle: dict[str, None] = {}
+        """Clients that are away and for whom nothing is kept; the first has been away for longest."""
         self._wills: dict[str, packets.Will] = {}
         """Of clients that are away, until their delay is over."""
         self._subscribing = Subscribing(self)
@@ -180,14 +222,27 @@ class Endpoint:
         """What is taken of all clients together in one turn; 0, as for what comes from the journal: all."""
         self.packets_max = UNLIMITED
         self.unread: dict[int, None] = {}
+        self.auths: list[tuple[int, packets.Auth]] = []
+        """Clients that prove anew who they are: what they say is for whoever can check it."""
         self.traffic = Traffic()
+        self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        self._owned: dict[str, int] = {}
+        """Sessions by owner."""
+        for session in self.sessions.values():
+            self._count(session, +1)
+        wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
+        self._wills_bytes = sum(map(will_bytes, wills))
+        """Memory of the wills of all clients, away or here."""
         for connection in (*self.connections.values(), *self._attaching.values()):
             connection.access = self.access.of(connection.identity)
 
     def configure(self, settings: EndpointSettings) -> None:
         self.settings = settings
         self.packet_max = settings.packet_max
+        self.small_max = min(settings.small_packet_max, settings.packet_max)
+        entries_max = ENTRIES_PER_SUBSCRIPTION * settings.subscriptions_max
+        self.limits = Limits(settings.user_properties_max, entries_max)
         self.received_max = settings.receive_maximum
         self.waiting_max = settings.waiting_bytes_max
         self.alias_max = settings.topic_alias_maximum
@@ -205,20 +260,32 @@ class Endpoint:
     def pack(self, client: str) -> bytes:
         session = self.sessions[client]
         will, at = self._take_will(session)
-        del self.sessions[client]
         if will is not None and at <= self.now:
-            self._publish_will(will)
+            self._publish_will(session, will)
             will = None
+        self._remove(session)
+        recalls = self.keeper.take_recalls(client)
         # A session that its client has never seen is new wherever it arrives.
-        return session.pack(will, at) if self._present.pop(client, True) else b""
+        return session.pack(will, at, recalls) if self._present.pop(client, True) else b""
 
-    def arrived(self, client: str, capsule: bytes) -> None:
+    def can_unpack(self, client: str, capsule: bytes) -> bool:
+        return not capsule or MqttSession.is_readable(client, capsule)
+
+    def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
-        session = MqttSession.unpack(client, capsule) if capsule else MqttSession(client)
+        recalls: list[Recall] = []
+        session = MqttSession(client, owner=owner)
+        if capsule:
+            session, recalls = MqttSession.unpack(client, capsule, owner)
+        if client in self.sessions:
+            self._remove(self.sessions[client])
         self.sessions[client] = session
+        self._count(session, +1)
+        self.keeper.resume_recalls(client, recalls)
         if session.will is not None:
             # Whoever comes for the session makes it void, and whoever ends it publishes it.
-            self._wills[client], session.will = session.will, None
+            self._keep_will(client, session.will)
+            session.will = None
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self._join_groups(session)
         is_coming = client in self._attaching
@@ -228,11 +295,37 @@ class Endpoint:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
                 session.expiry_s = max(UNUSED_S, stand_in.expiry_s if stand_in is not None else 0)
+            is_full = len(self.sessions) > self.settings.sessions_max
+            if is_full and not self._make_room():
+                # Its client said that it comes here: it may do so for a while.
+                session.expiry_s = min(session.expiry_s, EXPIRY_WHERE_FULL_S)
             self._begin_expiry(session)
+            if self._has_too_many(owner):
+                # It was pushed here while its client is away: another broker's quota is not this one's.
+                self.traffic.notes.append(Note("ended", 0, client, f"too many sessions of {owner}"))
+                self.inputs.append(SessionOver(client))
+            if session.is_idle:
+                self._idle[client] = None
         if stand_in is not None:
             self._reunite(client, session, stand_in)
             if not is_coming:
                 self._present[client] = True  # The client has seen it: by way of its stand-in.
+
+    def _count(self, session: MqttSession, change: int) -> None:
+        count = self._owned.get(session.owner, 0) + change
+        if count:
+            self._owned[session.owner] = count
+        else:
+            del self._owned[session.owner]
+
+    def _remove(self, session: MqttSession) -> None:
+        del self.sessions[session.client]
+        self._idle.pop(session.client, None)
+        self._count(session, -1)
+
+    def _has_too_many(self, owner: str) -> bool:
+        is_bounded = owner not in ("", ANONYMOUS)
+        return is_bounded and self._owned.get(owner, 0) > self.settings.sessions_per_user_max
 
     def is_connected(self, client: str) -> bool:
         session = self.sessions.get(client)
@@ -243,6 +336,21 @@ class Endpoint:
         for subscription in session.subscriptions.values():
             if subscription.group:
                 self.keeper.join(session.client, subscription)
+                if not self._may_hold(session, subscription):
+                    # Whoever is given what it may not receive keeps that from the rest of the group.
+                    self.keeper.leave(session.client, subscription)
+
+    def _access_of(self, session: MqttSession) -> ClientAccess:
+        """What the rules say for the client of a session, also in its absence."""
+        connection = self._attaching.get(session.client) or self.connections.get(session.connection)
+        if connection is not None:
+            return connection.access
+        identity = session.identity or Identity(session.client)
+        return self.access.of(identity.seen_from(self.settings.site))
+
+    def _may_hold(self, session: MqttSession, subscription: Subscription) -> bool:
+        access = self._access_of(session)
+        return access.receives_all or access.may_subscribe(parse(subscription.filter))
 
     def join_all_groups(self) -> None:
         for session in self.sessions.values():
@@ -256,7 +364,8 @@ class Endpoint:
     def takes_part(self, client: str, group: str, filter: str) -> bool:
         session = self.sessions.get(client)
         return session is not None and any(
-            (one.group, one.filter) == (group, filter) for one in session.subscriptions.values()
+            (one.group, one.filter) == (group, filter) and self._may_hold(session, one)
+            for one in session.subscriptions.values()
         )
 
     def left_over(self, client: str, burst: Burst) -> None:
@@ -275,10 +384,11 @@ class Endpoint:
         if session is None:
             return
         will, _ = self._take_will(session)
-        del self.sessions[client]
         self._present.pop(client, None)
+        self.keeper.take_recalls(client)
         if will is not None:
-            self._publish_will(will)
+            self._publish_will(session, will)
+        self._remove(session)
         for subscription in session.subscriptions.values():
             if subscription.group:
                 self.keeper.leave(client, subscription)
@@ -286,37 +396,79 @@ class Endpoint:
     # --- connecting ---
 
     def set_access(self, rules: AccessRules) -> None:
+        """Other rules from now on, also for those who are here: connected, away, or in a group."""
+        before = {client: self._groups_of(session) for client, session in self.sessions.items()}
         self.access = Access(rules)
-        for connection in self.connections.values():
+        for connection in list(self.connections.values()):
             connection.access = self.access.of(connection.identity)
             connection.topics.clear()
             connection.guarded.clear()
+            if connection.session is not None:
+                connection.session.forget_plans()
+            if not connection.access.may_connect:
+                self._deny("connect", connection, "the rules do not allow this client id any more")
+        for client, held in before.items():
+            session = self.sessions[client]
+            now = self._groups_of(session)
+            if held != now:
+                self._join_groups(session)
+
+    def _groups_of(self, session: MqttSession) -> list[str]:
+        """The shared subscriptions that bring something to the session."""
+        groups = [one for one in session.subscriptions.values() if one.group]
+        return [one.name for one in groups if self._may_hold(session, one)]
+
+    def _deny(self, action: str, connection: MqttConnection, text: str) -> None:
+        """End a connection because of what the rules say."""
+        self.traffic.denied[action] += 1
+        self._end(connection, Reason.NOT_AUTHORIZED, text)
+
+    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
+        """End the sessions of these owners, and these connections: they are not entitled to them any more."""
+        owners, connections = dict.fromkeys(owners), dict.fromkeys(connections)
+        for connection in list(self.connections.values()):
+            if connection.identity.owner in owners:
+                self._end(connection, Reason.NOT_AUTHORIZED, why, with_will=False)
+            elif connection.id in connections:
+                self._end(connection, Reason.NOT_AUTHORIZED, why)
+        for session in list(self.sessions.values()):
+            if session.owner in owners:
+                self._wills.pop(session.client, None)
+                self.inputs.append(SessionOver(session.client))
 
     def set_slow(self, id: int, is_slow: bool) -> None:
         connection = self.connections.get(id)
         if connection is not None:
             connection.is_slow = is_slow
 
+    def is_slow(self, id: int) -> bool:
+        connection = self.connections.get(id)
+        return connection is not None and connection.is_slow
+
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
         """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
         client = identity.client
         connection = MqttConnection(id, connect, identity, self.access.of(identity), self.qos_max)
         self.connections[id] = connection
+        if not connection.access.may_connect:
+            self._deny("connect", connection, "the rules do not allow this client id")
+            return
+        self._wills_bytes += will_bytes(connect.will)
         for other in self._others_of(client):
             if other is not None and other.identity.owner != identity.owner:
-                self._end(connection, Reason.NOT_AUTHORIZED, "this client id is somebody else's")
+                self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
                 return
             if other is not None:
                 self._end(other, Reason.SESSION_TAKEN_OVER)
         try:
-            check_will(connect, self.settings)
+            check_will(connect, self.settings, self._wills_bytes)
             if connect.maximum_packet_size is not None:
                 connection.check_takes(acceptance(connection, False, self.settings))
         except PacketError as error:
             self._end(connection, error.reason, str(error))
             return
-        if connect.will is not None and not _may_publish(connection, connect.will):
-            self._end(connection, Reason.NOT_AUTHORIZED, "its will may not be published")
+        if connect.will is not None and not _may_publish(connection.access, connect.will):
+            self._deny("will", connection, f"its will to {connect.will.topic} may not be published")
             return
         self._attaching[client] = connection
         if self._elsewhere is not None:
@@ -348,22 +500,40 @@ class Endpoint:
     def _on_welcome(self, connection: MqttConnection, message: Welcome) -> None:
         client = connection.client
         self._attaching.pop(client, None)
-        self._wills.pop(client, None)
+        self._pop_will(client)
         session, is_new = self.sessions[client], not self._present.get(client, True)
-        if is_new and len(self.sessions) > self.settings.sessions_max:
-            self._end(connection, Reason.QUOTA_EXCEEDED, "there are too many sessions here")
+        self._idle.pop(client, None)
+        has_too_many = is_new and self._has_too_many(session.owner)
+        is_full = is_new and len(self.sessions) > self.settings.sessions_max
+        if has_too_many or (is_full and not self._make_room()):
+            whose = "of this user" if has_too_many else "here"
+            self._end(connection, Reason.QUOTA_EXCEEDED, f"there are too many sessions {whose}")
+            self.inputs.append(SessionOver(client))
             return
+        session.identity = connection.identity
+        self._count(session, -1)
+        session.owner = connection.identity.owner
+        self._count(session, +1)
         session.connection, session.timer, session.since = connection.id, 0, self.now
-        session.plans.clear()
+        session.forget_plans()
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
         present = self._present.pop(client, True)
         answer = acceptance(connection, present, self.settings)
-        written = write if answer.assigned_client_id else connack
+        is_own = answer.assigned_client_id or answer.authentication_method
+        written = write if is_own else connack
         connection.out.append(written(answer, connection.version))
         self.traffic.welcomed += 1
-        self._note(connection, "connected", "with its session" if present else "with a new session")
+        self.note(connection, "connected", "with its session" if present else "with a new session")
+
+    def _make_room(self) -> bool:
+        """End a session for which nothing is kept, the one whose client has been away for longest."""
+        idle = next(iter(self._idle), None)
+        if idle is not None:
+            del self._idle[idle]
+            self.inputs.append(SessionOver(idle))
+        return idle is not None
 
     def _on_not_located(self, connection: MqttConnection) -> None:
         """A broker that may hold the session has not answered in time."""
@@ -388,55 +558,94 @@ class Endpoint:
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
     def _reunite(self, client: str, session: MqttSession, stand_in: MqttSession) -> None:
-        """The session has come after all: what its stand-in has goes over, and the client connects again."""
+        """The session has come after all: what its stand-in has goes over, and the client connects again.
+
+        Not if another user had the client id meanwhile: then the stand-in ends, with all it has.
+        """
         name = stand_in.client
+        if stand_in.owner != session.owner:
+            self._end_stand_in(client)
+            return
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
+        self.keeper.resume_recalls(client, self.keeper.take_recalls(name))
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
-        self._wills.pop(client, None)
-        if name in self._wills:
-            self._wills[client], session.will_at = self._wills.pop(name), stand_in.will_at
+        self._pop_will(client)
+        will = self._pop_will(name)
+        if will is not None:
+            self._keep_will(client, will)
+            session.will_at = stand_in.will_at
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self.inputs.append(SessionsMerged(name, client))
 
+    def _end_stand_in(self, client: str) -> None:
+        """The session turned out to be another user's: whoever stood in for it gets nothing of it."""
+        name = PROVISIONAL + client
+        if name not in self.sessions:
+            return
+        for connection in (self._attaching.get(name), self._connection_of(name)):
+            if connection is not None:
+                self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS, with_will=False)
+        self._pop_will(name)
+        self.inputs.append(SessionOver(name))
+
     # --- reading ---
 
-    def read(self, id: int, data: bytes) -> bytes:
-        """Bytes of a connection; gives what of them must be in the journal, whole packets."""
+    def read(self, id: int, data: bytes) -> bytes | None:
+        """Bytes of a connection; gives what of them must be in the journal, whole packets.
+
+        None if nothing must be. No bytes stand for going on with a packet that was begun.
+        """
         connection = self.connections.get(id)
         if connection is None:
-            return b""
+            return None
         connection.is_durable = False
         self.touched[id] = connection
+        if self.unfinished and id in self.unfinished:
+            connection.put_off(self, data)
+            self._subscribing.go_on(connection)
+            if connection.waiting and id not in self.unfinished:
+                self._read_waiting(connection)
+            return b""
         try:
             whole = connection.read(self, data)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
             return connection.taken
-        return whole if connection.is_durable else b""
+        return whole if connection.is_durable else None
 
     def attributes_of(self, connection: MqttConnection, topic: bytes) -> bytes | None:
-        known = self._attributes.get(topic)
-        if known is None:
-            name = decode_topic(topic)
-            self.check_size(name)
-            if len(self._attributes) >= TOPICS_KEPT_MAX:
-                self._attributes.clear()
-            known = self._attributes[topic] = (name, encode_attributes({TOPIC: name}))
-        name, attributes = known
+        name, attributes = self._named(topic)
         if topic.startswith(CONTROL):
             return None
         decision = connection.access.publish(name)
         if decision.needs_content:
             connection.guarded[topic] = None
             return attributes
-        return attributes if decision.allowed else None
+        if not decision.allowed:
+            self.note(connection, "denied", f"publish to {name}")
+            return None
+        return attributes
+
+    def _named(self, topic: bytes) -> tuple[str, bytes]:
+        """The name of a topic, checked, and the attributes of what is published under it."""
+        known = self._attributes.get(topic)
+        if known is None:
+            name = decode_topic(topic)
+            self.check_size(name)
+            known = (name, encode_attributes({TOPIC: name}))
+            if len(topic) <= TOPIC_BYTES_KEPT_MAX:
+                if len(self._attributes) >= TOPICS_KEPT_MAX:
+                    self._attributes.clear()
+                self._attributes[topic] = known
+        return known
 
     def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
         if topic != MOVE_TOPIC:
+            self.traffic.denied["publish"] += len(payloads)
             return [DENIED] * len(payloads)
         return [self._move(connection, payload) for payload in payloads]
 
@@ -449,34 +658,34 @@ class Endpoint:
         # Also one that will be refused: the core writes down that it was.
         connection.is_durable = True
         connection.request += 1
+        connection.asked += 1
         self.inputs.append(Submitted(connection.client, connection.id, Move(connection.request, values)))
         refusal = self.keeper.refusal_of_move(values)
         return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
 
     def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
-        """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
-        longest, deepest = self.settings.topic_bytes_max, self.settings.topic_levels_max
-        if len(topic.encode()) > longest:
-            raise PacketError(reason, f"a topic of more than {longest} bytes")
-        if topic.count("/") >= deepest:
-            raise PacketError(reason, f"a topic of more than {deepest} levels")
+        check_topic_size(topic, self.settings, reason)
 
     def permitted(
         self, connection: MqttConnection, topic: bytes, bodies: list[bytes], marks: bytes
     ) -> list[bytes]:
-        name = self._attributes[topic][0]
+        name = self._named(topic)[0]
         contents = contents_of(name, marks[1:], bodies)
-        return [
+        permitted = [
             body
             for body, attributes in zip(bodies, contents, strict=True)
             if connection.access.may_publish(name, attributes)
         ]
+        if len(permitted) < len(bodies):
+            self.traffic.denied["publish"] += len(bodies) - len(permitted)
+            self.note(connection, "denied", f"publish to {name}, because of its content")
+        return permitted
 
     def described(self, block: bytes) -> Described:
         return self._properties.read(block, self.settings.user_properties_max)
 
     def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
-        self.keeper.retain(self._attributes[topic][0], marks, body, client_of(connection.client))
+        self.keeper.retain(self._named(topic)[0], marks, body, client_of(connection.client))
 
     def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
         session = connection.session
@@ -495,11 +704,15 @@ class Endpoint:
                 session.received.pop(packet.packet_id, None)
                 self._answer(connection, packets.Pubcomp(packet.packet_id), PUBCOMP, known)
             case packets.Subscribe():
-                self._subscribing.on_subscribe(connection, session, packet)
+                self._subscribing.on_subscribe(connection, packet)
             case packets.Unsubscribe():
-                self._subscribing.on_unsubscribe(connection, session, packet)
+                self._subscribing.on_unsubscribe(connection, packet)
             case packets.Disconnect():
                 self._on_disconnect(connection, session, packet)
+            case packets.Auth():
+                if packet.authentication_method != connection.connect.authentication_method:
+                    raise protocol_error("an AUTH must name the method of the CONNECT")
+                self.auths.append((connection.id, packet))
             case _:
                 raise protocol_error(f"a {type(packet).__name__.upper()} is not expected here")
 
@@ -554,21 +767,26 @@ class Endpoint:
         destination = dict(packet.user_properties).get(DESTINATION, "")
         if destination and not connection.is_provisional:  # A stand-in stays: the session comes to it.
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
-        self._note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
+        self.note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
         self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
         connection = self.connections.get(id)
         if connection is not None:
-            self._note(connection, "disconnected", "connection lost")
+            self.note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
 
-    def _note(self, connection: MqttConnection, kind: str, reason: str) -> None:
+    def note(self, connection: MqttConnection, kind: str, reason: str) -> None:
         self.traffic.notes.append(Note(kind, connection.id, connection.client, reason))
 
     def _end(
-        self, connection: MqttConnection, reason: Reason, text: str = "", reference: str | None = None
+        self,
+        connection: MqttConnection,
+        reason: Reason,
+        text: str = "",
+        reference: str | None = None,
+        with_will: bool = True,
     ) -> None:
         """Close a connection from this side, and say why where the client can understand it."""
         told = text if connection.connect.request_problem_information and text else None
@@ -588,14 +806,15 @@ class Endpoint:
                 self._write(connection, answer)
         why = reason.name.lower().replace("_", " ")
         ended = "disconnected" if connection.session is not None else "refused"
-        self._note(connection, ended, f"{why}: {text}" if text else why)
-        self._drop(connection, with_will=True)
+        self.note(connection, ended, f"{why}: {text}" if text else why)
+        self._drop(connection, with_will)
 
     def _drop(self, connection: MqttConnection, with_will: bool) -> None:
         id, client, session = connection.id, connection.client, connection.session
         connection.is_open = False
         self.touched[id] = connection
         del self.connections[id]
+        self._wills_bytes -= will_bytes(connection.connect.will)
         self.closes[id] = None
         self._subscribing.forget(id)
         if self._attaching.get(client) is connection:
@@ -608,13 +827,15 @@ class Endpoint:
             return  # It has gone to another broker, or is over: then so has its will.
         will, at = self._will_of(connection, session) if with_will else (None, 0.0)
         session.connection, session.since = 0, self.now
+        if session.is_idle:
+            self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
-            self._publish_will(will)
+            self._publish_will(session, will)
         elif will is not None:
-            self._wills[client] = will
+            self._keep_will(client, will)
             session.will_at = at
             session.will_timer = self.timers.set(at, ("will", client))
 
@@ -630,16 +851,31 @@ class Endpoint:
         connection = self.connections.get(session.connection)
         if connection is not None:
             return self._will_of(connection, session)
-        return self._wills.pop(session.client, None), session.will_at
+        return self._pop_will(session.client), session.will_at
+
+    def _keep_will(self, client: str, will: packets.Will) -> None:
+        self._pop_will(client)
+        self._wills[client] = will
+        self._wills_bytes += will_bytes(will)
+
+    def _pop_will(self, client: str) -> packets.Will | None:
+        will = self._wills.pop(client, None)
+        self._wills_bytes -= will_bytes(will)
+        return will
 
     def _will_of(self, connection: MqttConnection, session: MqttSession) -> tuple[packets.Will | None, float]:
-        """The will of a connection that ends now, if it may be published, and when."""
+        """The will of a connection that ends now, and when it is to be published."""
         will = connection.connect.will
-        if will is None or not _may_publish(connection, will):
+        if will is None:
             return None, 0.0
         return will, self.now + min(will.delay, session.expiry_s)
 
-    def _publish_will(self, will: packets.Will) -> None:
+    def _publish_will(self, session: MqttSession, will: packets.Will) -> None:
+        """Publish what the rules of now allow, here where the session is now."""
+        if not _may_publish(self._access_of(session), will):
+            self.traffic.denied["will"] += 1
+            self.traffic.notes.append(Note("denied", 0, session.client, f"its will to {will.topic}"))
+            return
         marks = _marks_of(will)
         self.keeper.publish(will.topic, marks, will.payload)
         if will.retain:
@@ -662,8 +898,10 @@ class Endpoint:
                         self.inputs.append(SessionOver(client))
                 case ("will", client):
                     session = self.sessions.get(client)
-                    if session is not None and session.will_timer == number and client in self._wills:
-                        self._publish_will(self._wills.pop(client))
+                    if session is not None and session.will_timer == number:
+                        will = self._pop_will(client)
+                        if will is not None:
+                            self._publish_will(session, will)
 
     # --- what the core wants done ---
 
@@ -689,13 +927,17 @@ class Endpoint:
                     welcomed.append(connection)
             elif type(message) is SubscriptionSettled:
                 self._subscribing.on_settled(id, message.request)
-        for _, id, why in closes:
+        for client, id, why in closes:
+            if why == NOT_THE_OWNER:
+                self._end_stand_in(client)
             connection = self.connections.get(id)
             if connection is not None:
                 # Whatever it sent in this turn came too late: no answer may say otherwise.
                 connection.out.clear()
-                is_foreign = why == NOT_THE_OWNER
-                self._end(connection, Reason.NOT_AUTHORIZED if is_foreign else Reason.SESSION_TAKEN_OVER)
+                if why == NOT_THE_OWNER:
+                    self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
+                else:
+                    self._end(connection, Reason.SESSION_TAKEN_OVER)
         for connection in welcomed:
             if connection.is_open and connection.waiting:
                 self._read_waiting(connection)
@@ -707,9 +949,9 @@ class Endpoint:
             self._end(connection, error.reason, str(error))
 
 
-def _may_publish(connection: MqttConnection, will: packets.Will) -> bool:
+def _may_publish(access: ClientAccess, will: packets.Will) -> bool:
     (attributes,) = contents_of(will.topic, _marks_of(will)[1:], (will.payload,))
-    return connection.access.may_publish(will.topic, attributes)
+    return access.may_publish(will.topic, attributes)
 
 
 def _marks_of(will: packets.Will) -> bytes:

@@ -16,7 +16,10 @@ from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.state import State
 
 TOPICS_KEPT_MAX = 4096
+TOPIC_BYTES_KEPT_MAX = 512
 WRITERS_KEPT_MAX = 4096
+WRITER_BYTES_KEPT_MAX = 1024
+"""What is longer is not remembered."""
 
 
 class Encoder:
@@ -42,9 +45,11 @@ class Encoder:
     def topic_of(self, attributes: bytes) -> str:
         topic = self._topics.get(attributes)
         if topic is None:
-            if len(self._topics) >= TOPICS_KEPT_MAX:
-                self._topics.clear()
-            topic = self._topics[attributes] = str(decode_attributes(attributes)[TOPIC])
+            topic = str(decode_attributes(attributes)[TOPIC])
+            if len(attributes) <= TOPIC_BYTES_KEPT_MAX:
+                if len(self._topics) >= TOPICS_KEPT_MAX:
+                    self._topics.clear()
+                self._topics[attributes] = topic
         return topic
 
     def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> bytes:
@@ -70,7 +75,8 @@ class Encoder:
     ) -> FrameWriter:
         """An alias stands for the topic; a negative one is told together with it, and stands for it then."""
         marks = burst.marks
-        if marks[0] & EXPIRY or options.identity:
+        is_long = len(marks) + len(burst.attributes) > WRITER_BYTES_KEPT_MAX
+        if is_long or marks[0] & EXPIRY or options.identity:
             return self._new_writer(burst, version, qos, options, int(now - burst.published_at), alias)
         key = (burst.attributes, marks, version, qos, options, alias)
         writer = self._writers.get(key)

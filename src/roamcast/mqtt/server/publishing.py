@@ -15,6 +15,8 @@ from roamcast.mqtt.server.marks import EXPIRY
 from roamcast.state import State
 
 BLOCKS_KEPT_MAX = 1024
+BLOCK_BYTES_KEPT_MAX = 1024
+"""A longer property block is read again each time."""
 
 
 class Described(NamedTuple):
@@ -48,15 +50,11 @@ class PropertyReader:
     def read(self, block: bytes, user_properties_max: int) -> Described:
         found = self._known.get(block)
         if found is None:
-            properties = publish_properties(block)
-            if properties is not None and len(properties.user_properties) > user_properties_max:
-                raise PacketError(
-                    Reason.QUOTA_EXCEEDED, f"more than {user_properties_max} user properties in one packet"
-                )
-            found = described(properties)
-            if len(self._known) >= BLOCKS_KEPT_MAX:
-                self._known.clear()
-            self._known[block] = found
+            found = described(publish_properties(block, user_properties_max=user_properties_max))
+            if len(block) <= BLOCK_BYTES_KEPT_MAX:
+                if len(self._known) >= BLOCKS_KEPT_MAX:
+                    self._known.clear()
+                self._known[block] = found
         return found
 
 

@@ -16,7 +16,9 @@ from roamcast.filters.filter import Attributes, Filter
 from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mqtt.codec.bursts import FrameWriter
+from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Will
+from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
 from roamcast.mqtt.server.marks import QOS, TOPIC
 from roamcast.protocol.notification import Burst, decode_attributes
@@ -26,6 +28,8 @@ NEVER = 0xFFFF_FFFF
 """The session expiry that means: keep it for ever."""
 
 OPTIONS_KEPT_MAX = 1024
+OPTION_BYTES_KEPT_MAX = 512
+"""Options for longer topics are not remembered."""
 
 PROVISIONAL = "\0provisional/"
 """Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
@@ -53,6 +57,18 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """Whether the client wants to know whose each notification is, and which."""
 
 
+SUBSCRIPTION_BYTES = 4096
+LEVEL_BYTES = 320
+CHARACTER_BYTES = 60
+"""Memory of a subscription, at all its places, and of each level and each character of its filter."""
+
+
+def subscription_bytes(subscription: Subscription) -> int:
+    """Memory that a subscription takes."""
+    text = subscription.filter
+    return SUBSCRIPTION_BYTES + LEVEL_BYTES * text.count("/") + CHARACTER_BYTES * len(text)
+
+
 class Plan(NamedTuple):
     """How bursts of one kind are sent to a client: nothing about them is looked at one by one."""
 
@@ -71,6 +87,28 @@ class Options(NamedTuple):
     """Say whose it is, and which: each notification then has properties of its own."""
 
 
+class Recall(msgspec.Struct, frozen=True, array_like=True):
+    """What is left of sending the retained messages that a new subscription asked for."""
+
+    name: str
+    """Of the subscription, and …"""
+    filter: str
+    qos: int
+    identifier: int | None
+    no_local: bool
+    clock: tuple[float, int] = (0.0, 0)
+    """Messages that were stamped later come without a recall, …"""
+    since: int = 0
+    """… and so do those that came to this broker after this change."""
+    onward: str = ""
+    """Where in the order of topics it goes on."""
+
+
+def recall_of(subscription: Subscription) -> Recall:
+    one = subscription
+    return Recall(one.name, one.filter, one.qos, one.identifier, one.no_local)
+
+
 class Capsule(msgspec.Struct, frozen=True, array_like=True):
     expiry_s: int
     subscriptions: list[Subscription]
@@ -84,6 +122,8 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     hides_own: bool = False
     leaving: dict[str, str] = {}
     silent: dict[str, int] = {}
+    identity: Identity | None = None
+    recalls: list[Recall] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -94,16 +134,28 @@ def _lift_1(fields: dict[str, Any]) -> None:
     fields["hides_own"], fields["leaving"], fields["silent"] = False, {}, {}
 
 
+def _lift_2(fields: dict[str, Any]) -> None:
+    fields["identity"], fields["owner"] = None, ""
+
+
 class MqttSession:
-    __state__ = State("mqtt-session", 2, derived=("_filters", "_options", "plans"), lifts={1: _lift_1})
+    __state__ = State(
+        "mqtt-session",
+        3,
+        derived=("_filters", "_options", "plans", "subscriptions_bytes"),
+        lifts={1: _lift_1, 2: _lift_2},
+    )
     __slots__ = (
-        "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "in_flight", "leaving",
-        "plans", "received", "silent", "since", "stream", "subscriptions", "timer", "will", "will_at",
-        "will_timer",
+        "_filters", "_options", "client", "connection", "expiry_s", "hides_own", "identity", "in_flight",
+        "leaving", "owner", "plans", "received", "silent", "since", "stream", "subscriptions",
+        "subscriptions_bytes", "timer", "will", "will_at", "will_timer",
     )  # fmt: skip
 
-    def __init__(self, client: str, capsule: Capsule | None = None) -> None:
+    def __init__(self, client: str, capsule: Capsule | None = None, owner: str = "") -> None:
         self.client = client
+        self.owner = owner
+        self.identity: Identity | None = None
+        """Who was connected last; rules are applied to what is done in the absence of that client."""
         self.connection = 0
         """The connection on which the client is; 0 while it is away."""
         self.since = 0.0
@@ -134,10 +186,12 @@ class MqttSession:
             self.received = dict.fromkeys(capsule.received)
             self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
             self.hides_own, self.leaving = capsule.hides_own, dict(capsule.leaving)
-            self.silent = dict(capsule.silent)
+            self.silent, self.identity = dict(capsule.silent), capsule.identity
         self._restore()
 
     def _restore(self) -> None:
+        self.subscriptions_bytes = 0
+        """Memory of what is subscribed to."""
         self._filters: dict[str, int] = {}
         """What is asked of the core, and by how many subscriptions."""
         for subscription in self.subscriptions.values():
@@ -146,22 +200,40 @@ class MqttSession:
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
 
-    def pack(self, will: Will | None = None, will_at: float = 0.0) -> bytes:
-        """As it travels, with what is to be published unless its client comes."""
+    def pack(
+        self, will: Will | None = None, will_at: float = 0.0, recalls: list[Recall] | None = None
+    ) -> bytes:
+        """As it travels, with what is to be published unless its client comes, and what it has to get."""
         subscriptions, received = list(self.subscriptions.values()), list(self.received)
         since = 0.0 if self.connection else self.since
         capsule = Capsule(
             self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at,
-            self.hides_own, self.leaving, self.silent,
+            self.hides_own, self.leaving, self.silent, self.identity, recalls or [],
         )  # fmt: skip
         return _encode(capsule)
 
     @classmethod
-    def unpack(cls, client: str, capsule: bytes) -> MqttSession:
+    def unpack(cls, client: str, capsule: bytes, owner: str = "") -> tuple[MqttSession, list[Recall]]:
         try:
-            return cls(client, _decode(capsule))
+            unpacked = _decode(capsule)
+            return cls(client, unpacked, owner), unpacked.recalls
         except msgspec.MsgspecError as error:
             raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
+
+    @classmethod
+    def is_readable(cls, client: str, capsule: bytes) -> bool:
+        """Whether a capsule can be unpacked: it may come from a broker that is not to be trusted."""
+        try:
+            cls.unpack(client, capsule, "")
+        except (InputError, PacketError, ValueError, IndexError, KeyError, TypeError):
+            return False
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the client is away, and has never got anything that it may miss."""
+        used = self.subscriptions or self.leaving or self.received or self.stream or self.in_flight.resend
+        return not used and not self.connection
 
     # --- subscriptions ---
 
@@ -174,35 +246,39 @@ class MqttSession:
         self.silent.pop(subscription.filter, None)
         self._count(former, -1)
         self._count(subscription, +1)
-        self._forget_options()
+        self.forget_plans()
 
     def unsubscribe(self, name: str) -> Subscription | None:
         """Remove; what was removed."""
         subscription = self.subscriptions.pop(name, None)
         self._count(subscription, -1)
-        self._forget_options()
+        self.forget_plans()
         return subscription
 
     def silence(self, filters: Mapping[str, int]) -> None:
         """The client has been told that these are withdrawn, and the core has not settled that yet."""
         self.silent.update(filters)
-        self._forget_options()
+        self.forget_plans()
 
     def settled(self, request: int) -> None:
         """The core has carried a request out."""
         if self.silent:
             self.silent = {filter: one for filter, one in self.silent.items() if one != request}
-            self._forget_options()
+            self.forget_plans()
 
     def _count(self, subscription: Subscription | None, change: int) -> None:
-        if subscription is not None and not subscription.group:
+        if subscription is None:
+            return
+        self.subscriptions_bytes += change * subscription_bytes(subscription)
+        if not subscription.group:
             count = self._filters.get(subscription.filter, 0) + change
             if count:
                 self._filters[subscription.filter] = count
             else:
                 del self._filters[subscription.filter]
 
-    def _forget_options(self) -> None:
+    def forget_plans(self) -> None:
+        """Decide anew how to send: subscriptions, rules or the connection are others now."""
         self._options.clear()
         self.plans.clear()
 
@@ -224,9 +300,10 @@ class MqttSession:
             options = self._common_options(own, shared)
             if options is None and not self._needs_contents():
                 options = self.options_of(decode_attributes(attributes), own, shared)
-            if len(self._options) >= OPTIONS_KEPT_MAX:
-                self._options.clear()
-            self._options[key] = options
+            if len(attributes) <= OPTION_BYTES_KEPT_MAX:
+                if len(self._options) >= OPTIONS_KEPT_MAX:
+                    self._options.clear()
+                self._options[key] = options
             return options
 
     def options_of(self, attributes: Attributes, own: bool, shared: bool = False) -> Options:

@@ -19,14 +19,19 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.topics import split_shared, subscription_filter
 from roamcast.mqtt.codec.user_properties import IDENTITY, WHERE
 from roamcast.mqtt.codec.writing import write
-from roamcast.mqtt.server.connection import MqttConnection
-from roamcast.mqtt.server.sessions import MqttSession, Subscription
+from roamcast.mqtt.server.connection import EXPLANATION_LENGTH_MAX, MqttConnection
+from roamcast.mqtt.server.sessions import MqttSession, Subscription, subscription_bytes
 from roamcast.protocol.effects import Submitted
 from roamcast.protocol.messages import ClientSubscribe, ClientUnsubscribe, Request
 from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.mqtt.server.endpoint import Endpoint
+
+ENTRIES_PER_TURN = 50
+"""Of one packet; a turn of another client may come in between. About 5 ms of work, and as much as …"""
+CHARACTERS_PER_TURN = 8192
+"""… topic filters and selectors of this length together."""
 
 GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
 
@@ -49,46 +54,125 @@ class Pending(msgspec.Struct):
     """The core's filters that are withdrawn by it, and the requests for that."""
 
 
+class Asking(msgspec.Struct):
+    """A SUBSCRIBE or UNSUBSCRIBE that is being carried out."""
+
+    packet: packets.Subscribe | packets.Unsubscribe
+    requests: dict[Asked, None] = {}
+    """Those that have not settled."""
+    granted: dict[packets.SubscriptionEntry, Reason] = {}
+    """An entry that is repeated in the packet is the same subscription."""
+    reasons: list[Reason] = []
+    """Of the entries that have been dealt with."""
+    refusals: list[str] = []
+    recall: dict[str, Subscription] = {}
+    withdrawn: dict[str, int] = {}
+
+
 class Subscribing:
-    __state__ = State("mqtt-subscribing", saved=("_endpoint", "_pending"))
+    __state__ = State("mqtt-subscribing", saved=("_endpoint", "_pending", "unfinished"))
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._pending: dict[tuple[int, Asked], Pending] = {}
         """By connection and request."""
+        self.unfinished: dict[int, Asking] = {}
+        """By connection, from which nothing else is taken before: packets with so many entries that other
+        clients would have to wait. Each turn deals with some."""
 
     # --- requests ---
 
-    def on_subscribe(
-        self, connection: MqttConnection, session: MqttSession, packet: packets.Subscribe
-    ) -> None:
+    def on_subscribe(self, connection: MqttConnection, packet: packets.Subscribe) -> None:
         granted = (Reason.GRANTED_QOS_0,) * len(packet.entries)
         connection.check_takes(packets.Suback(packet.packet_id, granted))
-        asked = dict(packet.user_properties)
-        requests: list[Asked] = []
-        reasons: list[Reason] = []
-        refusals: list[str] = []
-        recall: list[Subscription] = []
-        withdrawn: dict[str, int] = {}
-        for place, entry in enumerate(packet.entries):
-            try:
-                self._check_room(session, entry.filter, place)
-                subscription = self._read(connection, session, entry, packet.subscription_identifier, asked)
-            except PacketError as error:
-                reasons.append(error.reason)
-                refusals.append(error.text)
-                continue
-            is_new = entry.filter not in session.subscriptions
-            requests += self._enter(connection, session, subscription, withdrawn)
-            if subscription.group:
-                requests.append((subscription.group, subscription.filter, packet.packet_id))
-            reasons.append(GRANTED[subscription.qos])
-            if entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
-                recall.append(subscription)
-        answer = connection.explained(packets.Suback(packet.packet_id, tuple(reasons)), "; ".join(refusals))
-        requests = list(dict.fromkeys(requests))
-        pending = Pending(connection.id, answer, len(requests), recall, withdrawn=withdrawn)
+        self.unfinished[connection.id] = Asking(packet)
+        self.go_on(connection)
+
+    def on_unsubscribe(self, connection: MqttConnection, packet: packets.Unsubscribe) -> None:
+        done = (Reason.SUCCESS,) * len(packet.filters)
+        connection.check_takes(packets.Unsuback(packet.packet_id, done))
+        self.unfinished[connection.id] = Asking(packet)
+        self.go_on(connection)
+
+    def go_on(self, connection: MqttConnection) -> None:
+        """Deal with the next entries; after the last one, wait for the core and answer."""
+        session, asking = connection.session, self.unfinished[connection.id]
+        assert session is not None
+        packet, start = asking.packet, len(asking.reasons)
+        if isinstance(packet, packets.Subscribe):
+            size = len(packet.entries)
+            weight, asked = 0, dict(packet.user_properties)
+            for place, entry in enumerate(packet.entries[start : start + ENTRIES_PER_TURN], start):
+                self._subscribe(connection, session, asking, entry, place, asked)
+                weight += len(entry.filter) + len(asked.get(WHERE, ""))
+                if weight > CHARACTERS_PER_TURN:
+                    break
+        else:
+            size = len(packet.filters)
+            for name in packet.filters[start : start + ENTRIES_PER_TURN]:
+                self._unsubscribe(connection, session, asking, name)
+        if len(asking.reasons) == size:
+            del self.unfinished[connection.id]
+            self._finish(connection, asking)
+
+    def _finish(self, connection: MqttConnection, asking: Asking) -> None:
+        requests, reasons, packet = list(asking.requests), tuple(asking.reasons), asking.packet
+        pending: Pending
+        if isinstance(packet, packets.Subscribe):
+            answer = packets.Suback(packet.packet_id, reasons)
+            told = connection.explained(answer, "; ".join(asking.refusals)[:EXPLANATION_LENGTH_MAX])
+            recall = list(asking.recall.values())
+            pending = Pending(connection.id, told, len(requests), recall, withdrawn=asking.withdrawn)
+        else:
+            done = packets.Unsuback(packet.packet_id, reasons)
+            leaving, withdrawn = packet.filters, asking.withdrawn
+            pending = Pending(connection.id, done, len(requests), leaving=leaving, withdrawn=withdrawn)
         self._wait(connection, requests, pending)
+
+    def _subscribe(
+        self,
+        connection: MqttConnection,
+        session: MqttSession,
+        asking: Asking,
+        entry: packets.SubscriptionEntry,
+        place: int,
+        asked: Mapping[str, str],
+    ) -> None:
+        packet = asking.packet
+        assert isinstance(packet, packets.Subscribe)
+        identifier = packet.subscription_identifier
+        try:
+            self._check_room(session, entry.filter, place)
+            if entry in asking.granted:
+                asking.reasons.append(asking.granted[entry])
+                return
+            subscription = self._read(connection, session, entry, identifier, asked)
+        except PacketError as error:
+            asking.reasons.append(error.reason)
+            asking.refusals.append(error.text)
+            return
+        is_new = entry.filter not in session.subscriptions
+        asking.requests |= dict.fromkeys(self._enter(connection, session, subscription, asking.withdrawn))
+        asking.reasons.append(GRANTED[subscription.qos])
+        asking.granted[entry] = GRANTED[subscription.qos]
+        if subscription.group:
+            asking.requests[subscription.group, subscription.filter, packet.packet_id] = None
+        elif entry.retain_handling == 0 or (entry.retain_handling == 1 and is_new):
+            asking.recall[subscription.name] = subscription
+
+    def _unsubscribe(
+        self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str
+    ) -> None:
+        former = session.unsubscribe(name)
+        asking.reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
+        if former is not None:
+            session.leaving[name] = former.filter
+            asking.requests |= dict.fromkeys(self._withdraw(connection, session, former, asking.withdrawn))
+        elif name in session.leaving:
+            # It was asked before, without an answer: the core knows whether that has settled.
+            request = self._ask(connection, ClientUnsubscribe, session.leaving[name])
+            asking.requests[request] = None
+            asking.withdrawn[session.leaving[name]] = request
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
         """Before a closer look at it, which takes longer."""
@@ -120,12 +204,17 @@ class Subscribing:
             entry.filter, filter.text, min(entry.qos, connection.qos_max), entry.no_local,
             entry.retain_as_published, identifier, group, asked.get(IDENTITY) == "1",
         )  # fmt: skip
+        room = endpoint.settings.subscriptions_bytes_max - session.subscriptions_bytes
+        if subscription_bytes(subscription) > room and entry.filter not in session.subscriptions:
+            raise PacketError(Reason.QUOTA_EXCEEDED, "the client's subscriptions would take too much memory")
         refusal = endpoint.keeper.refusal_of_filter(filter, connection.client)
         if group and filter.own:
             refusal = "a shared subscription cannot depend on where one client is"
         if refusal:
             raise PacketError(Reason.TOPIC_FILTER_INVALID, refusal)
         if not connection.access.may_subscribe(filter):
+            endpoint.traffic.denied["subscribe"] += 1
+            endpoint.note(connection, "denied", f"subscribe to {entry.filter}")
             raise PacketError(Reason.NOT_AUTHORIZED, f"{entry.filter} may not be subscribed to")
         return subscription
 
@@ -150,30 +239,6 @@ class Subscribing:
             requests += self._withdraw(connection, session, former, withdrawn)
         return requests
 
-    def on_unsubscribe(
-        self, connection: MqttConnection, session: MqttSession, packet: packets.Unsubscribe
-    ) -> None:
-        done = (Reason.SUCCESS,) * len(packet.filters)
-        connection.check_takes(packets.Unsuback(packet.packet_id, done))
-        requests: list[Asked] = []
-        reasons: list[Reason] = []
-        withdrawn: dict[str, int] = {}
-        for name in packet.filters:
-            former = session.unsubscribe(name)
-            reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
-            if former is not None:
-                session.leaving[name] = former.filter
-                requests += self._withdraw(connection, session, former, withdrawn)
-            elif name in session.leaving:
-                # It was asked before, without an answer: the core knows whether that has settled.
-                requests.append(self._ask(connection, ClientUnsubscribe, session.leaving[name]))
-                withdrawn[session.leaving[name]] = connection.request
-        answer = packets.Unsuback(packet.packet_id, tuple(reasons))
-        pending = Pending(
-            connection.id, answer, len(requests), leaving=packet.filters, withdrawn=withdrawn
-        )
-        self._wait(connection, requests, pending)
-
     def _withdraw(
         self,
         connection: MqttConnection,
@@ -183,7 +248,9 @@ class Subscribing:
     ) -> list[Asked]:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
-        elif not session.holds(former.filter):
+            return []
+        self._endpoint.keeper.end_recall(connection.client, former)
+        if not session.holds(former.filter):
             withdrawn[former.filter] = self._ask(connection, ClientUnsubscribe, former.filter)
             return [connection.request]
         return []
@@ -192,6 +259,7 @@ class Subscribing:
         self, connection: MqttConnection, kind: type[ClientSubscribe | ClientUnsubscribe], filter: str
     ) -> int:
         connection.request += 1
+        connection.asked += 1
         request: Request = kind(connection.request, parse(filter))
         self._endpoint.inputs.append(Submitted(connection.client, connection.id, request))
         return connection.request
@@ -216,6 +284,8 @@ class Subscribing:
 
     def _on_answer(self, connection: int, request: Asked) -> None:
         pending = self._pending.pop((connection, request), None)
+        if connection in self.unfinished:
+            self.unfinished[connection].requests.pop(request, None)
         if pending is not None:
             pending.open -= 1
             if not pending.open:
@@ -225,6 +295,10 @@ class Subscribing:
         for id, asked in list(self._pending):
             if id == connection and isinstance(asked, tuple) and asked[:2] == group:
                 self._on_answer(id, asked)
+        if connection in self.unfinished:
+            open = self.unfinished[connection].requests
+            for asked in [one for one in open if isinstance(one, tuple) and one[:2] == group]:
+                del open[asked]
 
     def give_up(self, connection: int, request: Asked) -> None:
         """It took too long: answer all the same. What is withdrawn and still comes is not sent any more."""
@@ -249,11 +323,14 @@ class Subscribing:
         if connection.session is not None:
             for name in pending.leaving:
                 connection.session.leaving.pop(name, None)
-        for subscription in pending.recall:
-            if not subscription.group:
-                endpoint.keeper.recall(connection.client, subscription)
+        session = connection.session
+        if pending.recall and session is not None:
+            # Those that have been replaced or withdrawn meanwhile get nothing.
+            held = [one for one in pending.recall if session.subscriptions.get(one.name) is one]
+            endpoint.keeper.recall(connection.client, held)
 
     def forget(self, connection: int) -> None:
         """The connection is gone: nobody waits for its answers."""
+        self.unfinished.pop(connection, None)
         for key in [key for key in self._pending if key[0] == connection]:
             del self._pending[key]

@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """A client has come or gone; for the log."""
+    """A client has come or gone, or was denied something; for the log."""
 
     kind: str
-    """"connected", "disconnected" or "refused"."""
+    """"connected", "disconnected", "refused", "ended" or "denied"."""
     connection: int
     client: str
     reason: str = ""
+
+
+DENIED_ACTIONS = ("connect", "publish", "subscribe", "receive", "will")
 
 
 class Traffic:
@@ -31,6 +34,8 @@ class Traffic:
         self.sent = [0, 0, 0]
         self.left_out = [0, 0, 0]
         """Notifications that were too old or too large for their client."""
+        self.denied = dict.fromkeys(DENIED_ACTIONS, 0)
+        """What access rules kept from clients: notifications, or single requests."""
         self.welcomed = 0
         self.unavailable = 0
         """Clients refused because a broker that may hold their session could not be asked."""

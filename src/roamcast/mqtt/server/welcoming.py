@@ -7,21 +7,52 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from roamcast.mqtt.codec.errors import PacketError
-from roamcast.mqtt.codec.packets import RECEIVE_MAXIMUM_DEFAULT, Connack, Connect
+from roamcast.mqtt.codec.packets import RECEIVE_MAXIMUM_DEFAULT, Connack, Connect, Will
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.codec.writing import write
+from roamcast.protocol.sizes import text_bytes
+
+WILL_BYTES = 500
+"""Memory of a will beside its topic, payload and properties."""
 
 if TYPE_CHECKING:
     from roamcast.mqtt.server.connection import MqttConnection
     from roamcast.mqtt.server.endpoint import EndpointSettings
 
 
-def check_will(connect: Connect, settings: EndpointSettings) -> None:
+def check_topic_size(
+    topic: str, settings: EndpointSettings, reason: Reason = Reason.TOPIC_NAME_INVALID
+) -> None:
+    """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
+    longest, deepest = settings.topic_bytes_max, settings.topic_levels_max
+    if len(topic.encode()) > longest:
+        raise PacketError(reason, f"a topic of more than {longest} bytes")
+    if topic.count("/") >= deepest:
+        raise PacketError(reason, f"a topic of more than {deepest} levels")
+
+
+def will_bytes(will: Will | None) -> int:
+    """Memory that a will takes."""
+    if will is None:
+        return 0
+    described = will.properties
+    size = WILL_BYTES + text_bytes(will.topic) + len(will.payload)
+    if described is not None:
+        texts = [described.content_type or "", described.response_topic or ""]
+        texts += [text for pair in described.user_properties for text in pair]
+        size += len(described.correlation_data or b"") + sum(map(text_bytes, texts))
+    return size
+
+
+def check_will(connect: Connect, settings: EndpointSettings, wills_bytes: int) -> None:
     """PacketError if the will asks for what there is not: the client is refused, not only its will."""
     will = connect.will
     if will is None:
         return
+    check_topic_size(will.topic, settings)
+    if wills_bytes > settings.wills_bytes_max:
+        raise PacketError(Reason.QUOTA_EXCEEDED, "there is no room for further wills")
     if will.qos > settings.qos_max:
         raise PacketError(Reason.QOS_NOT_SUPPORTED, f"a will of QoS {will.qos}: at most {settings.qos_max}")
     if will.retain and not settings.retain:
@@ -69,6 +100,8 @@ def acceptance(connection: MqttConnection, present: bool, settings: EndpointSett
         assigned_client_id=None if connect.client_id else connection.client,
         topic_alias_maximum=settings.topic_alias_maximum,
         server_keep_alive=keep_alive_s if keep_alive_s != connect.keep_alive else None,
+        authentication_method=connect.authentication_method,
+        authentication_data=connect.authentication_data,
     )
     if connection.takes(answer):
         return answer

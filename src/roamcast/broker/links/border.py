@@ -1,0 +1,691 @@
+"""The border at a link: what a peer may say, and what it may hear.
+
+Everything that comes over a link passes `admit` before anything acts on it, and everything that the broker
+sends passes `release`. A message is passed on, changed to what is allowed of it, or refused: then it is
+dropped and counted by peer and reason, and nothing else happens. An honest peer that relays what others made
+up loses that message and no more.
+
+Rules are part of the settings, hence of the journal: a replay refuses what was refused. The counts are not.
+
+Between brokers of one organisation (members) everything may pass that can be true: a peer speaks for brokers
+behind it, about sessions that are not held here, and forgets nobody. A peer of another organisation is a
+guest: only the clients that its rules list move over the link, no share group spans it, and nobody on this
+side waits for what it says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from roamcast.broker.draining import Emptied
+from roamcast.broker.links.reach import (
+    AskToJoin,
+    BeginJoin,
+    Join,
+    JoinEnded,
+    JoinsBegun,
+    MayJoin,
+    Reach,
+    Reaches,
+)
+from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRules, Translation
+from roamcast.broker.reunion import ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
+from roamcast.broker.seeking import WhereIs
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.mqtt.codec.errors import PacketError
+from roamcast.mqtt.codec.properties import publish_properties
+from roamcast.mqtt.server.marks import EXPIRY
+from roamcast.protocol.messages import (
+    About,
+    AttachRequest,
+    Entry,
+    HolderUnknown,
+    InPlaceOf,
+    Locate,
+    Located,
+    Relayed,
+    Settled,
+    Update,
+    client_of,
+)
+from roamcast.protocol.notification import Burst, Fleeting, Message, encode_attributes
+from roamcast.protocol.session import Session
+from roamcast.state import State
+
+if TYPE_CHECKING:
+    from roamcast.broker.core import BrokerCore
+    from roamcast.broker.retained import Retain
+
+Reason = Literal[
+    "area", "topic", "client", "publisher", "source", "owner", "holder", "forget", "quota", "form"
+]
+REASONS: dict[str, str] = {
+    "area": "messages of a kind that it may not send",
+    "topic": "messages on topics that it may not send",
+    "client": "messages about clients that it may not speak for",
+    "publisher": "messages in the name of clients or brokers of this side",
+    "source": "messages in the name of brokers that are not behind it",
+    "owner": "requests in the name of users of another site",
+    "holder": "sessions that are held here, or are not for here",
+    "forget": "orders to forget brokers, which it may not give",
+    "quota": "more subscriptions, sessions, brokers or retained messages than it may have here",
+    "form": "messages that cannot be right",
+}
+"""For the log and the operator: what a peer sent that was refused."""
+
+BROKERS_MAX = 10_000
+"""Brokers behind one peer."""
+ATTACHED_S = 10.0
+"""After so long at this broker nothing of a client is on its way from another any more."""
+NUMBER_MAX = 1 << 62
+"""No counter comes as far; sums of larger ones would not fit into a message."""
+BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+WITHHELD = encode_attributes({TOPIC: "$withheld"})
+EXPIRED = b"\x02\0\0\0\0"
+"""The MQTT property that says: a message that is as old as 0 s is not delivered any more."""
+OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
+OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied)
+
+
+class Refused(Exception):
+    """The message does not pass, for this reason."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Guard:
+    """The rules of one link, made ready for use."""
+
+    def __init__(self, peer: str, rules: PeerRules) -> None:
+        self.rules = rules
+        self.is_guest = rules.is_guest
+        self.clients = ClientRules(peer, rules.clients if "sessions" in rules.may else ())
+        self.incoming = Translation(TopicRules(rules.imports), rules.prefix, adds=True)
+        self.outgoing = Translation(TopicRules(rules.exports), rules.prefix, adds=False)
+        self.is_open_outwards = self.outgoing.is_open and self.incoming.is_open and not self.is_guest
+        """Whether nothing that is sent has to be looked at."""
+
+
+class Border:
+    __state__ = State(
+        "border",
+        saved=("_broker", "_reach", "_rules", "_is_mqtt", "_retained", "_sessions"),
+        derived=("refused", "replies", "_guards", "_marks", "_checks"),
+    )
+
+    def __init__(self, broker: BrokerCore, reach: Reach) -> None:
+        self._broker = broker
+        self._reach = reach
+        self._rules: Mapping[str, PeerRules] | None = None
+        """None: there is no border, and every peer is believed (in simulators of one organisation)."""
+        self._is_mqtt = True
+        self._retained: dict[str, str] = {}
+        """Topics whose retained message came over a link, and the peer."""
+        self._sessions: dict[str, str] = {}
+        """Clients whose sessions came over a link, and the peer."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self.refused: dict[str, Counter[str]] = {}
+        """Since the process began: peer, then reason, to the number of messages."""
+        self.replies: list[InPlaceOf] = []
+        """What was answered in the place of peers that are not asked."""
+        self._guards: dict[str, Guard] = {}
+        self._marks: dict[bytes, bool] = {}
+        self._checks: dict[type[Message], Callable[[str, str, Guard, Any], Message]] = {
+            AttachRequest: self._check_request,
+            Locate: self._check_locate,
+            WhereIs: self._check_where_is,
+            Claims: self._check_claims,
+            Update: self._check_update,
+            Settled: self._check_settled,
+        }
+
+    def configure(self, rules: Mapping[str, PeerRules] | None, is_mqtt: bool) -> list[tuple[str, Update]]:
+        """Other rules from now on. What peers are asked for may be another part of what is wanted here."""
+        before = {peer: self._guard(peer) for peer in self._broker.peers} if self._rules is not None else {}
+        self._rules, self._is_mqtt = rules, is_mqtt
+        self._guards = {}
+        changes = []
+        for peer, old in before.items():
+            new = self._guard(peer) if rules is not None else old
+            if new.rules != old.rules:
+                update = self._difference(peer, old, new)
+                if update.is_news:
+                    changes.append((peer, update))
+        return changes
+
+    def _difference(self, peer: str, old: Guard, new: Guard) -> Update:
+        subscribe, unsubscribe = [], []
+        for filter, subscriber in self._broker.router.forwarded(peer):
+            was, now = old.incoming.wanted(filter), new.incoming.wanted(filter)
+            if was != now:
+                subscribe += [(now, subscriber)] if now is not None else []
+                unsubscribe += [(was, subscriber)] if was is not None else []
+        return Update(tuple(subscribe), tuple(unsubscribe))
+
+    @property
+    def is_on(self) -> bool:
+        return self._rules is not None
+
+    @property
+    def guest_peers(self) -> list[str]:
+        """Listed peers of other organisations."""
+        return [peer for peer, rules in (self._rules or {}).items() if peer and rules.is_guest]
+
+    def take_replies(self) -> list[InPlaceOf]:
+        replies, self.replies = self.replies, []
+        return replies
+
+    def _guard(self, peer: str) -> Guard:
+        guard = self._guards.get(peer)
+        if guard is None:
+            assert self._rules is not None
+            rules = self._rules.get(peer) or self._rules.get("") or PeerRules()
+            guard = self._guards[peer] = Guard(peer, rules)
+        return guard
+
+    def _refuse(self, peer: str, reason: str, count: int = 1) -> None:
+        self.refused.setdefault(peer, Counter())[reason] += count
+
+    # --- what comes ---
+
+    def admit(self, peer: str, message: Message) -> Message | None:
+        """The message, or what of it may pass; None if nothing may."""
+        if self._rules is None:
+            return message
+        guard = self._guards.get(peer) or self._guard(peer)
+        try:
+            if type(message) is Burst or type(message) is Fleeting:
+                return self._burst(peer, guard, message)
+            return self._other(peer, guard, message)
+        except Refused as refused:
+            self._refuse(peer, refused.reason, message.weight if isinstance(message, Burst) else 1)
+            return None
+
+    def _burst(self, peer: str, guard: Guard, burst: Burst) -> Burst:
+        """A notification on its way to its subscribers."""
+        if "data" not in guard.rules.may or not self._broker.router.has_peer(peer):
+            raise Refused("area")
+        burst = self._translated(guard, burst)
+        publisher = burst.publisher
+        if not publisher:
+            raise Refused("form")
+        session = self._broker.sessions.get(publisher)
+        if session is not None and type(burst) is Burst:
+            self._check_number(session, burst)
+        elif publisher[:1] == "$":
+            self._check_broker_publisher(peer, publisher)
+        attachment = self._broker.attachments.get(publisher)
+        is_fleeting = type(burst) is Fleeting
+        if is_fleeting and attachment is not None and self._broker.now - attachment.at > ATTACHED_S:
+            raise Refused("publisher")
+        named = guard.clients.named(publisher)
+        return burst if named == publisher else msgspec.structs.replace(burst, publisher=named)
+
+    def _check_number(self, session: Session, burst: Burst) -> None:
+        """Only here the client's notifications get their numbers, as long as its session is here."""
+        if burst.incarnation < session.incarnation:
+            return
+        if burst.incarnation == session.incarnation:
+            if burst.last > session.published:
+                raise Refused("publisher")
+        elif not self._broker.reunion.is_under_way(session.client):
+            raise Refused("publisher")
+
+    def _check_broker_publisher(self, peer: str, publisher: str) -> None:
+        """What brokers publish themselves: wills. All else under such a name stays where it was made."""
+        kind, _, broker = publisher.partition("/")
+        if kind != "$broker" or self._broker.hop_of(broker) != peer:
+            raise Refused("publisher")
+
+    def _translated(self, guard: Guard, burst: Burst) -> Burst:
+        """The notifications of a burst as they are named on this side, if all of them may pass."""
+        self._check_form(burst)
+        try:
+            if not burst.varied:
+                passed = guard.incoming.attributes(burst.attributes)
+                if passed is None:
+                    raise Refused("topic")
+                if passed is burst.attributes or passed == burst.attributes:
+                    return burst
+                return msgspec.structs.replace(burst, attributes=passed)
+            varied = [guard.incoming.attributes(one) for one in burst.varied]
+        except InputError:
+            raise Refused("form") from None
+        places = [place for place, one in enumerate(varied) if one is not None]
+        if not places:
+            raise Refused("topic")
+        # Numbered ones stay consecutive: the first run of them that may pass is all that does.
+        if len(places) < len(varied):
+            if burst.number:
+                end = next((n for n, place in enumerate(places) if place != places[0] + n), len(places))
+                burst = burst.part(places[0], places[0] + end)
+                places = places[:end]
+            else:
+                burst = burst.pick(places)
+        if not burst.varied:
+            passed = varied[places[0]]
+            assert passed is not None
+            return msgspec.structs.replace(burst, attributes=passed)
+        return msgspec.structs.replace(burst, varied=tuple([varied[place] for place in places]))
+
+    def _check_form(self, burst: Burst) -> None:
+        count = burst.count
+        if count < 1 or count != len(burst.bodies) or (burst.varied and len(burst.varied) != count):
+            raise Refused("form")
+        if not 0 <= burst.number < NUMBER_MAX or not 0 <= burst.incarnation < NUMBER_MAX:
+            raise Refused("form")
+        if type(burst) is Burst and not burst.number:
+            raise Refused("form")
+        if not -1e15 < burst.published_at < 1e15:
+            raise Refused("form")
+        if self._is_mqtt and not self._are_marks(burst.marks):
+            raise Refused("form")
+
+    def _are_marks(self, marks: bytes) -> bool:
+        known = self._marks.get(marks)
+        if known is None:
+            known = _are_marks(marks)
+            if len(self._marks) >= 4096:
+                self._marks.clear()
+            self._marks[marks] = known
+        return known
+
+    # --- what comes and is no notification on its way ---
+
+    def _other(self, peer: str, guard: Guard, message: Message) -> Message:
+        if message.area == "overlay" or not self._broker.router.has_peer(peer):
+            raise Refused("area")
+        if isinstance(message, Relayed):
+            if self._broker.hop_of(message.source) != peer:
+                raise Refused("source")
+            inner = message.message
+            if isinstance(inner, Relayed | Burst) or inner.area in ("overlay", "subscriptions"):
+                raise Refused("form")
+            is_here = message.destination == self._broker.id
+            checked = self._inner(peer, message.source, guard, inner, is_here)
+            return message if checked is inner else Relayed(message.source, message.destination, checked)
+        return self._inner(peer, peer, guard, message, is_here=True)
+
+    def _inner(self, peer: str, origin: str, guard: Guard, message: Message, is_here: bool) -> Message:
+        if isinstance(message, About):
+            if isinstance(message.message, About | Relayed | Burst) or message.message.area == "overlay":
+                raise Refused("form")
+            self._check_client(guard, message.whereabouts.client)
+            checked = self._inner(peer, origin, guard, message.message, is_here)
+            return message if checked is message.message else About(message.whereabouts, checked)
+        if message.area not in guard.rules.may or (guard.is_guest and _is_among_members(message)):
+            raise Refused("area")
+        if is_here and not self._broker.understands(message):
+            raise Refused("form")
+        client = client_of(message)
+        if client:
+            self._check_client(guard, client)
+        elif hasattr(message, "client"):
+            raise Refused("form")
+        message = self._with_bursts(guard, message)
+        if message.area == "data":
+            return self._retain(peer, guard, message)  # type: ignore[arg-type]
+        check = self._checks.get(type(message))
+        if check is not None:
+            message = check(peer, origin, guard, message)
+        update, session = getattr(message, "update", None), getattr(message, "session", None)
+        if is_here and isinstance(update, Update):
+            checked = self._check_update(peer, origin, guard, update)
+            if checked is not update:
+                message = msgspec.structs.replace(message, update=checked)
+        if is_here and isinstance(session, Session):
+            self._check_session(peer, guard, session)
+        if is_here and not self._broker.expects(origin, message):
+            raise Refused("form")
+        return message
+
+    def _check_client(self, guard: Guard, client: str) -> None:
+        if not guard.clients.allow(client):
+            raise Refused("client")
+
+    def _with_bursts(self, guard: Guard, message: Message) -> Message:
+        """Notifications that a message carries for a session: what may not pass is withheld.
+
+        Their number stays what it is, because protocols count what they fetch.
+        """
+        changes: dict[str, Any] = {}
+        for name in ("burst", "bursts", "waiting"):
+            carried = getattr(message, name, None)
+            if isinstance(carried, Burst):
+                changes[name] = self._carried(guard, carried)
+            elif isinstance(carried, tuple) and carried and isinstance(carried[0], Burst):
+                changes[name] = tuple([self._carried(guard, one) for one in carried])
+        changed = {name: value for name, value in changes.items() if value is not getattr(message, name)}
+        return msgspec.structs.replace(message, **changed) if changed else message
+
+    def _carried(self, guard: Guard, burst: Burst) -> Burst:
+        self._check_form(burst)
+        try:
+            if not burst.varied:
+                passed = guard.incoming.attributes(burst.attributes)
+                return burst if passed == burst.attributes else _withheld(burst)
+            if all(guard.incoming.attributes(one) == one for one in burst.varied):
+                return burst
+        except InputError:
+            raise Refused("form") from None
+        return _withheld(burst)
+
+    def _retain(self, peer: str, guard: Guard, message: Retain) -> Message:
+        topic = guard.incoming.topic(message.topic)
+        if topic is None:
+            raise Refused("topic")
+        if self._broker.hop_of(message.broker) != peer or not -1e15 < message.time < 1e15:
+            raise Refused("source")
+        if not self._are_marks(message.marks) or not 0 <= message.count < NUMBER_MAX:
+            raise Refused("form")
+        if self._retained.get(topic) != peer:
+            held = sum(1 for one in self._retained.values() if one == peer)
+            if held >= guard.rules.retained_max:
+                raise Refused("quota")
+        if message.body is None:
+            self._retained.pop(topic, None)
+        else:
+            self._retained[topic] = peer
+        publisher = guard.clients.named(message.publisher)
+        if topic == message.topic and publisher == message.publisher:
+            return message
+        return msgspec.structs.replace(message, topic=topic, publisher=publisher)
+
+    # --- sessions ---
+
+    def _check_request(self, peer: str, origin: str, guard: Guard, request: AttachRequest) -> Message:
+        """A broker asks for a session for itself; only who held it sends such a request after it."""
+        if not request.detours and request.broker != origin:
+            raise Refused("source")
+        if not request.detours:
+            self._check_owner(peer, request)
+        return request
+
+    def _check_owner(self, peer: str, request: AttachRequest) -> None:
+        """A user of a site, whose name is that of a broker, proves itself there and nowhere else."""
+        site, slash, _ = request.owner.partition("/")
+        if slash and self._broker.is_reachable(site) and self._broker.hop_of(site) != peer:
+            raise Refused("owner")
+
+    def _check_locate(self, peer: str, origin: str, guard: Guard, message: Locate) -> Message:
+        request = message.request
+        if self._broker.hop_of(request.broker) != peer:
+            raise Refused("source")
+        self._check_owner(peer, request)
+        if not guard.clients.allow(request.client):
+            # Who asks everyone waits for everyone's answer.
+            located = Located(request.client, request.broker, request.connection, message.round, found=False)
+            self._broker.send(peer, located)
+            raise Refused("client")
+        return message
+
+    def _check_where_is(self, peer: str, origin: str, guard: Guard, message: WhereIs) -> Message:
+        if self._broker.hop_of(message.asker) != peer:
+            raise Refused("source")
+        return message
+
+    def _check_claims(self, peer: str, origin: str, guard: Guard, message: Claims) -> Message:
+        if self._broker.hop_of(message.broker) != peer:
+            raise Refused("source")
+        return message
+
+    def _check_session(self, peer: str, guard: Guard, session: Session) -> None:
+        """A session comes: only its holder can send it, and that is not this broker."""
+        here = self._broker.clients.here.get(session.client)
+        if session.client in self._broker.sessions:
+            raise Refused("holder")
+        if here is not None and here.request is not None and here.request.owner != session.owner:
+            raise Refused("owner")
+        if not _is_session(session):
+            raise Refused("form")
+        if not self._broker.can_unpack(session):
+            raise Refused("form")
+        sessions = self._broker.sessions
+        self._sessions = {client: hop for client, hop in self._sessions.items() if client in sessions}
+        held = sum(1 for came_from in self._sessions.values() if came_from == peer)
+        if held >= guard.rules.sessions_max:
+            raise Refused("quota")
+        self._sessions[session.client] = peer
+
+    # --- subscriptions ---
+
+    def _check_settled(self, peer: str, origin: str, guard: Guard, message: Settled) -> Message:
+        if not 0 <= message.number < NUMBER_MAX:
+            raise Refused("form")
+        return message
+
+    def _check_update(self, peer: str, origin: str, guard: Guard, update: Update) -> Message:
+        """The peer's own subscriptions, and those behind it: those too many are left out.
+
+        What the peer may not get is held back when it is sent: so other rules act at once.
+        """
+        if not 0 <= update.settle < NUMBER_MAX:
+            raise Refused("form")
+        held, advertised = self._broker.router.collected(peer), self._broker.router.advertised(peer)
+        changed: Counter[Entry] = Counter()
+        subscribe: list[Entry] = []
+        for entry in self._entries(guard, update.subscribe):
+            if len(held) + len(subscribe) < guard.rules.subscriptions_max:
+                subscribe.append(entry)
+                changed[entry] += 1
+            else:
+                self._refuse(peer, "quota")
+        unsubscribe = []
+        for entry in self._entries(guard, update.unsubscribe):
+            if held.get(entry, 0) + changed[entry] > 0:
+                changed[entry] -= 1
+                unsubscribe.append(entry)
+        advertise = self._advertised(guard, update.advertise)
+        advertise = advertise[: max(0, guard.rules.subscriptions_max - len(advertised))]
+        offered = Counter(advertise)
+        unadvertise = []
+        for filter in self._advertised(guard, update.unadvertise):
+            if advertised.get(filter, 0) + offered[filter] > 0:
+                offered[filter] -= 1
+                unadvertise.append(filter)
+        whereabouts = tuple(one for one in update.whereabouts if guard.clients.allow(one.client))
+        checked = msgspec.structs.replace(
+            update,
+            subscribe=tuple(subscribe),
+            unsubscribe=tuple(unsubscribe),
+            advertise=tuple(advertise),
+            unadvertise=tuple(unadvertise),
+            whereabouts=whereabouts,
+        )
+        return update if checked == update else checked
+
+    def _advertised(self, guard: Guard, filters: Iterable[Filter]) -> list[Filter]:
+        """Advertisements of a peer as they are on this side; where nobody asks for any, there are none."""
+        if not self._broker.router.uses_advertisements:
+            return []
+        return [here for one in filters if (here := guard.outgoing.offered(one)) is not None]
+
+    def _entries(self, guard: Guard, entries: Iterable[Entry]) -> list[Entry]:
+        """Subscriptions of a peer as they are on this side."""
+        if guard.is_open_outwards:
+            return list(entries)
+        translated: list[Entry] = []
+        for filter, subscriber in entries:
+            here = guard.outgoing.offered(filter)
+            if here is not None:
+                translated.append((here, guard.clients.named(subscriber)))
+        return translated
+
+    # --- the overlay ---
+
+    def admit_overlay(self, peer: str, message: Message) -> Message | None:
+        """The same for messages about the overlay, which are dealt with ahead of the rest."""
+        if self._rules is None:
+            return message
+        try:
+            return self._overlay(peer, self._guard(peer), message)
+        except Refused as refused:
+            self._refuse(peer, refused.reason)
+            return None
+
+    def _overlay(self, peer: str, guard: Guard, message: Message) -> Message:
+        if guard.is_guest and isinstance(message, OF_PERMISSION):
+            raise Refused("area")
+        named: tuple[str, ...] = ()
+        if isinstance(message, Join):
+            named = message.brokers
+        elif isinstance(message, Reaches):
+            named = message.added
+            message = self._without_forgotten(peer, guard, message)
+        elif isinstance(message, AskToJoin | JoinEnded | JoinsBegun):
+            self._check_asker(peer, message.broker)
+        if len(named) + self._reach.count_behind(peer) > BROKERS_MAX:
+            raise Refused("quota")
+        if not all(BROKER_ID.fullmatch(one) for one in named):
+            raise Refused("form")
+        return message
+
+    def _check_asker(self, peer: str, broker: str) -> None:
+        # A tree that has just joined may ask before it is known here who belongs to it.
+        if self._reach.hop_of(broker) not in (peer, None) or broker == self._broker.id:
+            raise Refused("source")
+
+    def _without_forgotten(self, peer: str, guard: Guard, message: Reaches) -> Reaches:
+        """A peer that may forget brokers speaks for those behind it, and for those that are cut off."""
+        if not message.forgotten:
+            return message
+        may = "forget" in guard.rules.may
+        cut_off = self._reach.cut_off
+        allowed = tuple(
+            one
+            for one in message.forgotten
+            if may and one != peer and (one in cut_off or self._reach.hop_of(one) == peer)
+        )
+        if len(allowed) < len(message.forgotten):
+            self._refuse(peer, "forget", len(message.forgotten) - len(allowed))
+        return msgspec.structs.replace(message, forgotten=allowed)
+
+    # --- what goes ---
+
+    def looks_at(self, peer: str) -> bool:
+        """Whether what is sent to a peer has to pass `release`."""
+        return self._rules is not None and not (self._guards.get(peer) or self._guard(peer)).is_open_outwards
+
+    def release(self, peer: str, message: Message) -> Message | None:
+        """The message as the peer may have it; None if it may not. Sessions that it asked for always go."""
+        guard = self._guard(peer)
+        if isinstance(message, Burst):
+            return self._released(guard, message)
+        if message.area == "data":
+            return self._retain_released(guard, message)  # type: ignore[arg-type]
+        if isinstance(message, Update):
+            return self._update_released(peer, guard, message)
+        inner = message.message if isinstance(message, Relayed) else message
+        if isinstance(inner, About):
+            inner = inner.message
+        if guard.is_guest and _is_among_members(inner):
+            return None
+        if isinstance(inner, Locate) and not guard.clients.allow(inner.request.client):
+            asked = inner.request
+            key = (asked.client, asked.broker, asked.connection, inner.round)
+            self.replies.append(InPlaceOf(peer, Located(*key, found=False)))
+            return None
+        if isinstance(inner, AttachRequest) and not guard.clients.allow(inner.client):
+            unknown = HolderUnknown(inner.client, inner.connection)
+            source = message.destination if isinstance(message, Relayed) else peer
+            self.replies.append(InPlaceOf(peer, Relayed(source, inner.broker, unknown)))
+            return None
+        if isinstance(inner, WhereIs) and not guard.clients.allow(inner.client):
+            return None
+        return message
+
+    def _released(self, guard: Guard, burst: Burst) -> Burst | None:
+        if not burst.varied:
+            passed = guard.outgoing.attributes(burst.attributes)
+            if passed is None or passed == burst.attributes:
+                return burst if passed is not None else None
+            return msgspec.structs.replace(burst, attributes=passed)
+        varied = [guard.outgoing.attributes(one) for one in burst.varied]
+        if None in varied:
+            return None if burst.number else _picked(burst, varied)
+        return msgspec.structs.replace(burst, varied=tuple(varied))
+
+    def _retain_released(self, guard: Guard, message: Retain) -> Message | None:
+        topic = guard.outgoing.topic(message.topic)
+        if topic is None or topic == message.topic:
+            return message if topic is not None else None
+        return msgspec.structs.replace(message, topic=topic)
+
+    def _update_released(self, peer: str, guard: Guard, update: Update) -> Message | None:
+        """Only subscriptions to what may come; a guest is not waited for."""
+        released = msgspec.structs.replace(
+            update,
+            subscribe=tuple(_stripped(guard.incoming, update.subscribe)),
+            unsubscribe=tuple(_stripped(guard.incoming, update.unsubscribe)),
+            advertise=tuple(one for one in update.advertise if not guard.rules.prefix),
+            unadvertise=tuple(one for one in update.unadvertise if not guard.rules.prefix),
+            whereabouts=tuple(one for one in update.whereabouts if guard.clients.allow(one.client)),
+            settle=0 if guard.is_guest else update.settle,
+            flush=False if guard.is_guest else update.flush,
+        )
+        if guard.is_guest and update.settle:
+            self.replies.append(InPlaceOf(peer, Settled(update.settle, update.cause)))
+        return released if released.is_news or released.settle else None
+
+
+def _stripped(incoming: Translation, entries: Iterable[Entry]) -> Iterable[Entry]:
+    """What this side subscribes to, in the words of the other side."""
+    for filter, subscriber in entries:
+        there = incoming.wanted(filter)
+        if there is not None:
+            yield there, subscriber
+
+
+def _is_among_members(message: Message) -> bool:
+    """Whether only brokers of one organisation say it to each other."""
+    return message.area == "groups" or isinstance(message, OF_MEMBERS)
+
+
+def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:
+    places = [place for place, one in enumerate(varied) if one is not None]
+    if not places:
+        return None
+    left = tuple([one for one in varied if one is not None])
+    return msgspec.structs.replace(burst.pick(places), varied=left)
+
+
+def _withheld(burst: Burst) -> Burst:
+    """As many notifications, with nothing in them, which are too old to be delivered."""
+    marks = bytes((burst.marks[0] & ~EXPIRY | EXPIRY,)) + EXPIRED if burst.marks else b""
+    return msgspec.structs.replace(
+        burst, attributes=WITHHELD, varied=(), bodies=(b"",) * burst.count, marks=marks
+    )
+
+
+def _are_marks(marks: bytes) -> bool:
+    if not marks:
+        return False
+    try:
+        publish_properties(marks[1:], from_client=False)
+    except PacketError:
+        return False
+    return marks[0] & 3 != 3
+
+
+def _is_session(session: Session) -> bool:
+    """Whether a session can be one: its counters are in range, and its filters can be read."""
+    counters = (session.number, session.moves + 1, session.incarnation, session.published, session.accepted)
+    if not all(0 <= one < NUMBER_MAX for one in counters) or not session.client:
+        return False
+    try:
+        for text in (*session.subscriptions, *session.advertisements):
+            parse(text)
+    except InputError:
+        return False
+    return True

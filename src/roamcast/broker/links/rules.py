@@ -1,0 +1,182 @@
+"""What one peer may send and get: the rules of a link, as they are configured and as they are applied."""
+
+from __future__ import annotations
+
+import msgspec
+
+from roamcast.filters.expression import (
+    And,
+    Compare,
+    Expression,
+    Matches,
+    conjunction,
+    names_of,
+    topic_matches,
+)
+from roamcast.filters.filter import Filter
+from roamcast.filters.patterns import TopicPattern
+from roamcast.protocol.notification import Area, decode_attributes, encode_attributes
+
+TOPIC = "topic"
+"""The attribute that is the topic of an MQTT message."""
+EVERYTHING = ("#",)
+EVERYONE = ("*",)
+USUAL: tuple[Area | str, ...] = ("data", "subscriptions", "sessions", "groups")
+VERDICTS_MAX = 4096
+
+
+class PeerRules(msgspec.Struct, frozen=True):
+    """What a peer may do. The defaults are for brokers of one organisation."""
+
+    imports: tuple[str, ...] = EVERYTHING
+    """Topic filters: what may come from the peer; "!FILTER" excludes, and the last that fits decides."""
+    exports: tuple[str, ...] = EVERYTHING
+    """The same for what the peer may get."""
+    clients: tuple[str, ...] = EVERYONE
+    """The client ids that the peer may speak for."""
+    prefix: str = ""
+    """Topics of the peer are found below this one here."""
+    may: tuple[str, ...] = USUAL
+    """The areas of messages that the peer may send; "forget" also to remove brokers for good."""
+    subscriptions_max: int = 1_000_000
+    retained_max: int = 1_000_000
+    sessions_max: int = 1_000_000
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether the peer is of another organisation: no share group spans the link, nobody here waits for
+        the peer's word, and only the listed clients move over the link."""
+        return self.clients != EVERYONE or not {"sessions", "groups"} <= {*self.may}
+
+
+class TopicRules:
+    """A list of topic filters that allow and exclude."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._rules = [(text[:1] != "!", TopicPattern(text.removeprefix("!"))) for text in texts]
+        self.allow_everything = texts == EVERYTHING
+        self._allowed = [Filter(topic_matches(TOPIC, one)) for allows, one in self._rules if allows]
+
+    def allow(self, topic: object) -> bool:
+        if not isinstance(topic, str):
+            return topic is None and self.allow_everything
+        verdict = False
+        for allows, pattern in self._rules:
+            if pattern.accepts(topic):
+                verdict = allows
+        return verdict
+
+    def overlap(self, filter: Filter) -> bool:
+        """Whether a subscription can match anything that is allowed."""
+        return self.allow_everything or any(filter.overlaps(one) for one in self._allowed)
+
+
+class ClientRules:
+    """The clients that a peer may speak for. Others get the peer's name before their own: so they collide
+    with nobody here, and nothing that the peer says of them concerns a client of this side."""
+
+    def __init__(self, peer: str, patterns: tuple[str, ...]) -> None:
+        self.allow_everyone = patterns == EVERYONE
+        self._names = frozenset(one for one in patterns if not one.endswith("*"))
+        self._beginnings = tuple(one[:-1] for one in patterns if one.endswith("*"))
+        self._mark = f"{peer}/"
+
+    def allow(self, client: str) -> bool:
+        return self.allow_everyone or client in self._names or client.startswith(self._beginnings)
+
+    def named(self, client: str) -> str:
+        """The client's name on this side."""
+        return client if not client or self.allow(client) else self._mark + client
+
+
+class Translation:
+    """Topics of one direction of a link: what passes, and what it is called on the other side.
+
+    Notifications are judged by their attributes, whose bytes are the key under which the verdict is kept.
+    """
+
+    def __init__(self, rules: TopicRules, prefix: str, adds: bool) -> None:
+        self._rules = rules
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._adds = adds
+        self._verdicts: dict[bytes, bytes | None] = {}
+        self.is_open = rules.allow_everything and not prefix
+        """Whether everything passes as it is, but for topics that begin with "$"."""
+
+    def topic(self, topic: object) -> str | None:
+        """The topic behind the border; None if it does not pass. The rules are about topics of this side."""
+        if not isinstance(topic, str):
+            return None
+        here = self._prefix + topic if self._adds else topic
+        if not here.startswith(self._prefix) or (self._prefix and here == self._prefix):
+            return None
+        if not self._rules.allow(here) or (self._adds and self._prefix and topic.startswith("$")):
+            return None
+        return here if self._adds else here.removeprefix(self._prefix)
+
+    def attributes(self, encoded: bytes) -> bytes | None:
+        """The attributes behind the border; None if the notification does not pass. May raise InputError."""
+        verdict = self._verdicts.get(encoded, encoded)
+        if verdict is encoded and encoded not in self._verdicts:
+            verdict = self._judged(encoded)
+            if len(self._verdicts) >= VERDICTS_MAX:
+                self._verdicts.clear()
+            self._verdicts[encoded] = verdict
+        return verdict
+
+    def _judged(self, encoded: bytes) -> bytes | None:
+        attributes = dict(decode_attributes(encoded))
+        topic = attributes.get(TOPIC)
+        if topic is None:
+            return encoded if self.is_open else None
+        passed = self.topic(topic)
+        if passed is None:
+            return None
+        return encoded if passed == topic else encode_attributes({**attributes, TOPIC: passed})
+
+    def wanted(self, filter: Filter) -> Filter | None:
+        """A subscription of this side, as the other side is told; None if nothing that may come matches."""
+        return self._shifted(filter, adds=False) if self._rules.overlap(filter) else None
+
+    def offered(self, filter: Filter) -> Filter | None:
+        """A subscription of the other side, as it is here; None if it cannot be one."""
+        return self._shifted(filter, adds=True)
+
+    def _shifted(self, filter: Filter, adds: bool) -> Filter | None:
+        """With the prefix added or taken away: of a conjunction in which one condition at most is about the
+        topic. Other filters cannot be translated, and end at the border."""
+        if not self._prefix:
+            return filter
+        expression = filter.expression
+        shifted: list[Expression] = []
+        topic = ""
+        for part in expression.children if isinstance(expression, And) else (expression,):
+            if TOPIC not in names_of(part):
+                shifted.append(part)
+                continue
+            pattern = self._pattern(part, adds)
+            if topic or not pattern:
+                return None
+            topic = pattern
+        topic = topic or (f"{self._prefix}#" if adds else "")
+        if topic:
+            shifted.append(topic_matches(TOPIC, TopicPattern(topic)))
+        return Filter(conjunction(shifted))
+
+    def _pattern(self, part: Expression, adds: bool) -> str:
+        """The topic filter of a condition with the prefix added or taken away; "" if there is none."""
+        if isinstance(part, Matches) and not part.negative:
+            text = part.pattern.text
+        elif isinstance(part, Compare) and part.operator == "=":
+            text = str(part.value)
+        else:
+            return ""
+        if adds:
+            return self._prefix + text
+        levels, prefix = text.split("/"), self._prefix.rstrip("/").split("/")
+        for place, level in enumerate(prefix):
+            if place < len(levels) and levels[place] == "#":
+                return "#"
+            if place >= len(levels) or levels[place] not in ("+", level):
+                return ""
+        return "/".join(levels[len(prefix) :])

@@ -1,0 +1,180 @@
+"""A hostile neighbour: a broker that answers nothing, and says what is drawn.
+
+It has honest links (numbers, acknowledgements), since whoever breaks these loses its connection and no more.
+Everything else that it says is made up: any type of message with any fields, or a copy of what was said
+somewhere in the network with some fields changed. The brokers that it is linked with have rules for it
+(`rules_for`), and the checkers judge everyone else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from roamcast.broker.inputs import LinkDown, LinkFrames, LinkUp, MachineEffects, MachineInput
+from roamcast.broker.links.end import LinkError
+from roamcast.broker.links.rules import USUAL, PeerRules
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
+from roamcast.errors import InputError
+from roamcast.filters.selector import parse, parse_subscription
+from roamcast.protocol.codec import message_types
+from roamcast.protocol.effects import Input
+from roamcast.protocol.messages import About, Relayed
+from roamcast.protocol.notification import Burst, Message, encode_attributes
+
+HEARD_MAX = 200
+TOPIC = "evil/plan"
+RULES = (
+    PeerRules(imports=("evil/#",), exports=("evil/#",), clients=("evil*",)),
+    PeerRules(imports=("evil/#",), exports=(), clients=(), subscriptions_max=3, retained_max=2),
+    PeerRules(prefix="evil", clients=()),
+    PeerRules(imports=("evil/#",), exports=("evil/#",), may=("data", "subscriptions")),
+)
+"""What a hostile neighbour may do, with one seed or another: nothing that concerns anyone in a story."""
+NUMBERS = (0, 0, 1, 1, 2, 3, 7, 64, -1, 10**6, 1 << 40, (1 << 63) - 1)
+FLOATS = (0.0, 1.0, 11.5, -3.0, 1e12, float("inf"), float("nan"))
+FILTERS = (
+    "TRUE", "x = 1", "kind = 'a'", "topic MATCHES 'evil/#'", "topic MATCHES '#'", "topic = 'evil/plan'",
+)  # fmt: skip
+TEXTS = ("", "evil1", "evil2", TOPIC, "TRUE", "x = 1", "$broker/b00", "in", "own", "a/b", "#", "\0")
+BYTES = (
+    b"", b"\x00", b"\x01", b"\x02", b"\x11\x02\x00\x00\x00\x05", b"\xff\xff", b"x" * 40,
+    encode_attributes({"topic": TOPIC}), encode_attributes({"x": 1, "kind": "a"}), encode_attributes({}),
+)  # fmt: skip
+
+
+def rules_for(seed: int) -> PeerRules:
+    return RULES[seed % len(RULES)]
+
+
+def border_of(hostile: str, seed: int) -> dict[str, PeerRules]:
+    """The rules of the honest brokers, who may forget each other."""
+    return {hostile: rules_for(seed), "": PeerRules(may=(*USUAL, "forget"))}
+
+
+class HostileBroker(BrokerMachine):
+    """Keeps its links and ignores everything that is said to it."""
+
+    __state__ = BrokerMachine.__state__
+
+    def __init__(self, settings: MachineSettings) -> None:
+        super().__init__(msgspec.structs.replace(settings, border=None))
+        self.heard: deque[Message] = deque(maxlen=HEARD_MAX)
+        """What somebody in the network said lately."""
+
+    def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
+        for item in inputs:
+            match item:
+                case LinkFrames(peer, data):
+                    try:
+                        self.links.ends[peer].receive(data)
+                    except LinkError:
+                        continue
+                case LinkUp(peer, offer, _, version):
+                    self.links.ends[peer].up(offer.resume, version)
+                case LinkDown(peer):
+                    self.links.disconnected(peer)
+                case _:
+                    super().step(now, (item,))
+        return MachineEffects()
+
+    def lie(self, rng: random.Random, clients: Sequence[str], brokers: Sequence[str]) -> None:
+        """Send something made up to every neighbour."""
+        liar = Liar(rng, (*clients, "evil1", "evil2"), brokers, list(self.heard))
+        for end in self.links.ends.values():
+            for _ in range(rng.choice((1, 1, 3))):
+                message = liar.message()
+                try:
+                    (end.send_fleeting if message.is_fleeting else end.send)(message)
+                except (InputError, TypeError, OverflowError, ValueError, AttributeError):
+                    continue  # What cannot be encoded cannot be said either.
+
+    def deadline(self) -> None:
+        return None
+
+
+class Liar:
+    """Draws messages by what msgspec knows of their types."""
+
+    def __init__(
+        self, rng: random.Random, clients: Sequence[str], brokers: Sequence[str], heard: Sequence[Message]
+    ) -> None:
+        self._rng = rng
+        self._clients = clients
+        self._brokers = brokers
+        self._heard = heard
+        self._kinds = message_types()
+
+    def message(self, depth: int = 0) -> Message:
+        rng = self._rng
+        if self._heard and rng.random() < 0.4:
+            message = self._changed(rng.choice(self._heard))
+        else:
+            message = self._struct(rng.choice(self._kinds), depth)
+        if not depth and rng.random() < 0.3 and not isinstance(message, Relayed | Burst):
+            source, destination = rng.choice(self._brokers), rng.choice(self._brokers)
+            message = Relayed(rng.choice(("evil", source)), destination, message)
+        return message
+
+    def _changed(self, message: Message) -> Message:
+        """A copy of what was said, with some fields as somebody else would like them."""
+        names = [one.name for one in msgspec.structs.fields(message)]
+        types = {one.name: one.type for one in _fields(type(message))}
+        drawn = {name: self._value(types[name], 1) for name in names if self._rng.random() < 0.3}
+        return msgspec.structs.replace(message, **drawn)
+
+    def _struct(self, kind: type[Any], depth: int) -> Any:
+        if kind in (Relayed, About) and depth > 2:
+            kind = Burst
+        return kind(**{one.encode_name: self._value(one.type, depth + 1) for one in _fields(kind)})
+
+    def _value(self, kind: inspect.Type, depth: int) -> Any:
+        rng = self._rng
+        match kind:
+            case inspect.StrType():
+                return rng.choice((*TEXTS, *self._clients, *self._clients, *self._brokers, *self._brokers))
+            case inspect.IntType():
+                return rng.choice(NUMBERS)
+            case inspect.FloatType():
+                return rng.choice(FLOATS)
+            case inspect.BoolType():
+                return rng.random() < 0.5
+            case inspect.BytesType():
+                return rng.choice(BYTES)
+            case inspect.NoneType():
+                return None
+            case inspect.LiteralType(values=values):
+                return rng.choice(values)
+            case inspect.UnionType(types=types):
+                return self._value(rng.choice(types), depth)
+            case inspect.TupleType(item_types=types):
+                return tuple(self._value(one, depth) for one in types)
+            case inspect.VarTupleType(item_type=inner) | inspect.ListType(item_type=inner):
+                drawn = [self._value(inner, depth + 1) for _ in range(self._size(depth))]
+                return drawn if isinstance(kind, inspect.ListType) else tuple(drawn)
+            case inspect.DictType(key_type=key, value_type=value):
+                keys = [self._value(key, depth + 1) for _ in range(self._size(depth))]
+                return {one: self._value(value, depth + 1) for one in keys}
+            case inspect.StructType(cls=cls):
+                return self.message(depth + 1) if cls is Message else self._struct(cls, depth + 1)
+            case inspect.CustomType():
+                text = rng.choice(FILTERS)
+                return parse(text) if rng.random() < 0.8 else parse_subscription("evil/+")
+            case inspect.Metadata(type=inner):
+                return self._value(inner, depth)
+        raise TypeError(f"no message has a field of type {kind}")
+
+    def _size(self, depth: int) -> int:
+        return self._rng.choice((0, 1, 1, 2)) if depth < 4 else 0
+
+
+def _fields(kind: type[Any]) -> tuple[inspect.Field, ...]:
+    described = inspect.type_info(kind)
+    assert isinstance(described, inspect.StructType)
+    return described.fields
