@@ -37,6 +37,8 @@ EVERY_ROW_MAX = 1_000_000
 
 PROTOCOL = re.compile(r"(?:.*\bprotocol=)?([a-z]\w*(?::[a-z]\w*)?)")
 LONG_AGO = -1e300
+ON_ITS_WAY_S = 10.0
+"""How long a notification may take from the broker of its publisher to that of a new subscriber."""
 EDGE_SCHEMA = [
     (f"{edge}_{part}", kind)
     for edge in ("issued", "settled", "ending", "ended")
@@ -60,7 +62,7 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
     with steps.step("nodes"):
         health = _look_at_nodes(engine, made)
     with steps.step("names"):
-        names = _name(engine)
+        names = _name(engine, health)
     with steps.step("verdicts"):
         _judge(engine, names, clock_error_s, health.has_bursts)
         suspicions = engine.fetch(sql.SUSPICIONS).to_pylist()[0]
@@ -195,9 +197,9 @@ class Names:
         )
 
 
-def _name(engine: Engine) -> Names:
+def _name(engine: Engine, health: Health) -> Names:
     """Give numbers to names, and register the tables of them."""
-    held = engine.fetch(sql.subscriptions(engine.dialect)).cast(HELD_SCHEMA)
+    held = _issued_early(engine.fetch(sql.subscriptions(engine.dialect)).cast(HELD_SCHEMA), health)
     terms = engine.fetch(sql.TERMS).to_pylist()
     joined = [_joined(row) for row in terms if row["reason"] == SHARED]
     held = pa.concat_tables([held, pa.Table.from_pylist(joined, HELD_SCHEMA)])
@@ -213,6 +215,19 @@ def _name(engine: Engine) -> Names:
     engine.register("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank"]))
     engine.register("held", held.drop_columns("client"))
     return Names(clients, publishers, held, _rows_with(engine, unreadable))
+
+
+def _issued_early(held: pa.Table, health: Health) -> pa.Table:
+    """Real brokers do not compare clocks: what was on its way to a broker when a client subscribed may come.
+
+    Clients of the simulator write under their own name; their brokers hold such notifications back.
+    """
+    columns = (health.nodes.column(name).to_pylist() for name in NODE)
+    simulated = set(zip(*columns, strict=True))
+    clients = zip(*(held.column(name).to_pylist() for name in CLIENT), strict=True)
+    early_s = pa.array([0.0 if client in simulated else ON_ITS_WAY_S for client in clients], pa.float64())
+    at = held.schema.get_field_index("issued_time")
+    return held.set_column(at, "issued_time", pc.subtract(held.column("issued_time"), early_s))
 
 
 def _joined(term: Mapping[str, Any]) -> dict[str, Any]:

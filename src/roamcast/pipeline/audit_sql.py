@@ -161,7 +161,9 @@ def subscriptions(dialect: Dialect, rare: str = "rare") -> str:
     """Every subscription of every client, once for each time that it was issued.
 
     When a session ends, so do its subscriptions: what was published since the client went away is owed to
-    nobody. What comes before a subscription was first issued belongs to one that the log does not know.
+    nobody. A client may have begun another session, elsewhere, before the old one is over: what it subscribed
+    to after it went away belongs to that. What comes before a subscription was first issued belongs to one
+    the log does not know.
     """
     place = dialect.struct(PLACE)
     edges = {
@@ -198,9 +200,9 @@ WITH rounds AS (
     FROM {rare} WHERE kind = 'detached'
 ), ends AS (
     SELECT h.run, h.client, h.filter, h.round, min(s.time) AS ended_at,
-        min(greatest(h.issued.time, coalesce(s.went_at, s.time))) AS ending_at
+        min(coalesce(s.went_at, s.time)) AS ending_at
     FROM held AS h JOIN steps AS s ON s.run = h.run AND s.client = h.client
-        AND s.reason = 'session ended' AND s.time >= h.issued.time
+        AND s.reason = 'session ended' AND coalesce(s.went_at, s.time) >= h.issued.time
     GROUP BY h.run, h.client, h.filter, h.round
 )
 SELECT h.run AS run, h.client AS client, h.filter AS filter, {places}, {ends}
