@@ -126,9 +126,10 @@ async def live(network: Network, seed: int) -> None:
     await asyncio.to_thread(walker.start, network.brokers["a"].port)
     spy = subprocess.Popen(
         [ROAMCAST, "sub", "-h", "127.0.0.1", "-p", str(network.brokers["a"].port), "-i", "spy", "-c",
-         "-q", "1", "-t", "goods/#", "--records", str(log / "spy")], stdout=subprocess.DEVNULL,
+         "-q", "1", "-t", "goods/#", "--records", str(log / "spy")], stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    await asyncio.to_thread(network.brokers["a"].wait_for, "client spy connected")
     connect = partial(roamcast.connect, network.addresses, clean=False, session_expiry=3600)
     published: list[dict[str, int]] = []
     async with (
@@ -173,8 +174,11 @@ async def live(network: Network, seed: int) -> None:
                 await publish_some()
                 await car.move_to(draw.choice(network.addresses), proclaimed=draw.random() < 0.5)
                 if number == 2:
+                    # With something received: it is subscribed.
+                    assert spy.stdout is not None
+                    assert await asyncio.to_thread(spy.stdout.readline)
                     spy.kill()
-                    spy.wait()
+                    spy.communicate()
                 if number % 2:
                     await car.unsubscribe("goods/#")
                     await publish_some()

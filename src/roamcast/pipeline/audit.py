@@ -158,7 +158,10 @@ def _breaks(engine: Engine, health: Health) -> str:
     """Where rows are missing from the log of a node, or its clock went back."""
     if health.total("rows") <= EVERY_ROW_MAX:
         return sql.breaks(engine.dialect, "rows")
-    engine.register("broken", health.broken)
+    broken = health.broken
+    if not broken.num_rows:
+        return sql.breaks(engine.dialect, "(SELECT * FROM rows WHERE false) AS none")
+    engine.register("broken", broken)
     join = "rows AS r JOIN broken AS b ON b.run = r.run AND b.node = r.node"
     return sql.breaks(engine.dialect, f"(SELECT /*+ BROADCAST(b) */ r.* FROM {join}) AS broken_rows")
 
@@ -288,7 +291,8 @@ def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool)
     engine.define("known", sql.TOLD)
     engine.define("came", sql.CAME)
     engine.define("excused", sql.EXCUSED_ONES)
-    engine.keep("verdicts", sql.verdicts(("owed", "came", "excused"), engine.dialect, has_bursts))
+    sides = ("owed", "came", "excused")
+    engine.keep("verdicts", sql.verdicts(sides, engine.dialect, has_bursts, bool(lives.num_rows)))
 
 
 def _find(engine: Engine, suspicions: Mapping[str, int], made: Path) -> None:
@@ -300,7 +304,8 @@ def _find(engine: Engine, suspicions: Mapping[str, int], made: Path) -> None:
         engine.define("missing_ones", sql.MISSING_ONES)
         parts.append("missing_ones")
     if suspicions["repeated_or_late"] or suspicions["unwanted"]:
-        engine.define("unwanted_ones", sql.unwanted_ones(engine.dialect))
+        engine.keep("suspects", sql.suspects(engine.dialect))
+        engine.define("unwanted_ones", sql.UNWANTED_ONES)
         parts.append("unwanted_ones")
     engine.define("findings", sql.findings(engine.dialect, parts))
     engine.write("findings", made / "findings")

@@ -235,11 +235,15 @@ WITH lives AS (
 )
 SELECT c.run AS run, c.client AS client, c.client_id AS client_id, CASE
     WHEN own.node IS NOT NULL THEN {WHOLE} WHEN l.is_closed IS NULL THEN {UNTOLD}
-    WHEN l.is_closed = 1 THEN {AWAY} ELSE {TORN} END AS witness
-FROM clients AS c LEFT JOIN nodes AS own ON own.run = c.run AND own.node = c.client
+    WHEN l.is_closed = 1 THEN {AWAY} ELSE {TORN} END AS witness, e.client IS NOT NULL AS is_fleeting
+FROM clients AS c LEFT JOIN (
+    SELECT DISTINCT run, client FROM rare WHERE kind = 'detached' AND reason = 'session ended'
+) AS e ON e.run = c.run AND e.client = c.client
+LEFT JOIN nodes AS own ON own.run = c.run AND own.node = c.client
 LEFT JOIN of_client AS l ON l.run = c.run AND l.client = c.client
 """
-"""Clients, and what there is of their own word. Clients of the simulator write under their own name."""
+"""Clients, what there is of their own word, and whether a session of theirs ever ended. Clients of the
+simulator write under their own name."""
 
 LIVES = f"""
 SELECT run, node, CAST(row_number() OVER (PARTITION BY run, client ORDER BY node) AS BIGINT) AS life
@@ -351,13 +355,22 @@ WHERE r.kind = 'dropped' AND number > 0 AND notifications IS NOT NULL
 """
 
 
-def verdicts(sides: Sequence[str], dialect: Dialect, has_bursts: bool) -> str:
+def verdicts(sides: Sequence[str], dialect: Dialect, has_bursts: bool, has_lives: bool) -> str:
     """Every notification that is worth a second look, and (without a place) the rest of each stream.
 
     A verdict says how the notification stands (null: the client was not entitled to it), how many
     `deliveries` there were, the `first` of them, and whether it was `overtaken`: a later one was delivered
     before it. `expected` and `delivered` count what is behind the row.
+
+    What is on its way when a session ends is owed to nobody, and no row tells how far it was. So a client
+    whose sessions end has lost a notification if its broker has the acknowledgement, or if one process of the
+    client got what was before it and what was behind it.
     """
+    following = "ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING"
+    of_entitled = "CASE WHEN standing IS NOT NULL THEN first END"
+    earlier = f"max({of_entitled}) OVER (PARTITION BY stream ORDER BY place {following})"
+    if not has_lives:
+        earlier = "CAST(NULL AS BIGINT)"
     together = " UNION ALL ".join(f"SELECT stream, place, notifications, mark FROM {side}" for side in sides)
     place = "place"
     if has_bursts:
@@ -376,21 +389,25 @@ notifications AS (
         bool_or(mark = -{ACKNOWLEDGED}) AS acknowledged, bool_or(mark = -{EXCUSED}) AS excused
     FROM sides GROUP BY stream, place
 ), ordered AS (
-    SELECT *, min(CASE WHEN standing IS NOT NULL THEN first END) OVER (PARTITION BY stream ORDER BY place
-        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS later
-    FROM notifications
-), owing AS (
-    SELECT *, coalesce(standing = {MUST} AND NOT excused, false) AS is_owed,
-        coalesce(later < first AND standing IS NOT NULL, false) AS overtaken,
+    SELECT *, min({of_entitled}) OVER (PARTITION BY stream ORDER BY place
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS later, {earlier} AS earlier,
         deliveries + apart = 0 AS is_missing
-    FROM ordered
+    FROM notifications
+), witnessed AS (
+    SELECT /*+ BROADCAST(w) */ o.*, witness, witness <> {WHOLE} AND is_fleeting AND is_missing
+        AND NOT acknowledged AND coalesce(later >> {NUMBER_BITS} <> earlier >> {NUMBER_BITS}, true) AS is_over
+    FROM ordered AS o LEFT JOIN witnesses AS w ON w.client_id = o.stream >> {CLIENT_BITS}
+), owing AS (
+    SELECT *, coalesce(standing = {MUST} AND NOT excused AND NOT is_over, false) AS is_owed,
+        coalesce(later < first AND standing IS NOT NULL, false) AS overtaken
+    FROM witnessed
 ), judged AS (
-    SELECT /*+ BROADCAST(w) */ o.*, CASE
+    SELECT *, CASE
         WHEN is_owed AND is_missing AND {lost_of} THEN 'lost'
         WHEN is_owed AND is_missing AND NOT acknowledged THEN 'unacknowledged'
         WHEN standing IS NULL AND (deliveries > 0 OR (acknowledged AND apart = 0)) THEN 'unwanted'
         WHEN deliveries > 1 OR overtaken THEN 'again or late' END AS suspicion
-    FROM owing AS o LEFT JOIN witnesses AS w ON w.client_id = o.stream >> {CLIENT_BITS}
+    FROM owing
 )
 SELECT stream, CASE WHEN suspicion IS NOT NULL THEN place END AS place, min(suspicion) AS suspicion,
     min(standing) AS standing, CAST(sum(deliveries) AS BIGINT) AS deliveries, min(first) AS first,
@@ -441,7 +458,7 @@ WHERE s.suspicion IN ('lost', 'unacknowledged')
 """
 
 
-def unwanted_ones(dialect: Dialect) -> str:
+def suspects(dialect: Dialect) -> str:
     """The rows that tell of what came again, too late, or without its client being entitled to it."""
     number = dialect.unnest_range("number", "number + notifications - 1")
     return f"""
@@ -458,16 +475,24 @@ compared AS (
         WHEN told_by = 'delivered' AND overtaken AND came = first THEN 'out of order' END AS kind
     FROM placed AS p LEFT JOIN (SELECT * FROM verdicts WHERE place IS NOT NULL) AS s
         ON s.stream = p.stream AND s.place = p.place
-), found AS (SELECT * FROM compared WHERE kind IS NOT NULL),
-real AS (
-    SELECT DISTINCT p.publisher_id, p.place
-    FROM each_published AS p JOIN (SELECT publisher_id, place FROM found WHERE kind = 'unexpected') AS f
+)
+SELECT kind, run, client, publisher, incarnation, number, time, broker, node, sequence, published_at,
+    publisher_id, place
+FROM compared WHERE kind IS NOT NULL
+"""
+
+
+UNWANTED_ONES = """
+WITH real AS (
+    SELECT /*+ BROADCAST(f) */ DISTINCT p.publisher_id, p.place
+    FROM each_published AS p JOIN (SELECT publisher_id, place FROM suspects WHERE kind = 'unexpected') AS f
         ON f.publisher_id = p.publisher_id AND f.place = p.place
 )
 SELECT CASE WHEN f.kind = 'unexpected' AND real.place IS NULL THEN 'invented' ELSE f.kind END AS kind,
     run, client, publisher, incarnation, number, time, broker, node, sequence, published_at
-FROM found AS f LEFT JOIN real ON real.publisher_id = f.publisher_id AND real.place = f.place
+FROM suspects AS f LEFT JOIN real ON real.publisher_id = f.publisher_id AND real.place = f.place
 """
+"""Tells what was published, if not for this client, from what nobody ever published."""
 
 
 VISITS = """
