@@ -2,7 +2,7 @@
 # date; how that is done is in scripts/setup.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench release clean
+.PHONY: help setup demo test test-all check bench lock release clean
 
 BIN := .venv/bin
 # Commands of one document share a folder, so they are kept on one worker.
@@ -37,6 +37,9 @@ bench: setup ## Measure matching, the simulator, the broker and the audit on thi
 	$(BIN)/roamcast bench broker
 	$(BIN)/roamcast bench handoff
 	$(BIN)/roamcast bench pipeline
+
+lock: setup ## Pin what deploy/ installs, with hashes, and list it in an SBOM (CycloneDX)
+	$(BIN)/python scripts/lock.py
 
 release: setup ## Build wheel and sdist, try them in an empty environment, and say what to do next
 	$(BIN)/python scripts/release.py

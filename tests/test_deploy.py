@@ -8,14 +8,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from roamcast.cli import build_app, run
+from roamcast.config.sections import Quotas
+from roamcast.net.open_files import OWN_FILES
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 UNIT = DEPLOY / "roamcast.service"
@@ -56,6 +60,56 @@ def test_the_container_runs_commands_that_exist(capsys: pytest.CaptureFixture[st
         assert run(build_app(), [*arguments, "--help"]) == 0
         assert "Usage: roamcast broker" in capsys.readouterr().out
     assert len(found) == 2
+
+
+def test_the_container_takes_only_what_is_locked() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    installs = [line for line in text.replace("\\\n", " ").splitlines() if "pip install" in line]
+    assert len(installs) == 2
+    assert "--require-hashes --no-deps -r /source/deploy/requirements.lock" in installs[0]
+    assert "--no-deps --no-build-isolation /source" in installs[1]
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BASE}", "${BASE}"]
+
+
+def test_the_unit_has_room_for_all_quotas() -> None:
+    quotas = Quotas()
+    (files,), (memory,) = commands_of("LimitNOFILE"), commands_of("MemoryMax")
+    assert int(files) >= quotas.connections_max + OWN_FILES
+    assert memory.endswith("G")
+    needed = 1.5 * (quotas.buffered_bytes_max + quotas.retained_bytes_max)
+    assert int(memory[:-1]) * (1 << 30) >= needed
+
+
+# --- what is installed ---
+
+
+def locked() -> dict[str, tuple[str, str]]:
+    """Version and hash of each package in the lock file."""
+    text = (DEPLOY / "requirements.lock").read_text()
+    assert "://" not in text
+    found = re.findall(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:([0-9a-f]{64})$", text, re.MULTILINE)
+    assert len(found) == sum("==" in line for line in text.splitlines()), "each line is a pin with its hash"
+    return {name: (version, digest) for name, version, digest in found}
+
+
+def test_the_lock_file_pins_every_dependency_to_a_version_that_fits() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    pins = locked()
+    for text in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
+        wanted = Requirement(text)
+        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        assert name in pins, f"{name} is not locked: run `make lock`"
+        assert wanted.specifier.contains(pins[name][0]), f"{name} is locked too low: run `make lock`"
+
+
+def test_the_sbom_lists_what_is_locked() -> None:
+    sbom = json.loads((DEPLOY / "sbom.cdx.json").read_text())
+    assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.5")
+    assert sbom["metadata"]["component"]["name"] == "roamcast"
+    listed = {one["name"]: (one["version"], one["hashes"][0]["content"]) for one in sbom["components"]}
+    assert listed == locked()
+    (own,) = sbom["dependencies"]
+    assert own["dependsOn"] == [one["bom-ref"] for one in sbom["components"]]
 
 
 # --- Kubernetes: the manifest is checked, not run ---

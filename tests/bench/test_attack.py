@@ -16,7 +16,7 @@ WELL = {
 
 def test_short_attacks_are_noticed_by_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--only", "silent-tcp", "--only", "mutated-packets", "--seconds", "1", "--json"]
-    code = run(build_app(), ["bench", "attack", *arguments])
+    code = run(build_app(), ["bench", "attack", *arguments, "--set", "quotas.connecting_max=50"])
     result = json.loads(capsys.readouterr().out)
     silent, mutated = result["cases"]
     assert code == (0 if result["holds"] else 1)
@@ -26,9 +26,10 @@ def test_short_attacks_are_noticed_by_nobody(capsys: pytest.CaptureFixture[str])
         assert case["pings"] > 50
         assert 0 < case["ping_p99_ms"] <= case["ping_worst_ms"]
         assert 0 < case["memory_mb_before"] <= case["memory_mb_peak"]
-    assert silent["did"]["opened"] >= 1500
+    assert silent["did"]["opened"] > 50
     assert mutated["did"]["packets"] > 10
-    assert any("malformed packet" in line for line in mutated["said"])
+    assert silent["said"], "connections give way, and the broker says so"
+    assert mutated["said"]
 
 
 @pytest.mark.parametrize(

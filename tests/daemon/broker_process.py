@@ -19,13 +19,15 @@ DEADLINE_S = 30.0
 class BrokerProcess:
     """Runs `roamcast broker` with a configuration; what it logs is kept."""
 
-    def __init__(self, folder: Path, config: str) -> None:
+    def __init__(self, folder: Path, config: str, files_max: int | None = None) -> None:
+        """`files_max` is how many files it may have open."""
         self.folder = folder
         (folder / "site.toml").write_text(config)
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [ROAMCAST, "broker", "--config", "site.toml"], cwd=folder, stderr=subprocess.PIPE, text=True
-        )
+        command = [str(ROAMCAST), "broker", "--config", "site.toml"]
+        if files_max is not None:
+            command = ["/bin/sh", "-c", f'ulimit -n {files_max} && exec "$@"', "sh", *command]
+        self.process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         self.port = int(self.wait_for(r"listens on (\d+)")[1])

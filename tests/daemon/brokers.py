@@ -109,7 +109,7 @@ class BrokerProcess:
         return found[0]
 
     def get(self, path: str) -> tuple[int, str]:
-        status, _, body = self.raw_http(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+        status, _, body = self.raw_http(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         return status, body
 
     def raw_http(self, request: bytes) -> tuple[int, str, str]:

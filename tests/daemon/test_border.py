@@ -58,6 +58,9 @@ def test_an_unlisted_broker_with_the_right_secret_gets_nothing(tmp_path: Path) -
         port = free_port()
         a = BrokerProcess(tmp_path, "a", LISTED, link_port=port, peers={"b": 0})
         stack.callback(a.stop)
+        b = BrokerProcess(tmp_path, "b", LISTED, peers={"a": port})
+        stack.callback(b.stop)
+        a.wait_for_link("b")
         reader = MqttClient("reader", a.port)
         stack.callback(reader.leave)
         reader.paho.publish("secret", b"of a", qos=1, retain=True).wait_for_publish(10)
@@ -68,9 +71,6 @@ def test_an_unlisted_broker_with_the_right_secret_gets_nothing(tmp_path: Path) -
         a.wait_for("no link with x at .*: x is not in the list of peers of a")
         assert not bad.has_joined
         assert bad.site.retained_count == 0
-        b = BrokerProcess(tmp_path, "b", LISTED, peers={"a": port})
-        stack.callback(b.stop)
-        a.wait_for_link("b")
 
 
 # --- 2: what a peer makes up ---
@@ -94,6 +94,9 @@ def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
 ) -> None:
     a, c, port = network
     with ExitStack() as stack:
+        bad = BadPeer(tmp_path, "e", "a", port)
+        stack.callback(bad.stop)
+        bad.wait_for_link()
         reader, writer = MqttClient("reader", a.port), MqttClient("writer", a.port)
         stack.callback(reader.leave)
         stack.callback(writer.leave)
@@ -101,9 +104,6 @@ def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
         reader.subscribe("$SYS/#")
         writer.publish("news", b"honest")
         reader.wait_for_messages(1)
-        bad = BadPeer(tmp_path, "e", "a", port)
-        stack.callback(bad.stop)
-        bad.wait_for_link()
         forged: list[Message] = [
             burst("$SYS/broker/version", "x"),
             fleeting("$SYS/broker/version"),

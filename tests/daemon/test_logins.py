@@ -298,6 +298,10 @@ def test_both_sides_prove_by_scram_that_they_know_the_password(scram_broker: Bro
         assert proved.reason is Reason.SUCCESS
         assert alice.exchange.is_server(proved.authentication_data or b"")
         alice.ping()
+        folder = scram_broker.folder / "data"
+        journal = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        assert b"alice" in journal
+        assert b"c=biws" not in journal, "what proves a password is not written down"
         alice.prove_again("alice", b"something else")
         assert alice.end() is Reason.NOT_AUTHORIZED
     with Raw(scram_broker, "desk", username="alice", password=b"open sesame") as plain:

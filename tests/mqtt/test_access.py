@@ -17,6 +17,7 @@ from roamcast.mqtt.server.access import (
     AccessRules,
     ClientAccess,
     Default,
+    Grants,
     Identity,
     Rule,
 )
@@ -420,3 +421,59 @@ def test_a_subscription_is_allowed_if_each_of_its_notifications_is(
         if wanted.matches({"topic": topic, **content(x)})
     ]
     assert access_of(*given_rules, default=default).may_subscribe(wanted) is all(verdicts)
+
+
+@settings(max_examples=200)
+@given(st.lists(rules, max_size=4), st.sampled_from(["allow", "deny"]))
+def test_receiving_agrees_with_a_naive_reading(given_rules: list[Rule], default: Default) -> None:
+    access = access_of(*given_rules, default=default)
+    for topic, x in product(TOPICS, VALUES):
+        verdict = access.receive(topic).of({"topic": topic, **content(x)})
+        assert verdict is naive_verdict(given_rules, default, topic, x)
+        assert verdict or not access.receives_all
+
+
+# Grants, client ids.
+
+
+def test_grants_bound_what_rules_allow_and_rules_can_deny_more() -> None:
+    grants = Grants(publish=("up/%c", "both"), subscribe=("down/#", "both"))
+    granted = msgspec.structs.replace(ALICE, grants=grants)
+    for rule_list, expected in (((), True), ((deny("both"),), False), ((allow("nothing"),), True)):
+        access = access_of(*rule_list, default="deny", identity=granted)
+        assert access.publish("up/phone").allowed
+        assert not access.publish("up/other").allowed
+        assert not access.publish("down/x").allowed
+        assert not access.receives_all
+        assert access.receive("down/x").allowed
+        assert not access.receive("up/phone").allowed
+        assert may_subscribe(access, "down/+")
+        assert not may_subscribe(access, "#")
+        assert (access.publish("both").allowed, may_subscribe(access, "both")) == (expected, expected)
+        assert access.receive("both").allowed is expected
+
+
+def test_grants_of_nothing_allow_nothing() -> None:
+    access = access_of(allow("#"), identity=msgspec.structs.replace(ALICE, grants=Grants()))
+    assert not access.publish("a").allowed
+    assert not may_subscribe(access, "a")
+    assert not access.receive("a").allowed
+
+
+@pytest.mark.parametrize(
+    ("rule", "identity", "expected"),
+    [
+        (allow(action="connect", client="%u"), Identity("alice", user="alice"), True),
+        (allow(action="connect", client="%u"), Identity("alicia", user="alice"), False),
+        (allow(action="connect", client="%u-*"), Identity("alice-1", user="alice"), True),
+        (allow(action="connect", client="%u-*"), Identity("-1"), False),
+        (allow(action="connect", client="%u"), Identity("a.c", certificate="a.c"), True),
+        (allow(action="connect", client="%u"), Identity("abc", certificate="a.c"), False),
+        (allow(action="connect", client="%u*"), Identity("a*b", certificate="a*"), True),
+        (allow(action="connect", user="anonymous"), Identity("x"), True),
+        (deny(action="connect", user="eve"), Identity("x", user="eve"), False),
+        (allow("a"), Identity("x"), True),
+    ],
+)
+def test_who_may_have_which_client_id(rule: Rule, identity: Identity, expected: bool) -> None:
+    assert access_of(rule, identity=identity).may_connect is expected

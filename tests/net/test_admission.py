@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from roamcast.config.sections import Access, Config, Listener
+from roamcast.config.sections import Access, Config, HttpHook, Listener
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.codec.reasons import IN_CONNACK, Reason
 from roamcast.mqtt.server.access import Identity
-from roamcast.net.admission import Admission
+from roamcast.net.admission import Admission, Admitted
 from roamcast.net.clients import ConnectionRefused, without_secrets
 from roamcast.net.users import changing_users, hash_password
 
@@ -119,3 +119,48 @@ def test_users_are_read_again(config: Config) -> None:
         admission.reconfigure(broken)
     assert identify(admission, OPEN, **bob).user == "bob"
     admission.close()
+
+
+# What still holds when users change.
+
+
+def change_users(config: Config, **passwords: bytes | None) -> None:
+    with changing_users(config.access.users) as users:
+        for name, password in passwords.items():
+            if password is None:
+                del users[name]
+            else:
+                users[name] = hash_password(password)
+
+
+def admit(admission: Admission, listener: Listener, **said: Any) -> Admitted:
+    return asyncio.run(admission.identify(listener, Connect(5, "", **said), "phone", "192.0.2.1"))
+
+
+def test_what_was_proved_is_looked_at_again_when_users_change(config: Config) -> None:
+    change_users(config, bob=b"builder", carol=b"singer")
+    admission = Admission(config)
+    said = {"alice": b"open sesame", "bob": b"builder", "carol": b"singer"}
+    admitted = [admit(admission, CLOSED, username=name, password=word) for name, word in said.items()]
+    admitted.append(admit(admission, OPEN))
+    assert not any(admission.objection(one, OPEN) for one in admitted)
+    change_users(config, alice=None, bob=b"another")
+    assert admission.reconfigure(config) == ("alice",)
+    assert [admission.objection(one, OPEN) for one in admitted] == [
+        "its user was removed",
+        "its password was changed",
+        "",
+        "",
+    ]
+    assert admission.objection(admitted[3], CLOSED) == "anonymous clients are not allowed any more"
+    assert admission.owners(("alice",)) == ("broker/user:alice",)
+
+
+def test_sessions_of_users_that_nobody_knows_are_found_at_the_start(config: Config) -> None:
+    owners = ["anonymous", "broker/user:alice", "broker/user:eve", "broker/certificate:car", "b/user:eve"]
+    assert Admission(config).unknown(owners) == ("broker/user:eve",)
+    in_realm = msgspec.structs.replace(config.access, realm="fleet")
+    elsewhere = msgspec.structs.replace(config, access=in_realm)
+    assert Admission(elsewhere).unknown([*owners, "@fleet/user:eve"]) == (), "others may know them"
+    service = msgspec.structs.replace(config.access, http=HttpHook(url="http://127.0.0.1:1/"))
+    assert Admission(msgspec.structs.replace(config, access=service)).unknown(owners) == ()

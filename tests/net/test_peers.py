@@ -20,6 +20,7 @@ from roamcast.net.handshake import HANDSHAKE_FORMAT, MAGIC, PREFACE, HandshakeHe
 from roamcast.net.peers import STRANGERS_MAX, STRANGERS_PER_HOST_MAX
 from roamcast.net.tls import link_contexts
 from roamcast.protocol.messages import Fleeting
+from roamcast.protocol.snapshot import freeze, thaw
 
 
 def address_of(node: Node) -> Peer:
@@ -459,25 +460,21 @@ async def stranger(node: Node, host: int) -> tuple[asyncio.StreamReader, asyncio
     return await asyncio.open_connection("127.0.0.1", node.peers.port, local_addr=local)
 
 
-def test_one_host_alone_cannot_keep_the_others_out() -> None:
+def test_strangers_of_one_host_keep_no_peer_out_not_even_one_of_that_host() -> None:
     a, b = Node("a", Link(**{**QUICK, "timeout_s": 1000.0})), Node("b")
 
     async def story() -> None:
         await a.start()
-        silent = [await stranger(a, 2) for _ in range(STRANGERS_PER_HOST_MAX)]
-        reader, writer = await stranger(a, 2)
-        assert await reader.read() == b"", "one too many of this host"
-        writer.close()
-        await b.start(a)
+        silent = [await stranger(a, 1) for _ in range(STRANGERS_PER_HOST_MAX)]
+        reader, writer = await stranger(a, 1)
+        silent.append((reader, writer))
+        assert await silent[0][0].read() == b"", "one too many of this host: the oldest gives way"
+        assert not reader.at_eof()
+        await b.start(a)  # Also from 127.0.0.1.
         await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        # Who has gone makes room for others.
-        silent.pop()[1].close()
-        await until(lambda: a.peers._strangers["127.0.0.2"] == STRANGERS_PER_HOST_MAX - 1)
-        silent.append(await stranger(a, 2))
-        await until(lambda: a.peers._strangers["127.0.0.2"] == STRANGERS_PER_HOST_MAX)
         for _, writer in silent:
             writer.close()
-        await until(lambda: not a.peers._strangers)
+        await until(lambda: not len(a.peers._strangers))
 
     run(story(), a, b)
 
@@ -565,5 +562,66 @@ def test_plain_text_on_a_tls_port_is_refused(tmp_path: Path, caplog: pytest.LogC
         await a.start()
         await b.start(a)
         await until(lambda: "TLS failed" in caplog.text)
+
+    run(story(), a, b)
+
+
+# --- one broker, one process ---
+
+
+def test_a_second_process_with_the_same_id_is_refused_while_the_first_is_alive() -> None:
+    a, first, second = Node("a"), Node("b"), Node("b", slow())
+
+    async def story() -> None:
+        await a.start()
+        await first.start(a)
+        await until(lambda: a.has_joined("b"))
+        await second.start(a)
+        await until(lambda: second.fences == [("a", "b runs twice")])
+        assert a.is_up("b")
+        assert first.is_up("a")
+        a.send("b", 1)
+        await until(lambda: first.received("a") == [1])
+        assert second.received("a") == []
+        assert first.fences == []
+
+    run(story(), a, first, second)
+
+
+def test_a_process_that_takes_the_place_of_a_silent_one_is_linked() -> None:
+    """The machine of the first one lost its power: its connection is there, and says nothing any more."""
+    a, first, second = Node("a"), Node("b"), Node("b")
+    relay = Relay(a)
+
+    async def story() -> None:
+        await a.start()
+        await relay.start()
+        first.peers = first.new_peers([relay.peer()])
+        await first.peers.start()
+        await until(lambda: a.has_joined("b"))
+        relay.stop()
+        second.links = thaw(freeze(first.links))
+        second.links.disconnected("a")
+        await second.start(a)
+        await until(lambda: second.is_up("a"))
+        a.send("b", 1)
+        await until(lambda: second.received("a") == [1])
+        assert second.fences == []
+        await relay.close()
+
+    run(story(), a, first, second, loop="asyncio")
+
+
+def test_a_history_that_is_refused_is_told_to_both_ends() -> None:
+    a, b = Node("a"), Node("b", slow())
+    a.doubts["b"] = "b is older than it was"
+
+    async def story() -> None:
+        await a.start()
+        await b.start(a)
+        await until(lambda: b.fences == [("a", "b is older than it was")])
+        assert a.refusals == [("b", "b is older than it was")]
+        assert a.fences == []
+        assert not b.is_up("a")
 
     run(story(), a, b)

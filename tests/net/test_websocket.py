@@ -125,7 +125,7 @@ def test_pings_are_answered_only_as_long_as_the_answers_are_read() -> None:
     transport = Clogged()
     connection = WebSocketConnection(cast(Any, Inner()), Listener(kind="ws"))
     connection.connection_made(transport)
-    lines = ["GET /mqtt HTTP/1.1", "Host: h", *UPGRADE, "Sec-WebSocket-Protocol: mqtt", "", ""]
+    lines = ["GET /mqtt HTTP/1.1", "Host: localhost", *UPGRADE, "Sec-WebSocket-Protocol: mqtt", "", ""]
     connection.data_received("\r\n".join(lines).encode())
     assert transport.written.startswith(b"HTTP/1.1 101")
     for _ in range(1000):

@@ -13,6 +13,7 @@ import pytest
 from tests.net.certificates import Authority
 from tests.proxy.foreign import Network
 
+from roamcast.config.addresses import split_endpoint
 from roamcast.net.users import changing_users, hash_password
 from roamcast.proxy import messages
 from roamcast.proxy.adapter import ForeignMessage
@@ -24,14 +25,17 @@ from roamcast.proxy.messages import MAGIC, PREFACE, MoveRefused
 from roamcast.proxy.wire import ProxyError, connect_client
 
 
-def with_server(folder: Path, work: Callable[[ProxyServer, MqttEndpoint], Awaitable[None]]) -> None:
+def with_server(
+    folder: Path, work: Callable[[ProxyServer, MqttEndpoint], Awaitable[None]], connections_max: int = 100
+) -> None:
     users = str(folder / "users")
     with changing_users(users) as known:
         known |= {name: hash_password(b"open sesame") for name in ("alice", "bob")}
 
     async def run() -> None:
         data, access = str(folder / "data"), Access(users=users)
-        config = Config(data=data, listener=Listener(port=0), access=access, mqtt=Mqtt(port=0))
+        listener = Listener(port=0, connections_max=connections_max)
+        config = Config(data=data, listener=listener, access=access, mqtt=Mqtt(port=0))
         server = ProxyServer(config, Network(Random(1), [("a", "b")], 0.0).adapter("a"))
         endpoint = MqttEndpoint(server)
         await server.start()
@@ -170,3 +174,23 @@ def test_with_certificates_everything_is_encrypted(tmp_path: Path) -> None:
             await server.stop()
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_silent_connections_are_connections_and_give_way(tmp_path: Path) -> None:
+    async def work(server: ProxyServer, endpoint: MqttEndpoint) -> None:
+        for address in (server.address, endpoint.address):
+            host, port = split_endpoint(address)
+            silent = [await asyncio.open_connection(host, port) for _ in range(200)]
+            ended = asyncio.gather(*(reader.read() for reader, _ in silent[:190]))
+            assert await ended == [b""] * 190, "the oldest give way"
+            if address == server.address:
+                pipe, _ = await connect_client(address, "car", "alice", "open sesame")
+                await pipe.end()
+            else:
+                login = {"username": "alice", "password": "open sesame"}
+                async with aiomqtt.Client(host, port, identifier="car", **login):  # type: ignore[arg-type]
+                    pass
+            for _, writer in silent:
+                writer.close()
+
+    with_server(tmp_path, work, connections_max=10)

@@ -62,6 +62,7 @@ from roamcast.protocol.messages import (
     Leave,
     LeftOut,
     Message,
+    PeersExpected,
     Probe,
     Relayed,
     Request,
@@ -219,6 +220,7 @@ class BrokerCore:
             Drain: self.endings.on_drain,
             LeftOut: self._on_left_out,
             TakenBack: self.locator.on_taken_back,
+            PeersExpected: self.locator.on_peers_expected,
             InPlaceOf: self._on_in_place_of,
         }
 

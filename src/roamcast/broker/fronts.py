@@ -20,7 +20,7 @@ from roamcast.protocol.effects import Attached, Detached, Effects, Input, Sessio
 from roamcast.protocol.messages import ClientPublish
 from roamcast.state import State
 
-PACKETS_MIN = 20
+PACKETS_MIN = 8
 """What one client may always send in one turn."""
 
 

@@ -33,6 +33,7 @@ from roamcast.protocol.messages import (
     Locate,
     Located,
     Message,
+    PeersExpected,
     TakenBack,
 )
 from roamcast.protocol.owners import vouches
@@ -151,9 +152,9 @@ class Locator:
 
     # --- peers that were never met ---
 
-    def expect(self, peers: Iterable[str]) -> None:
-        """From now on questions wait for these peers, and not for others that were never met."""
-        unmet = dict.fromkeys(peers)
+    def on_peers_expected(self, command: PeersExpected) -> None:
+        """Questions that wait for other peers need not do so any longer."""
+        unmet = dict.fromkeys(command.peers)
         given_up = [peer for peer in self.unmet if peer not in unmet]
         self.unmet = unmet
         if given_up:

@@ -75,7 +75,7 @@ from roamcast.protocol.effects import (
     ReceivedInProcess,
     TrimQueues,
 )
-from roamcast.protocol.messages import LeftOut
+from roamcast.protocol.messages import LeftOut, PeersExpected
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
@@ -176,7 +176,8 @@ class BrokerMachine(MachineBase[ClientFront]):
         if self._waits_for_peers:
             of_broker = min(self._meet_until, of_broker or self._meet_until)
         of_clients = self.front.timers.next() if self.front.timers is not None else None
-        if self._next_slice() is not None:
+        retained = self.retained
+        if (retained.recalls or retained.untold) and self._next_slice() is not None:
             return 0.0
         if of_clients is None:
             return of_broker
@@ -236,7 +237,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         return len(held)
 
     def check_forgetting(self, broker: str) -> None:
-        known = self.links.reach.next_hops
+        known = [*self.links.reach.next_hops, *self.links.reach.cut_off]
         if broker not in known:
             names = ", ".join(sorted(known)) or "none"
             raise InputError(f"there is no broker {broker} in the network; known are: {names}")
@@ -303,10 +304,10 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def _on_tick(self, item: Tick) -> None:
         if self._waits_for_peers and self._now >= self._meet_until:
-            self.broker.locator.expect(())
+            self._expect()
         self.front.on_deadline()
         self.front.inputs.append(Deadline())
-        if not self.retained.has_more:
+        if not (self.retained.recalls or self.retained.untold):
             return
         clients, peers = item.clients, item.peers
         if clients is None:
@@ -318,8 +319,6 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def _next_slice(self) -> GoOn | None:
         """The recalls and the peers with which the next turn goes on; None if it need not."""
-        if not self.retained.has_more:
-            return None
         ends = self.links.ends
         return self.retained.due(
             self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
@@ -340,7 +339,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._follow(self.links.set_guests(self.border.guest_peers))
         self.history.expect(settings.peers)
         known = self.links.reach.members
-        self.broker.locator.expect(peer for peer in settings.peers if peer not in known)
+        self._expect(*(peer for peer in settings.peers if peer not in known))
         self._meet_until = self._now + settings.meet_timeout_s
 
     # --- histories (see history.py) ---
@@ -354,13 +353,18 @@ class BrokerMachine(MachineBase[ClientFront]):
                 self._follow(self.links.disconnected(other))
                 self._close_link(other, self.history.refusal)
 
+    def _expect(self, *peers: str) -> None:
+        """Let questions about sessions wait for these peers, and for no others that were never met."""
+        if peers or self.broker.locator.unmet:
+            self.front.inputs.append(CommandGiven(PeersExpected(peers)))
+
     def _serve_or_not(self) -> None:
         self.front.refuse_all(self.history.refusal if self.history.fences else "")
 
     def _on_accepted(self, item: HistoryAccepted) -> None:
         self.history.accept(item.broker, item.seen)
         if item.broker == self.id:
-            self.broker.locator.expect(())
+            self._expect()
         if item.begins_anew:
             self._follow(self.links.drop(item.broker, "an operator accepted another history of it"))
         self._serve_or_not()

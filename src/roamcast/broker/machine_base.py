@@ -123,7 +123,7 @@ class MachineBase(ABC, Generic[AFront]):
         """A turn is over: compare the state with what the journal says of it, or say it now and then."""
         expected, self._expected = self._expected, None
         durable = self._out.durable
-        if any(type(item) is not PeerProgress for item in durable):
+        if type(durable[0]) is not PeerProgress or any(type(item) is not PeerProgress for item in durable):
             self.history.position += 1
         if expected is None:
             self._turns_unchecked += 1

@@ -118,7 +118,7 @@ class RetainedMessages:
         "retained-messages",
         saved=(
             "refused", "_broker", "_messages_max", "_bytes_max", "_kept", "_clock", "_recalled", "_changes",
-            "_recalls", "_changed", "_untold", "_deaf",
+            "recalls", "_changed", "untold", "_deaf",
         ),
         derived=("_bytes", "_count", "_tombstones", "_topics"),
     )  # fmt: skip
@@ -134,11 +134,11 @@ class RetainedMessages:
         self._clock = (0.0, 0)
         self._recalled = 0
         self._changes = 0
-        self._recalls: dict[str, list[Recall]] = {}
+        self.recalls: dict[str, list[Recall]] = {}
         """By client, in the order of its subscriptions; the first one is under way."""
         self._changed: dict[str, int] = {}
         """Topics that were written while there are recalls, and which change that was."""
-        self._untold: dict[str, dict[str, None]] = {}
+        self.untold: dict[str, dict[str, None]] = {}
         """By peer: topics whose last value it has not been sent."""
         self._deaf: dict[str, None] = {}
         """Peers that are sent nothing for now."""
@@ -204,7 +204,7 @@ class RetainedMessages:
         self._kept[topic] = kept
         self._enter(kept)
         self._bury()
-        if self._recalls:
+        if self.recalls:
             self._changed[topic] = self._changes
         for peer in self._broker.peers:
             if peer != sender:
@@ -248,17 +248,17 @@ class RetainedMessages:
     # --- telling peers ---
 
     def _tell(self, peer: str, message: Retain) -> None:
-        if peer in self._deaf or peer in self._untold:
-            self._untold.setdefault(peer, {})[message.topic] = None
+        if peer in self._deaf or peer in self.untold:
+            self.untold.setdefault(peer, {})[message.topic] = None
         else:
             self._broker.send(peer, message)
 
     def on_tell(self, command: TellRetained) -> None:
-        for gone in [peer for peer in (*self._untold, *self._deaf) if peer not in command.peers]:
-            self._untold.pop(gone, None)
+        for gone in [peer for peer in (*self.untold, *self._deaf) if peer not in command.peers]:
+            self.untold.pop(gone, None)
             self._deaf.pop(gone, None)
         for peer in command.new if self._kept else ():
-            self._untold[peer] = dict.fromkeys(self._kept)
+            self.untold[peer] = dict.fromkeys(self._kept)
             self._tell_more(peer)
 
     def on_peer_listens(self, command: PeerListens) -> None:
@@ -269,7 +269,7 @@ class RetainedMessages:
 
     def _tell_more(self, peer: str) -> None:
         """Send a peer some of what it has not heard."""
-        untold = self._untold.get(peer)
+        untold = self.untold.get(peer)
         if untold is None or peer in self._deaf:
             return
         left = SLICE_BYTES
@@ -282,31 +282,31 @@ class RetainedMessages:
                 if left < 0:
                     break
         if not untold:
-            del self._untold[peer]
+            del self.untold[peer]
 
     # --- recalling ---
 
     def on_begin_recall(self, command: BeginRecall) -> None:
-        waiting = self._recalls.get(command.client, [])
+        waiting = self.recalls.get(command.client, [])
         is_first = not waiting
         # Of those that have not begun, one for each subscription is enough.
         named = {one.name for one in command.recalls}
         waiting = [one for place, one in enumerate(waiting) if not place or one.name not in named]
         waiting += [replace(one, since=self._changes, clock=self._clock) for one in command.recalls]
-        self._recalls[command.client] = waiting
+        self.recalls[command.client] = waiting
         if is_first:
             self._recall_more(command.client)
 
     def on_end_recall(self, command: EndRecall) -> None:
-        waiting = self._recalls.get(command.client, [])
+        waiting = self.recalls.get(command.client, [])
         waiting[:] = [one for one in waiting if one.name != command.name]
         if not waiting:
             self.take_recalls(command.client)
 
     def take_recalls(self, client: str) -> list[Recall]:
         """What is left to do for a client, whose session goes or ends."""
-        taken = self._recalls.pop(client, [])
-        if not self._recalls:
+        taken = self.recalls.pop(client, [])
+        if not self.recalls:
             self._changed.clear()
         return taken
 
@@ -315,20 +315,16 @@ class RetainedMessages:
         if recalls:
             since = self._changes
             begun = [replace(one, since=since) for one in recalls]
-            self._recalls[client] = [*self._recalls.get(client, ()), *begun]
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self._recalls or self._untold)
+            self.recalls[client] = [*self.recalls.get(client, ()), *begun]
 
     def due(self, is_slow: Callable[[int], bool], is_full: Callable[[str], bool]) -> GoOn | None:
         """The recalls and the peers with which it goes on; None if nobody takes more for now.
 
         The driver knows which connections are slow, and for which peers enough is under way.
         """
-        ready = (client for client in self._recalls if self._may_recall(client))
+        ready = (client for client in self.recalls if self._may_recall(client))
         clients = (one for one in ready if not is_slow(self._broker.attachments[one].connection))
-        peers = (peer for peer in self._untold if peer not in self._deaf and not is_full(peer))
+        peers = (peer for peer in self.untold if peer not in self._deaf and not is_full(peer))
         command = GoOn(tuple(islice(clients, CLIENTS_PER_SLICE)), tuple(islice(peers, 1)))
         return command if command.clients or command.peers else None
 
@@ -346,12 +342,12 @@ class RetainedMessages:
         return not attachment.queue.waiting and self._broker.can_enqueue(client)
 
     def _recall_more(self, client: str) -> None:
-        waiting, visits, room = self._recalls.get(client), SLICE_VISITS, SLICE_BYTES
+        waiting, visits, room = self.recalls.get(client), SLICE_VISITS, SLICE_BYTES
         while waiting and visits > 0 and room > 0 and self._may_recall(client):
             one, is_over, visits, room = self._recall_slice(client, waiting[0], visits, room)
             waiting[:1] = () if is_over else (one,)
         if waiting:
-            self._recalls[client] = self._recalls.pop(client)  # Whoever had its turn comes last.
+            self.recalls[client] = self.recalls.pop(client)  # Whoever had its turn comes last.
         else:
             self.take_recalls(client)
 

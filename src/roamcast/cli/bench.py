@@ -466,9 +466,9 @@ def attack(
 
 def show_attacks(result: dict[str, Any]) -> None:
     columns = [
-        "attack", "ping_p99_ms", "ping_worst_ms", "own_late_ms", "lost", "connect_worst_ms",
-        "connect_failed", "healthz_worst_ms", "healthz_failed", "memory_mb_before", "memory_mb_peak",
-        "memory_mb_max", "holds",
+        "attack", "ping_p99_ms", "ping_worst_ms", "own_late_ms", "broker_waited_ms", "lost",
+        "connect_worst_ms", "connect_failed", "healthz_worst_ms", "healthz_failed", "memory_mb_before",
+        "memory_mb_peak", "memory_mb_max", "holds",
     ]  # fmt: skip
     table_of(result["cases"], "bench attack: what honest clients noticed", columns)
     for case in result["cases"]:

@@ -97,6 +97,10 @@ class Listener(Section, frozen=True):
     origins: tuple[str, ...] = ()
     """For ws and wss: web pages that may connect, such as "https://example.org"; empty allows only pages
     of this very host, so that a page someone happens to visit cannot use a broker on loopback."""
+    hosts: tuple[str, ...] = ()
+    """For ws and wss: names that clients call this machine by, such as "broker.example.org", besides
+    localhost, the address and the host name of this machine; "*" allows any. With wss, where the certificate
+    proves the name, empty allows any."""
 
     @property
     def is_secure(self) -> bool:
@@ -297,7 +301,7 @@ class Mqtt(Section, frozen=True):
     keep_alive_max_s: Annotated[int, Meta(ge=1, le=65_535)] = 3600
     """The longest keep-alive; clients that ask for more, or for none, are told to use this one."""
     connect_timeout_s: Seconds = 10.0
-    """How long a connection may take to say who it is: for TLS, then for WebSocket and CONNECT together."""
+    """How long a connection may take to say who it is: for TLS, WebSocket and CONNECT together."""
     settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
     """SUBACK waits so long, at most, until every broker knows the subscription."""
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=65_535)] = 256
@@ -316,12 +320,16 @@ class Quotas(Section, frozen=True):
     """What one client, and all together, may make the broker hold."""
 
     connections_max: Count = 20_000
-    """Connections at once, of all clients."""
+    """Connections at once, of all clients and strangers; fewer where the system's limit of open files leaves
+    no room for as many beside the broker's own."""
     connections_per_address_max: Count | None = 1000
     """Connections at once from one address; loopback addresses are not counted."""
     connecting_max: Count = 1000
-    """Connections at once that have not said yet who they are; past it the one that was silent for longest
-    gives way."""
+    """Connections at once that have not said yet who they are, from accept to CONNECT; past it one of the
+    address with the most of them gives way: the oldest of the silent, or of the talkers if these are more."""
+    connecting_per_address_max: Count | None = 250
+    """Of these from one address; past it the oldest of that address gives way. Loopback addresses are not
+    counted."""
     sessions_max: Count = 100_000
     """Sessions held by this broker, also those of clients that are away. Past it a new one takes the place of
     one without subscriptions whose client is away; where there is none, the client is refused."""
@@ -349,13 +357,14 @@ class Quotas(Section, frozen=True):
     """Bytes per second that one client may send."""
     output_bytes_max: Bytes = 4_194_304
     """When so much waits for a client that does not read, it gets nothing more of QoS 0; when it is twice as
-    much, it is not read from. What is in flight with QoS 1 and 2 counts with its queue."""
+    much, it is not read from. Of QoS 1 and 2 so much is in flight at most, and more waits in its queue."""
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
-    """The same in bytes of memory: twice the topic, payload, properties, and some 700 bytes for each."""
+    """The same in bytes of memory: twice the topic, payload, properties, and some 800 bytes for each."""
     buffered_bytes_max: Bytes = 2_147_483_648
-    """Bytes in all queues together; past it the longest queues give up theirs first."""
+    """Bytes in all queues and buffers together, where what several clients wait for counts once; past it the
+    longest queues give up theirs first. At half of it, less may wait for each client that does not read."""
 
 
 class Jwt(Section, frozen=True):
@@ -444,6 +453,9 @@ class Metrics(Section, frozen=True):
     """What to listen on; there is no password, so keep it on loopback or behind something that has one."""
     port: Port = 9883
     """The port; 0 takes any free one."""
+    hosts: tuple[str, ...] = ()
+    """Names that clients call this machine by, besides localhost, the address and the host name of this
+    machine; "*" allows any. A web page that has its own name point here is refused."""
 
 
 class Log(Section, frozen=True):

@@ -48,9 +48,10 @@ JOURNAL_RETRY_S = 1.0
 SNAPSHOT_POLL_S = 1.0
 TURN_S = 0.02
 """How long a turn should take at most. Packets differ: what is taken in one turn is adapted to it."""
-PACKETS_PER_TURN = 4096
-"""What is taken of all clients in one turn, in single packets or bursts, where packets take no longer."""
-PACKETS_PER_TURN_MIN = 64
+PACKETS_PER_TURN = 512
+"""What is taken of all clients in one turn at first, in single packets or bursts, and …"""
+PACKETS_PER_TURN_MIN, PACKETS_PER_TURN_MAX = 64, 4096
+"""… at least and at most."""
 PAUSE_S = 0.0002
 """After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
 
@@ -94,6 +95,21 @@ class Output(Protocol):
 
 OnFailure = Callable[[Exception, float, list[MachineInput]], NoReturn]
 """Ends the process because the site raised, at this time and with these inputs, which are not journalled."""
+
+
+def shared(packets: int, turn_s: float, is_flooded: bool) -> int:
+    """How many packets the next turn takes, so that nobody waits long for others; 0 is any number.
+
+    A turn that was flooded could not take all. Without such turns it goes back to where it began.
+    """
+    if not packets:
+        return 0
+    if turn_s > TURN_S:
+        return max(PACKETS_PER_TURN_MIN, packets // 2)
+    if is_flooded:
+        return min(PACKETS_PER_TURN_MAX, packets + packets // 4) if turn_s < TURN_S / 3 else packets
+    change = max(1, abs(packets - PACKETS_PER_TURN) // 16)
+    return max(PACKETS_PER_TURN, packets - change) if packets > PACKETS_PER_TURN else packets + change
 
 
 def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
@@ -231,17 +247,11 @@ class Engine:
         self._inputs = inputs
         effects = self.site.step(self._now, inputs)
         self._wanted_at = self.site.deadline()
-        self._share(monotonic() - began_s)
-        return effects
-
-    def _share(self, turn_s: float) -> None:
-        """Take fewer packets in a turn while packets take long, so that nobody waits long for others."""
         endpoint = self.site.endpoint
-        packets = endpoint.packets_per_turn
-        if turn_s > TURN_S and packets > PACKETS_PER_TURN_MIN:
-            endpoint.packets_per_turn = max(PACKETS_PER_TURN_MIN, packets // 2)
-        elif turn_s < TURN_S / 4 and 0 < packets < PACKETS_PER_TURN:
-            endpoint.packets_per_turn = min(PACKETS_PER_TURN, packets + packets // 8)
+        turn_s, is_flooded = monotonic() - began_s, bool(effects.unread)
+        if is_flooded or endpoint.packets_per_turn != PACKETS_PER_TURN:
+            endpoint.packets_per_turn = shared(endpoint.packets_per_turn, turn_s, is_flooded)
+        return effects
 
     def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""

@@ -11,7 +11,9 @@ import msgspec
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.trees import Trees
 from roamcast.mqtt.server.marks import QOS
+from roamcast.net.buffered import Buffered
 from roamcast.net.peers import LinkStatus
+from roamcast.net.strangers import Strangers
 from roamcast.storage.kept_out import KeptOut
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class BrokerFigures:
         self.events = events
         self.started_at = time.monotonic()
         self.connections: Callable[[], int] = lambda: 0
+        self.strangers = Strangers(lambda: 0)
+        self.buffered = Buffered()
         self.is_listening: Callable[[], bool] = lambda: False
         self.failed_logins: Callable[[], int] = lambda: 0
         self._statuses = statuses

@@ -83,6 +83,16 @@ class Metrics(Collector):
     def _clients(self) -> Iterator[Metric]:
         figures, site = self._figures, self._figures.engine.site
         yield gauge("roamcast_connections", "Open connections of clients.", figures.connections())
+        strangers = figures.strangers
+        yield gauge("roamcast_strangers", "Connections that have not said yet who they are.", len(strangers))
+        gone = CounterMetricFamily(
+            "roamcast_strangers_gone", "Strangers that were sent away, and why.", labels=["reason"]
+        )
+        gone.add_metric(["gave way"], strangers.given_way)
+        gone.add_metric(["too slow"], strangers.expired)
+        yield gone
+        waiting = "Bytes held for clients that read slowly; what several wait for counts once."
+        yield gauge("roamcast_buffered_bytes", waiting, figures.buffered.size_bytes)
         yield gauge("roamcast_sessions", "Sessions held here.", site.session_count)
         yield gauge("roamcast_sessions_attached", "Those whose client is connected.", figures.attached())
         yield gauge("roamcast_subscriptions", "Subscriptions of sessions held here.", figures.subscriptions())

@@ -22,6 +22,8 @@ from roamcast.daemon.linking import Linking
 from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
+from roamcast.net.buffered import Buffered
+from roamcast.net.strangers import Strangers
 from roamcast.storage.kept_out import KeptOut
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Running(Protocol):
     events: EventLog | None
     trees: Trees
     kept_out: KeptOut
+    strangers: Strangers
+    buffered: Buffered
 
     @property
     def connections(self) -> int: ...
@@ -62,6 +66,7 @@ class Operations:
             server.engine, server.linking.peers.statuses, server.trees, server.kept_out, server.events
         )
         self._figures.connections = lambda: server.connections
+        self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
         self._figures.is_listening = lambda: server.is_listening
         self._figures.failed_logins = lambda: server.failed_logins
         self._http: HttpServer | None = None
@@ -84,8 +89,8 @@ class Operations:
         metrics = self._config.metrics
         if metrics.enabled:
             pages = {"/metrics": Metrics(self._figures).page, "/healthz": lambda: health(self._figures)}
-            self._http = HttpServer(pages)
-            port = await self._http.start(metrics.address, metrics.port)
+            self._http = HttpServer(metrics, pages)
+            port = await self._http.start()
             log.info("metrics on http://%s:%d/metrics", metrics.address, port)
         await self._control.start()
         if self._config.mqtt.sys_interval_s:

@@ -16,9 +16,35 @@ from collections.abc import Callable, Iterable
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import ClientFrames, LinkSlowed, MachineEffects, MachineInput
+from roamcast.net.buffered import Buffered
 from roamcast.protocol.notification import Burst
 
 log = logging.getLogger("roamcast")
+
+
+BURSTS_COUNTED_MAX = 50_000
+"""Where more are stored they are small, and looking at each would keep everybody waiting."""
+SHARED_BYTES_MIN = 1024
+"""A body of this size that several queues have is counted once."""
+
+
+def held_bytes(bursts: Iterable[Burst], counted: int, buffered: Buffered) -> int:
+    """The bytes that queues and connections really hold, where several of them have the same in common.
+
+    `counted` is what queues hold if nothing is in two of them.
+    """
+    seen: set[int] = set()
+    held = 0
+    for number, burst in enumerate(bursts):
+        if number >= BURSTS_COUNTED_MAX:
+            return counted + buffered.size_bytes
+        held += burst.held
+        for body in burst.bodies:
+            if len(body) >= SHARED_BYTES_MIN:
+                if id(body) in seen:
+                    held -= len(body)
+                seen.add(id(body))
+    return held + buffered.beside(seen)
 
 
 class Pressure:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import signal
+import socket
 import ssl
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ from roamcast.daemon.engine import PACKETS_PER_TURN, Engine
 from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
+from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
@@ -45,12 +47,15 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.traffic import Note
 from roamcast.net.admission import Admission, Admitted
-from roamcast.net.clients import Budget, ClientConnection, ConnectionRefused, auth
+from roamcast.net.buffered import Buffered
+from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused, auth
 from roamcast.net.complaints import Complaints
+from roamcast.net.doorway import Doorway
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
-from roamcast.net.proxy_protocol import Address, ProxyListener, read_networks
+from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
+from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
 from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
@@ -62,6 +67,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
+WATCH_OFTEN_S = 0.1
+"""How often memory is looked at when half of what is allowed is taken."""
 START_BITS = 62
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """What the rules deny a client is logged once, and again after pauses that grow."""
@@ -99,19 +106,20 @@ class Server:
         )  # fmt: skip
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
+        self.buffered = Buffered()
         self.limits = Limits(config.mqtt.user_properties_max)
-        self.output_bytes_max = config.quotas.output_bytes_max
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
         self._clients: dict[int, ClientConnection] = {}
-        self._coming: dict[int, None] = {}
-        """Connections that have not said yet who they are."""
+        self.strangers = Strangers(self._room_for_strangers, self._strangers_per_address)
+        self._doorways: list[Doorway] = []
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
         self._complaints = Complaints()
         self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
-        self._servers: list[asyncio.Server | ProxyListener] = []
+        self._proxies: dict[int, ProxyHeaders] = {}
+        """Of the listeners behind load balancers, by their number."""
         self._admission = Admission(config)
         self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
         self._revocations = Revocations(config.listeners)
@@ -147,18 +155,19 @@ class Server:
         await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
-        sweep = loop.create_task(self._sweep())
+        tasks = [loop.create_task(self._sweep()), loop.create_task(self._watch_memory())]
         log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
         log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
             await self._stopping.wait()
         finally:
-            sweep.cancel()
+            for task in tasks:
+                task.cancel()
             await self._stop()
 
     @property
     def is_listening(self) -> bool:
-        return bool(self._servers) and all(server.is_serving() for server in self._servers)
+        return bool(self._doorways) and all(doorway.is_open for doorway in self._doorways)
 
     @property
     def failed_logins(self) -> int:
@@ -176,42 +185,52 @@ class Server:
             log.info("quotas.connections_max = %d: the limit of open files leaves room for %d", wanted, room)
         return room
 
+    def _room_for_strangers(self) -> int:
+        """Strangers are connections, too: they take what the clients that came in have left."""
+        outside = sum(doorway.outside for doorway in self._doorways)
+        admitted = len(self._clients) + outside - len(self.strangers)
+        return min(self.config.quotas.connecting_max, self._connections_max - admitted)
+
+    def _strangers_per_address(self, host: str) -> int | None:
+        if is_loopback(host) or any(proxies.is_trusted(host) for proxies in self._proxies.values()):
+            return None
+        return self.config.quotas.connecting_per_address_max
+
     async def _listen(self, number: int, listener: Listener) -> None:
-        loop = asyncio.get_running_loop()
         if listener.is_secure:
             self._contexts[number] = ServerContext(_tls_of(number, listener))
-        context = self._contexts[number].context if listener.is_secure else None
-        timeout_s = self.config.mqtt.connect_timeout_s
-        server: asyncio.Server | ProxyListener
+        if listener.proxy_protocol:
+            key = f"listener.{number}.trusted_proxies"
+            self._proxies[number] = ProxyHeaders(listener.trusted_proxies, key)
+        doorway = Doorway(
+            self.strangers, partial(self._enter, number), lambda: self.config.mqtt.connect_timeout_s
+        )
+        self._doorways.append(doorway)
         try:
-            if listener.proxy_protocol:
-                server = ProxyListener.open(
-                    listener.address,
-                    listener.port,
-                    read_networks(listener.trusted_proxies, f"listener.{number}.trusted_proxies"),
-                    lambda source: self._new_connection(number, source),
-                    context,
-                    timeout_s,
-                )
-            else:
-                server = await loop.create_server(
-                    lambda: self._new_connection(number),
-                    listener.address,
-                    listener.port,
-                    backlog=1024,
-                    ssl=context,
-                    ssl_handshake_timeout=timeout_s if context else None,
-                )
+            await doorway.open(listener.address, listener.port)
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
             raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
-        self._servers.append(server)
-        self.ports += [socket.getsockname()[1] for socket in server.sockets]
+        self.ports += doorway.ports
 
-    def _new_connection(self, number: int, source: Address | None = None) -> asyncio.Protocol:
-        listener = self.config.listeners[number]
-        client = ClientConnection(self, listener, source)
-        return WebSocketConnection(client, listener) if listener.is_websocket else client
+    async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
+        """Somebody has sent a first byte."""
+        listener, proxies, source = self.config.listeners[number], self._proxies.get(number), None
+        if proxies is not None:
+            try:
+                source = await proxies.source_of(one, stranger.host)
+            except HeaderRefused as refused:
+                self.strangers.settle(stranger)
+                one.close()
+                if self._complaints.is_due(stranger.host, str(refused)):
+                    log.warning("a connection from %s is refused: %s", stranger.host, refused)
+                return
+            if source is not None:
+                self.strangers.rename(stranger, source[0])
+        client = ClientConnection(self, listener, stranger, source)
+        protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
+        context = self._contexts[number].context if number in self._contexts else None
+        await self._doorways[number].hand_over(one, stranger, protocol, context)
 
     def _reload(self) -> None:
         """Read again what can change while clients are there; what else is new needs a restart."""
@@ -272,8 +291,8 @@ class Server:
 
     async def _stop(self) -> None:
         self._admission.close()
-        for server in self._servers:
-            server.close()
+        for doorway in self._doorways:
+            doorway.close()
         self.engine.turn()
         for client in list(self._clients.values()):
             client.why = "the broker stops"
@@ -306,23 +325,33 @@ class Server:
             if now - saved_at >= SAVE_CLOCK_S:
                 saved_at = now
                 self._save_clock()
-            limit = self.config.quotas.buffered_bytes_max
-            if self.site.queued_bytes > limit:
-                log.warning("more than %d bytes are queued: the longest queues give up their oldest", limit)
-                self.engine.push(QueuesOverLimit(limit * 9 // 10))
             self.linking.report_refusals(now)
             if self.events is not None:
                 self.events.flush()
             self._revoke((), self._expired())
             for client in list(self._clients.values()):
-                if client.id not in self._held and client.is_silent(now, self.config.mqtt.connect_timeout_s):
+                if client.id not in self._held and client.is_silent(now):
                     client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
-                    if not client.is_admitted:
-                        log.info("%s: %s", client.address, client.why)
-                    else:
-                        # Whether it takes note of the end or not, to the site it is gone now.
-                        self.engine.push(ConnectionLost(client.id))
+                    # Whether it takes note of the end or not, to the site it is gone now.
+                    self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
+
+    async def _watch_memory(self) -> None:
+        """Let queues give up their oldest when all of them together hold too much."""
+        while True:
+            limit = self.config.quotas.buffered_bytes_max
+            queued = self.site.queued_bytes
+            if queued > limit:
+                held = held_bytes(self.site.stored(), queued, self.buffered)
+                if held > limit:
+                    self._warn_of_memory(limit)
+                    self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
+            await asyncio.sleep(WATCH_OFTEN_S if 2 * queued > limit else SWEEP_S)
+
+    def _warn_of_memory(self, limit: int) -> None:
+        why = f"more than {limit} bytes are queued: the longest queues give up their oldest"
+        if self._complaints.is_due("memory", why):
+            log.warning("%s", why)
 
     def _expired(self) -> dict[int, str]:
         """Connections whose token, or what a service said, holds no longer."""
@@ -338,18 +367,19 @@ class Server:
 
     # --- connections (see clients.Door) ---
 
-    def opened(self, client: ClientConnection) -> int:
+    @property
+    def output_bytes_max(self) -> int:
+        """What may wait for one client: less when much waits for all of them together."""
         quotas = self.config.quotas
+        if 2 * self.buffered.size_bytes > quotas.buffered_bytes_max:
+            return min(quotas.output_bytes_max, HIGH_WATER_BYTES)
+        return quotas.output_bytes_max
+
+    def opened(self, client: ClientConnection) -> int:
         host = client.host
-        limit = quotas.connections_per_address_max
-        why = ""
-        if len(self._clients) >= self._connections_max:
-            why = f"there are {self._connections_max} connections already"
-        elif limit is not None and self._addresses[host] >= limit and not is_loopback(host):
+        limit = self.config.quotas.connections_per_address_max
+        if limit is not None and self._addresses[host] >= limit and not is_loopback(host):
             why = f"there are {limit} connections from {host} already"
-        elif len(self._coming) >= quotas.connecting_max and not self._make_room():
-            why = f"{quotas.connecting_max} connections are coming in already"
-        if why:
             if self._complaints.is_due(host, why):
                 log.warning("%s is refused: %s", client.address, why)
             raise ConnectionRefused(Reason.SERVER_BUSY, why)
@@ -357,20 +387,10 @@ class Server:
         self._addresses[host] += 1
         id = (self.site.starts << 32) + self._opened
         self._clients[id] = client
-        self._coming[id] = None
         return id
 
-    def _make_room(self) -> bool:
-        """Whoever has been silent for longest gives way: those who come may say sooner who they are."""
-        silent = next((self._clients[id] for id in self._coming if not self._clients[id].is_asking), None)
-        if silent is None:
-            return False
-        del self._coming[silent.id]
-        silent.drop("others come in, and it has not said who it is")
-        return True
-
     def came_in(self, id: int) -> Budget | None:
-        self._coming.pop(id, None)
+        self.strangers.settle(self._clients[id].stranger)
         quotas, connections = self.config.quotas, self.site.endpoint.connections
         if quotas.publish_per_s is None and quotas.publish_bytes_per_s is None:
             return None
@@ -383,7 +403,7 @@ class Server:
 
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
-        self._coming.pop(client.id, None)
+        self.strangers.settle(client.stranger)
         self._held.pop(client.id, None)
         if client.is_admitted and not client.is_noted:
             self._gone[client.id] = client.address, client.why
@@ -422,7 +442,8 @@ class Server:
     async def _meet(self) -> None:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
         has_met, history, mobility = self.linking.has_met, self.site.history, self.config.mobility
-        if self.config.peers and not has_met.is_set() and not self.site.links_may_cycle:
+        has_peers = bool(self.config.peers or history.known)
+        if has_peers and not has_met.is_set() and not self.site.links_may_cycle:
             left_s = self._started_s + mobility.meet_timeout_s - time.monotonic()
             wait_s = left_s if history.is_settled else mobility.locate_timeout_s
             with suppress(TimeoutError):
@@ -444,7 +465,10 @@ class Server:
         for connection, parts in writes.items():
             client = clients.get(connection)
             if client is not None:
-                client.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                if len(parts) == 1:
+                    client.write(parts[0])
+                else:
+                    client.write_all(parts)
 
     def close(self, connection: int) -> None:
         client = self._clients.get(connection)

@@ -28,6 +28,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
+import msgspec
+
 from roamcast.errors import InputError
 from roamcast.mobility.base import STREAM, Host, Settings, register
 from roamcast.mobility.multi_hop_handoff import Hold, MultiHopHandoff, Reference, SubMigration
@@ -48,12 +50,20 @@ COPY = "copy"
 """In a list of segments: the first is the copy at the destination, under the attach number of its stay."""
 
 
-class StoreCopy(Message, frozen=True):
-    """Keep this for the client, which may come to you: what follows the sequence `base`."""
+class ToCopies(Message, frozen=True):
+    """From the holder of a session to the brokers with its copies, along the tree: over each link once."""
 
     client: str
+    holder: str
     number: int
-    """The attach number of the client's stay at the sender, as in all messages here."""
+    """The attach number of the client's stay at the holder."""
+    brokers: tuple[str, ...]
+    """Those that are reached over this link."""
+
+
+class StoreCopy(ToCopies, frozen=True):
+    """Keep this for the client, which may come to you: what follows the sequence `base`."""
+
     moves: int
     """The client's own count of attaches at that stay."""
     owner: str
@@ -65,11 +75,9 @@ class StoreCopy(Message, frozen=True):
         return "transfer" if self.bursts else "handoff"
 
 
-class FeedCopy(Message, frozen=True):
+class FeedCopy(ToCopies, frozen=True):
     """The holder has queued this; the client has acknowledged up to `base`."""
 
-    client: str
-    number: int
     base: int
     bursts: tuple[Burst, ...]
 
@@ -78,11 +86,9 @@ class FeedCopy(Message, frozen=True):
         return "transfer" if self.bursts else "handoff"
 
 
-class DropCopy(Message, frozen=True):
+class DropCopy(ToCopies, frozen=True):
     """The client is elsewhere, or was away for too long, or too much is stored for it."""
 
-    client: str
-    number: int
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -114,8 +120,8 @@ class Replica:
 
     __state__ = State("roam-replica", saved=("holder", "number", "moves", "owner", "queue"))
 
-    def __init__(self, holder: str, message: StoreCopy) -> None:
-        self.holder = holder
+    def __init__(self, message: StoreCopy) -> None:
+        self.holder = message.holder
         self.number = message.number
         self.moves = message.moves
         self.owner = message.owner
@@ -216,9 +222,8 @@ class Roam(MultiHopHandoff):
             return
         self.spreads[client] = Spread(session.number, likely, queue.base + len(queue), size_bytes)
         self.figures["copies"] += len(likely)
-        message = StoreCopy(client, session.number, session.moves, session.owner, queue.base, bursts)
-        for broker in likely:
-            self.host.send(broker, message)
+        moves, owner, here = session.moves, session.owner, self.host.id
+        self.send_on(StoreCopy(client, here, session.number, tuple(likely), moves, owner, queue.base, bursts))
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         super().on_notification(owner, source, burst)
@@ -236,9 +241,11 @@ class Roam(MultiHopHandoff):
         if is_slow or not self.is_complete(queue, spread) or spread.size_bytes > self.settings.copy_bytes_max:
             self.recall(client)
             return
-        message = FeedCopy(client, spread.number, queue.base, (burst,))
-        for broker in spread.brokers:
-            self.host.send(broker, message)
+        self.send_feed(client, spread, (burst,))
+
+    def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...]) -> None:
+        base, brokers = self.holds[client].queue.base, tuple(spread.brokers)
+        self.send_on(FeedCopy(client, self.host.id, spread.number, brokers, base, bursts))
 
     def on_acknowledged(self, client: str) -> None:
         super().on_acknowledged(client)
@@ -249,11 +256,10 @@ class Roam(MultiHopHandoff):
 
     def trim(self, client: str) -> None:
         """The copies need not keep what the client has."""
-        spread, queue = self.spreads.get(client), self.holds[client].queue
+        spread = self.spreads.get(client)
         if spread is not None:
             spread.is_trimmed_soon = False
-            for broker in spread.brokers:
-                self.host.send(broker, FeedCopy(client, spread.number, queue.base, ()))
+            self.send_feed(client, spread, ())
 
     def is_complete(self, queue: DeliveryQueue, spread: Spread) -> bool:
         """Whether the queue ends where the copies end; not, if a full queue gave up what came last.
@@ -265,25 +271,42 @@ class Roam(MultiHopHandoff):
     def recall(self, client: str, but: str = "") -> None:
         """The copies are of no use any more."""
         spread = self.spreads.pop(client, None)
-        if spread is not None:
-            for broker in spread.brokers:
-                if broker != but:
-                    self.figures["recalled"] += 1
-                    self.host.send(broker, DropCopy(client, spread.number))
+        brokers = tuple(one for one in spread.brokers if one != but) if spread is not None else ()
+        if spread is not None and brokers:
+            self.figures["recalled"] += len(brokers)
+            self.send_on(DropCopy(client, self.host.id, spread.number, brokers))
+
+    def send_on(self, message: ToCopies) -> None:
+        """Towards the copies, except one that is here; those of brokers that are gone are no copies."""
+        here = self.host.id
+        hops: dict[str, list[str]] = {}
+        for broker in message.brokers:
+            hops.setdefault(self.host.next_hop(broker), []).append(broker)
+        for hop, brokers in hops.items():
+            if hop != here:
+                self.host.send(hop, msgspec.structs.replace(message, brokers=tuple(brokers)))
+
+    def on_message(self, sender: str, message: Message) -> None:
+        if isinstance(message, ToCopies):
+            self.send_on(message)
+            if self.host.id not in message.brokers:
+                return
+        super().on_message(sender, message)
 
     # --- at the brokers where the client may appear ---
 
     def on_store_copy(self, sender: str, message: StoreCopy) -> None:
         copy = self.copies.get(message.client)
         if message.client not in self.holds and (copy is None or copy.number <= message.number):
-            self.copies[message.client] = Replica(sender, message)
+            self.copies[message.client] = Replica(message)
 
-    def copy_of(self, sender: str, client: str, number: int) -> Replica | None:
-        copy = self.copies.get(client)
-        return copy if copy is not None and (copy.holder, copy.number) == (sender, number) else None
+    def copy_of(self, message: ToCopies) -> Replica | None:
+        copy = self.copies.get(message.client)
+        is_theirs = copy is not None and (copy.holder, copy.number) == (message.holder, message.number)
+        return copy if is_theirs else None
 
     def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
-        copy = self.copy_of(sender, message.client, message.number)
+        copy = self.copy_of(message)
         if copy is not None:
             copy.queue.extend(message.bursts)
             copy.queue.acknowledge(message.base)
@@ -291,7 +314,7 @@ class Roam(MultiHopHandoff):
                 self.host.pump(message.client)
 
     def on_drop_copy(self, sender: str, message: DropCopy) -> None:
-        if self.copy_of(sender, message.client, message.number) is not None:
+        if self.copy_of(message) is not None:
             del self.copies[message.client]
 
     def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from roamcast.config.sections import Config, Listener
+from roamcast.config.sections import Access, Config, Listener
 from roamcast.errors import InputError
 from roamcast.mqtt import scram
 from roamcast.mqtt.codec.packets import Connect
@@ -94,7 +94,7 @@ class Admission:
         """Since the process began."""
 
     def reconfigure(self, config: Config) -> tuple[str, ...]:
-        """Other users and settings from now on, and the names of users that are gone.
+        """Other users and settings from now on; gives the names of users that nobody knows any more.
 
         InputError if they cannot be read, and nothing changes.
         """
@@ -103,6 +103,8 @@ class Admission:
         if access.http != self._config.access.http:
             self._hook = Hook(access.http) if access.http.url else None
         gone = tuple(name for name in self._users if name not in users)
+        if _asks_others(access):
+            gone = ()
         self._verifier.reconfigure(users, access)
         self._config, self._users, self._tokens = config, users, tokens
         return gone
@@ -276,7 +278,7 @@ class Admission:
 
         Nobody is unknown where others, too, can say who is a user: a service, or brokers of the realm."""
         access = self._config.access
-        if not access.users or access.jwt.keys or access.http.url or access.realm:
+        if not access.users or access.realm or _asks_others(access):
             return ()
         prefix = f"{self._config.site}/user:"
         return tuple(
@@ -287,6 +289,11 @@ class Admission:
 
     def owners(self, users: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(Identity("", user, site=self._config.site).owner for user in users)
+
+
+def _asks_others(access: Access) -> bool:
+    """True if a user need not be in the file of users."""
+    return bool(access.jwt.keys or access.http.url)
 
 
 def users_of(config: Config) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, cast
@@ -18,6 +19,8 @@ from roamcast.mqtt.codec.reading import CONNECT, Limits, cut, parse, parse_conne
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
+from roamcast.net.buffered import Buffered, joined
+from roamcast.net.strangers import Stranger
 from roamcast.net.tls import PeerCertificate
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ KEEP_ALIVE_GRACE = 1.5
 FULL_READ_BYTES = 200_000
 """A read that brings as much is followed by the next one at once, so that nobody else would have a turn."""
 DISCARDED_BYTES_MAX = 4 << 20
+HIGH_WATER_BYTES = 65_536
+"""What a transport is given beyond what the network takes. Transports may copy it, with TLS and WebSocket."""
 LINGER_S = 5.0
 """What was written last may take so long to reach the client, and the client to close."""
 
@@ -94,8 +99,13 @@ class Door(Protocol):
 
     connect_packet_max: int
     limits: Limits
-    output_bytes_max: int
     keep_alive_max_s: int
+    buffered: Buffered
+
+    @property
+    def output_bytes_max(self) -> int:
+        """What may wait for one client."""
+
 
     def push(self, item: MachineInput) -> None: ...
     def take(self, item: MachineInput, now_s: float) -> None:
@@ -116,15 +126,20 @@ class ClientConnection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        "_admission", "_asked", "_budget", "_discarded", "_door", "_first", "_has_unread", "_is_clogged",
-        "_is_finished", "_is_held", "_method", "_pauses", "_push", "_source", "_take", "address", "admitted",
-        "host", "id", "is_noted", "keep_alive_s", "last_heard_s", "listener", "transport", "why", "write",
+        "_admission", "_asked", "_backlog", "_backlog_bytes", "_budget", "_discarded", "_door", "_first",
+        "_has_unread", "_is_clogged", "_is_finished", "_is_held", "_is_paused", "_is_slow", "_method",
+        "_pauses", "_push", "_source", "_take", "address", "admitted", "host", "id", "is_noted",
+        "keep_alive_s", "last_heard_s", "listener", "stranger", "transport", "why", "write",
     )  # fmt: skip
 
-    def __init__(self, door: Door, listener: Listener, source: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, door: Door, listener: Listener, stranger: Stranger, source: tuple[str, int] | None = None
+    ) -> None:
         self._door = door
         self._source = source
         """Where the client is, if a load balancer stands between."""
+        self.stranger = stranger
+        """Counts this connection until it has said who it is."""
         self._push = door.push
         self._take = door.take
         self.listener = listener
@@ -153,6 +168,13 @@ class ClientConnection(asyncio.Protocol):
         """Whether the last bytes have been written: nothing that comes counts any more."""
         self._discarded = 0
         """Bytes that came after that."""
+        self._backlog: deque[bytes] = deque()
+        """What the transport has not been given yet, because it has enough."""
+        self._backlog_bytes = 0
+        self._is_paused = False
+        """True while the transport has enough."""
+        self._is_slow = False
+        """True while so much waits that nothing of QoS 0 is added to it."""
         self._is_clogged = False
         """Whether it is not read from because it does not even read the answers."""
         self._has_unread = False
@@ -168,11 +190,12 @@ class ClientConnection(asyncio.Protocol):
         # Not every loop's transports are of asyncio's classes.
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
-        self.transport.set_write_buffer_limits(high=self._door.output_bytes_max)
+        self.transport.set_write_buffer_limits(high=min(HIGH_WATER_BYTES, self._door.output_bytes_max))
         self.last_heard_s = monotonic()
         found = self._source or transport.get_extra_info("peername")
         self.host = str(found[0]) if found else ""
         self.address = f"{found[0]}:{found[1]}" if found else "a client"
+        self.stranger.leave = self.drop
         try:
             self.id = self._door.opened(self)
         except ConnectionRefused:
@@ -200,6 +223,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.write = _ignore
+        self._forget_backlog()
         if self._admission is not None:
             self._admission.cancel()
         if self._first is None:
@@ -208,22 +232,28 @@ class ClientConnection(asyncio.Protocol):
             self._door.lost(self)
 
     def pause_writing(self) -> None:
+        self._is_paused = True
         if not self._is_finished:
-            self.write = self._write_slowly
-            self._look_whether_clogged()
-        if self._first is None:
-            self._push(ClientSlowed(self.id, is_slow=True))
+            self.write = self._keep
+            self._look_how_slow()
 
     def resume_writing(self) -> None:
-        if not self._is_finished and self.transport is not None:
+        self._is_paused = False
+        if self._is_finished or self.transport is None:
+            return
+        while self._backlog and not self._is_paused:
+            self.transport.write(self._next_of_backlog())
+        if not self._is_paused:
             self.write = self.transport.write
-        if self._is_clogged:
+        waiting = self._waiting_bytes()
+        if self._is_clogged and waiting <= self._door.output_bytes_max:
             self._is_clogged = False
             self._read_on()
             if self._has_unread:
                 self._has_unread = False
                 self._push(ClientFrames(self.id, b""))
-        if self._first is None:
+        if self._is_slow and waiting <= self._door.output_bytes_max // 2:
+            self._is_slow = False
             self._push(ClientSlowed(self.id, is_slow=False))
 
     # --- reading, or not for now ---
@@ -280,9 +310,9 @@ class ClientConnection(asyncio.Protocol):
         found = self.transport.get_extra_info("ssl_object") if self.transport is not None else None
         return cast("bytes | None", found.getpeercert(binary_form=True)) if found is not None else None
 
-    def is_silent(self, now_s: float, connect_timeout_s: float) -> bool:
-        """Whether it is overdue: with its CONNECT, or with any packet."""
-        limit_s = connect_timeout_s if self._first is not None else self.keep_alive_s * KEEP_ALIVE_GRACE
+    def is_silent(self, now_s: float) -> bool:
+        """True if an admitted client is overdue with its next packet."""
+        limit_s = self.keep_alive_s * KEEP_ALIVE_GRACE
         return bool(limit_s) and now_s - self.last_heard_s > limit_s and not self._is_finished
 
     def _read_connect(self) -> None:
@@ -301,6 +331,7 @@ class ClientConnection(asyncio.Protocol):
             self.finish(refusal(error))
             return
         self._first = first[whole[2] :]
+        self.stranger.is_asking = True
         self._admission = asyncio.get_running_loop().create_task(self._admit(connect))
 
     async def _admit(self, connect: Connect) -> None:
@@ -317,6 +348,7 @@ class ClientConnection(asyncio.Protocol):
             return
         finally:
             self._admission = None
+            self.stranger.is_asking = False
             if self._pauses:
                 self._read_on()
         self.admitted = admitted
@@ -336,6 +368,7 @@ class ClientConnection(asyncio.Protocol):
         self._asked = asked
         if self.transport is not None:
             self.transport.write(auth(self._method, challenge))
+        self.stranger.is_asking = False  # It is the client's turn, and it may not take for ever.
         if not self.is_admitted:
             if self._pauses:
                 self._read_on()
@@ -344,6 +377,7 @@ class ClientConnection(asyncio.Protocol):
             return await asked
         finally:
             self._asked = None
+            self.stranger.is_asking = True
 
     def _read_auth(self) -> None:
         """Look for the AUTH that is waited for in what came behind the CONNECT."""
@@ -373,27 +407,48 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     @property
-    def is_asking(self) -> bool:
-        """Whether its CONNECT has come, and is being looked at."""
-        return self._admission is not None
-
-    @property
     def is_admitted(self) -> bool:
         return self._first is None
 
     # --- going out ---
 
-    def _write_slowly(self, data: bytes) -> None:
-        """While the client reads less than is sent: what is delivered stops then, so these are answers."""
-        assert self.transport is not None
-        self.transport.write(data)
-        self._look_whether_clogged()
+    def write_all(self, parts: list[bytes]) -> None:
+        """Write one after the other, and copy only what is small."""
+        for part in joined(parts):
+            self.write(part)
 
-    def _look_whether_clogged(self) -> None:
-        if not self._is_clogged and self.transport is not None:
-            self._is_clogged = self.transport.get_write_buffer_size() > 2 * self._door.output_bytes_max
-            if self._is_clogged:
-                self._pause()
+    def _keep(self, data: bytes) -> None:
+        """While the transport has enough, the rest waits here, where nothing is copied."""
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        self._door.buffered.add(data)
+        self._look_how_slow()
+
+    def _next_of_backlog(self) -> bytes:
+        data = self._backlog.popleft()
+        self._backlog_bytes -= len(data)
+        self._door.buffered.remove(data)
+        return data
+
+    def _forget_backlog(self) -> None:
+        while self._backlog:
+            self._next_of_backlog()
+
+    def _waiting_bytes(self) -> int:
+        in_transport = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self._backlog_bytes + in_transport
+
+    def _look_how_slow(self) -> None:
+        """Send nothing of QoS 0 to a client that has much to read; at twice that, read nothing from it."""
+        if self._is_clogged:
+            return
+        waiting, most = self._waiting_bytes(), self._door.output_bytes_max
+        if waiting > most and not self._is_slow and self._first is None:
+            self._is_slow = True
+            self._push(ClientSlowed(self.id, is_slow=True))
+        if waiting > 2 * most:
+            self._is_clogged = True
+            self._pause()
 
     def finish(self, data: bytes = b"", lingers: bool = True) -> None:
         """Write the last bytes and close.
@@ -406,6 +461,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_finished = True
         self.write = _ignore
+        while self._backlog:
+            transport.write(self._next_of_backlog())
         if data:
             transport.write(data)
         if lingers and transport.can_write_eof():
@@ -419,6 +476,7 @@ class ClientConnection(asyncio.Protocol):
     def drop(self, why: str) -> None:
         """Close without a word."""
         self.why, self._is_finished, self.write = why, True, _ignore
+        self._forget_backlog()
         if self.transport is not None:
             self.transport.abort()
 

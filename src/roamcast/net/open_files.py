@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import resource
 
-OWN_FILES = 128
-"""For journal, snapshots, links, metrics and the control channel: clients may not take these."""
+OWN_FILES = 256
+"""For journal, snapshots, links, strangers at the link listener, HTTP and the control channel: clients may
+not take these."""
 
 
 def room_for(connections: int) -> int:
-    """Raise the limit as far as so many connections need it; how many there is room for."""
+    """Raise the limit as far as so many connections need it; how many there is room for.
+
+    Where the system allows few files, half of them are the broker's own.
+    """
     wanted = connections + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - OWN_FILES))
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    return max(1, min(connections, soft - min(OWN_FILES, soft // 2)))

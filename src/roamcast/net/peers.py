@@ -14,7 +14,6 @@ import logging
 import random
 import secrets
 import socket
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -29,6 +28,7 @@ from roamcast.errors import InputError
 from roamcast.net.address_book import AddressBook
 from roamcast.net.clients import Budget
 from roamcast.net.complaints import Complaints
+from roamcast.net.doorway import Doorway
 from roamcast.net.handshake import (
     NONCE_BYTES,
     REASONS,
@@ -42,6 +42,7 @@ from roamcast.net.handshake import (
 )
 from roamcast.net.peer_connection import PeerConnection
 from roamcast.net.peer_list import PeerList
+from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import LinkContexts
 from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN
 
@@ -49,13 +50,12 @@ log = logging.getLogger("roamcast.peers")
 
 STRANGERS_MAX = 64
 """Connections at once that have not proved yet who they are."""
-STRANGERS_PER_HOST_MAX = 16
-"""Of these from one host, so that nobody alone keeps the others out."""
+STRANGERS_PER_HOST_MAX = 32
+"""Of these from one host; past it the oldest of that host gives way to a new one, which may be a peer."""
 REFUSED_FACTOR = 4
 """After a refusal the pause is so many times the longest one: somebody has to change something first."""
 STABLE_S = 1.0
 """A connection that was up for so long was a success: the pauses begin anew."""
-ACCEPT_AGAIN_S = 1.0
 LATE_S = 0.5
 """What comes later than this from a connection was sent after its rival came: its process is alive."""
 ALIVE_SHARE = 0.6
@@ -104,25 +104,6 @@ class LinkHandler(Protocol):
         """A frame as sign of life."""
 
 
-async def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on every address of the host."""
-    sockets: list[socket.socket] = []
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    try:
-        for family, _, _, _, address in found:
-            port = int(sockets[0].getsockname()[1] if sockets else port)
-            one = socket.create_server((address[0], port), family=family, backlog=STRANGERS_MAX)
-            one.setblocking(False)
-            sockets.append(one)
-    except OSError:
-        for one in sockets:
-            one.close()
-        raise
-    return sockets
-
-
 class LinkStatus(msgspec.Struct, frozen=True):
     """For people and metrics."""
 
@@ -158,17 +139,17 @@ class Peers:
         self._book = AddressBook(listed)
         self._handler = handler
         self._contexts = contexts
-        self._sockets: list[socket.socket] = []
-        self._listeners: list[asyncio.Task[None]] = []
+        self._strangers = Strangers(lambda: STRANGERS_MAX, lambda host: STRANGERS_PER_HOST_MAX)
+        self._doorway = Doorway(
+            self._strangers, self._admit, lambda: self._link.timeout_s, self._complain_about_stranger
+        )
+        self._entering: dict[asyncio.Task[None] | None, Stranger] = {}
+        """Handshakes with those who have not proved yet who they are."""
         self._dialers: dict[str, asyncio.Task[None]] = {}
         self._hurry: dict[str, asyncio.Event] = {}
         """Set to end a dialer's pause."""
         self._shaking: set[asyncio.Task[None]] = set()
-        """Handshakes that are not over, of strangers and of those who were dialed."""
-        self._unproved: dict[asyncio.Task[None] | None, None] = {}
-        """Handshakes with those who have not proved yet who they are, the oldest first."""
-        self._strangers: Counter[str] = Counter()
-        """By host, those who have connected and whose handshake is not over."""
+        """Handshakes that are not over, with those who were dialed."""
         self._connections: set[PeerConnection] = set()
         self._slots: dict[str, PeerConnection] = {}
         """The connection to each peer: up, or about to be."""
@@ -180,19 +161,18 @@ class Peers:
     async def start(self) -> None:
         if self._link.port is not None:
             try:
-                self._sockets = await listen(self._link.address, self._link.port)
+                await self._doorway.open(self._link.address, self._link.port)
             except OSError as error:
                 raise InputError(
                     f"link.address = {join_endpoint(self._link.address, self._link.port)}: "
                     f"cannot listen there ({error.strerror or error})"
                 ) from None
-        self._listeners = [asyncio.create_task(self._accept(one)) for one in self._sockets]
         self._dial_all()
 
     @property
     def port(self) -> int:
         """Where it listens; 0 if it does not."""
-        return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
+        return self._doorway.ports[0] if self._doorway.is_open else 0
 
     def reload(self, link: Link, peers: Iterable[Peer], contexts: LinkContexts | None = None) -> None:
         """Another configuration, for links that are up too: one that could not be made again ends.
@@ -254,15 +234,13 @@ class Peers:
         self._hurry[peer].set()
 
     async def stop(self) -> None:
-        tasks = [*self._listeners, *self._dialers.values(), *self._shaking]
+        tasks = [*self._dialers.values(), *self._shaking]
         for task in tasks:
             task.cancel()
         for connection in list(self._connections):
             connection.close("this broker stops")
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for one in self._sockets:
-            one.close()
-        self._sockets, self._dialers = [], {}
+        await asyncio.gather(self._doorway.closed(), *tasks, return_exceptions=True)
+        self._dialers = {}
 
     # --- peers that are found (see discovery.Finder) ---
 
@@ -349,17 +327,6 @@ class Peers:
 
     # --- listening ---
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(listening)
-            except OSError as error:  # Too many open files, or the peer is gone already.
-                self._complain("", "a stranger", error.strerror or str(error), logging.WARNING)
-                await asyncio.sleep(ACCEPT_AGAIN_S)
-                continue
-            self._start(self._admit(accepted, join_endpoint(*address[:2])))
-
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._shaking.add(task)
@@ -373,49 +340,30 @@ class Peers:
                 {"message": "a handshake failed", "exception": task.exception(), "task": task}
             )
 
-    async def _admit(self, accepted: socket.socket, address: str) -> None:
-        """Someone has connected."""
-        host = split_endpoint(address)[0]
+    async def _admit(self, accepted: socket.socket, stranger: Stranger) -> None:
+        """Someone has connected, and has sent a first byte."""
         task = asyncio.current_task()
-        self._strangers[host] += 1
-        self._unproved[task] = None
+        self._entering[task] = stranger
         try:
-            await self._receive(accepted, address, host)
+            await self._receive(accepted, stranger)
         finally:
-            self._unproved.pop(task, None)
-            self._strangers[host] -= 1
-            if not self._strangers[host]:
-                del self._strangers[host]
+            self._entering.pop(task, None)
+            self._strangers.settle(stranger)
 
-    async def _receive(self, accepted: socket.socket, address: str, host: str) -> None:
-        why = ""
-        if len(self._unproved) > STRANGERS_MAX:
-            # Who was silent for longest gives way: strangers at many addresses must keep no peer out.
-            oldest = next(iter(self._unproved))
-            del self._unproved[oldest]
-            if oldest is not None:
-                oldest.cancel()
-        if self._strangers[host] > STRANGERS_PER_HOST_MAX:
-            why = "too many connections at once that have not said who they are"
-        elif not (self._list.has_secrets or self._contexts or is_loopback(host)):
-            why = "without a secret or TLS, links are for this machine alone"
-        if why:
+    async def _receive(self, accepted: socket.socket, stranger: Stranger) -> None:
+        if not (self._list.has_secrets or self._contexts or is_loopback(stranger.host)):
             accepted.close()
-        else:
-            connection = PeerConnection(self, is_dialer=False)
-            connection.contexts_digest = self._contexts.digest if self._contexts else b""
-            context = self._contexts.server if self._contexts else None
-            try:
-                async with asyncio.timeout(self._link.timeout_s):
-                    await asyncio.get_running_loop().connect_accepted_socket(
-                        lambda: connection, accepted, ssl=context
-                    )
-            except (OSError, TimeoutError) as error:
-                why = f"TLS failed: {getattr(error, 'reason', None) or error or 'no answer'}"
-        if why:
-            self._complain(host, f"a stranger at {address}", why, logging.WARNING)
-        else:
+            why = "without a secret or TLS, links are for this machine alone"
+            self._complain_about_stranger(stranger, why)
+            return
+        connection = PeerConnection(self, is_dialer=False)
+        connection.contexts_digest = self._contexts.digest if self._contexts else b""
+        context = self._contexts.server if self._contexts else None
+        if await self._doorway.hand_over(accepted, stranger, connection, context) is not None:
             await self._shake(connection)
+
+    def _complain_about_stranger(self, stranger: Stranger, why: str) -> None:
+        self._complain(stranger.host, f"a stranger at {stranger.address}", why, logging.WARNING)
 
     # --- dialing ---
 
@@ -594,7 +542,9 @@ class Peers:
                 return False
             other.close("another connection takes its place")
         connection.peer = peer
-        self._unproved.pop(asyncio.current_task(), None)
+        stranger = self._entering.pop(asyncio.current_task(), None)
+        if stranger is not None:
+            self._strangers.settle(stranger)
         self._slots[peer.id] = connection
         return True
 

@@ -1,22 +1,17 @@
 """The PROXY protocol, version 2: a load balancer says first whose connection it passes on.
 
-The header comes before everything else, TLS too. So connections are accepted here, the header is read to its
-last byte and not further, and only then the connection is handed to the loop.
+The header comes before everything else, TLS too. So it is read to its last byte and not further, and only
+then the connection is handed to the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
-import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from roamcast.errors import InputError
-from roamcast.net.complaints import Complaints
-
-log = logging.getLogger("roamcast.clients")
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 START_BYTES = 16
@@ -24,15 +19,9 @@ REST_BYTES_MAX = 2048
 ADDRESSES = {0x10: (socket.AF_INET, 4), 0x20: (socket.AF_INET6, 16)}
 """The family in the header, and how long its addresses are."""
 STREAM = 0x01
-BACKLOG = 1024
-WAITING_MAX = 256
-"""Connections whose header has not come yet."""
-ACCEPT_AGAIN_S = 0.1
 
 Address = tuple[str, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-MakeProtocol = Callable[[Address | None], asyncio.Protocol]
-"""Makes the protocol of a connection from this address; None: the address of the socket itself."""
 
 
 class HeaderRefused(Exception):
@@ -77,102 +66,27 @@ def source_in(start: bytes, rest: bytes) -> Address | None:
     return socket.inet_ntop(family, rest[:size]), port
 
 
-class ProxyListener:
-    """Accepts connections from load balancers; stands where an `asyncio.Server` stands otherwise."""
+class ProxyHeaders:
+    """Reads the header of each connection from load balancers that are trusted."""
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        trusted: list[Network],
-        make: MakeProtocol,
-        context: ssl.SSLContext | None,
-        timeout_s: float,
-    ) -> None:
-        listening.setblocking(False)
-        self.sockets = [listening]
-        self._trusted = trusted
-        self._make = make
-        self._context = context
-        self._timeout_s = timeout_s
-        self._complaints = Complaints()
-        self._waiting: dict[asyncio.Task[None], None] = {}
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+    def __init__(self, trusted: Iterable[str], key: str) -> None:
+        self._trusted = read_networks(trusted, key)
 
-    @classmethod
-    def open(
-        cls,
-        host: str,
-        port: int,
-        trusted: list[Network],
-        make: MakeProtocol,
-        context: ssl.SSLContext | None,
-        timeout_s: float,
-    ) -> ProxyListener:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        return cls(listening, trusted, make, context, timeout_s)
-
-    def is_serving(self) -> bool:
-        return not self._accepting.done()
-
-    def close(self) -> None:
-        self._accepting.cancel()
-        for task in self._waiting:
-            task.cancel()
-        for one in self.sockets:
-            one.close()
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, peer = await loop.sock_accept(self.sockets[0])
-            except OSError as error:
-                log.warning("a connection could not be accepted: %s", error)
-                await asyncio.sleep(ACCEPT_AGAIN_S)  # There may be no descriptor left.
-                continue
-            host = str(peer[0])
-            if not self._is_trusted(host):
-                self._refuse(connection, host, "not in trusted_proxies")
-            elif len(self._waiting) >= WAITING_MAX:
-                self._refuse(connection, host, f"{WAITING_MAX} connections have not sent their header yet")
-            else:
-                task = loop.create_task(self._take(connection, host))
-                self._waiting[task] = None
-                task.add_done_callback(lambda done: self._waiting.pop(done, None))
-
-    def _is_trusted(self, host: str) -> bool:
+    def is_trusted(self, host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None) or address
         return any(mapped in network for network in self._trusted)
 
-    def _refuse(self, connection: socket.socket, host: str, why: str) -> None:
-        connection.close()
-        if self._complaints.is_due(host, why):
-            log.warning("a connection from %s is refused: %s", host, why)
-
-    async def _take(self, connection: socket.socket, host: str) -> None:
-        connection.setblocking(False)
+    async def source_of(self, connection: socket.socket, host: str) -> Address | None:
+        """The address of the client; None for a connection of the load balancer itself."""
+        if not self.is_trusted(host):
+            raise HeaderRefused("not in trusted_proxies")
         try:
-            async with asyncio.timeout(self._timeout_s):
-                start = await _read(connection, START_BYTES)
-                rest = await _read(connection, rest_length(start))
-            source = source_in(start, rest)
-        except (HeaderRefused, OSError) as error:
-            self._refuse(connection, host, str(error) or "its header did not come in time")
-            return
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make(source),
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=self._timeout_s if self._context else None,
-            )
-        except (OSError, ssl.SSLError) as error:
-            log.info("%s: the TLS handshake failed: %s", source[0] if source else host, error)
+            start = await _read(connection, START_BYTES)
+            rest = await _read(connection, rest_length(start))
+        except OSError as error:
+            raise HeaderRefused(str(error)) from None
+        return source_in(start, rest)
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from wsproto import ConnectionType, WSConnection
@@ -27,6 +28,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from roamcast.config.sections import Listener
 from roamcast.net.clients import ClientConnection
+from roamcast.net.hosts import host_objection
 
 log = logging.getLogger("roamcast.clients")
 
@@ -157,9 +159,9 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _on_request(self, request: Request) -> None:
         why = _objection(request, self._listener)
-        if why:
-            log.info("a WebSocket was refused: %s", why)
-            self.send(RejectConnection(status_code=403 if "origin" in why else 404))
+        if why is not None:
+            log.info("a WebSocket was refused: %s", why.text)
+            self.send(RejectConnection(status_code=why.status))
             self.transport.close()
             return
         self.send(AcceptConnection(subprotocol=SUBPROTOCOL))
@@ -177,23 +179,34 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.close()
 
 
-def _objection(request: Request, listener: Listener) -> str:
-    """Why this may not become a WebSocket; "" if it may."""
+class Objection(NamedTuple):
+    text: str
+    status: HTTPStatus
+
+
+def _objection(request: Request, listener: Listener) -> Objection | None:
+    """Why this may not become a WebSocket; None if it may."""
+    # With TLS the certificate proves the name, so that nobody else's name can lead here.
+    if listener.hosts or not listener.is_secure:
+        foreign = host_objection(request.host, listener.address, listener.hosts, "listener.hosts")
+        if foreign:
+            return Objection(foreign, HTTPStatus.MISDIRECTED_REQUEST)
     if request.target.partition("?")[0] != listener.path:
-        return f"there is no {request.target!r} here, only {listener.path!r}"
+        text = f"there is no {request.target!r} here, only {listener.path!r}"
+        return Objection(text, HTTPStatus.NOT_FOUND)
     if SUBPROTOCOL not in request.subprotocols:
-        return f"the sub-protocol {SUBPROTOCOL!r} was not asked for"
+        return Objection(f"the sub-protocol {SUBPROTOCOL!r} was not asked for", HTTPStatus.NOT_FOUND)
     headers = {name.lower(): value.decode("latin-1") for name, value in request.extra_headers}
     origin = headers.get(b"origin", "")
     if origin and not _is_allowed(origin, request.host, listener):
-        return f"the origin {origin!r} is not allowed"
-    return ""
+        return Objection(f"the origin {origin!r} is not allowed", HTTPStatus.FORBIDDEN)
+    return None
 
 
 def _is_allowed(origin: str, host: str, listener: Listener) -> bool:
     if listener.origins:
         return origin in listener.origins or "*" in listener.origins
     try:
-        return urlsplit(origin).netloc == host
+        return urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:
         return False

@@ -288,6 +288,12 @@ class TakenBack(Command, frozen=True):
     client: str
 
 
+class PeersExpected(Command, frozen=True):
+    """Questions about sessions wait for these peers, which are configured and were never met."""
+
+    peers: tuple[str, ...] = ()
+
+
 class InPlaceOf(Command, frozen=True):
     """The border answers for a peer that is not asked."""
 

@@ -24,6 +24,9 @@ class QueueLimits(msgspec.Struct, frozen=True):
     notifications_max: int
     bytes_max: int
     drops_newest: bool = False
+    in_flight_bytes_max: int = 4_194_304
+    """Sent and not acknowledged, at most; a single burst may be larger. What is in flight waits in buffers
+    of the client's connection, if the client does not read."""
 
 
 class Buffer:
@@ -83,11 +86,11 @@ class DeliveryQueue:
     """
 
     __slots__ = (
-        "_buffer", "_limited", "_limits", "appended", "base", "in_flight", "popped", "sent", "size_bytes",
-        "stream", "waiting",
+        "_buffer", "_limited", "_limits", "appended", "base", "in_flight", "in_flight_bytes", "popped",
+        "sent", "size_bytes", "stream", "waiting",
     )  # fmt: skip
 
-    __state__ = State("delivery-queue")
+    __state__ = State("delivery-queue", derived=("in_flight_bytes",))
 
     def __init__(self, stream: str, base: int = 0, buffer: Buffer | None = None) -> None:
         self.stream = stream
@@ -104,6 +107,10 @@ class DeliveryQueue:
         self._limits = buffer.limits if buffer is not None else None
         self.size_bytes = 0
         """Counted only where there are limits."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self.in_flight_bytes = sum(burst.held for burst in self.in_flight)
 
     def __len__(self) -> int:
         """Notifications held."""
@@ -151,14 +158,17 @@ class DeliveryQueue:
         count, limits = burst.count, self._limits
         if self.waiting or self._limited or self.sent - self.base + count > window:
             return 0
-        appended = self.appended + count
+        appended, size = self.appended + count, burst.held
         if limits is not None:
-            size_bytes = self.size_bytes + burst.held
+            size_bytes = self.size_bytes + size
             if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
+                return 0
+            if self.in_flight_bytes + size > limits.in_flight_bytes_max and self.in_flight:
                 return 0
             self.size_bytes = size_bytes
         self.appended = appended
         self.in_flight.append(burst)
+        self.in_flight_bytes += size
         sequence = self.sent + 1
         self.sent += count
         return sequence
@@ -193,19 +203,18 @@ class DeliveryQueue:
     def take(self, window: int) -> list[tuple[int, Burst]]:
         """Send what fits into the window: (sequence, burst) each, now in flight."""
         room = window - (self.sent - self.base)
-        if len(self.waiting) == 1 and self.waiting[0].count <= room:
-            # Nearly always: the client reads as fast as notifications come.
-            burst, first = self.waiting.popleft(), self.sent + 1
-            self.in_flight.append(burst)
-            self.sent += burst.count
-            return [(first, burst)]
-        taken = []
+        limits, taken = self._limits, []
         while self.waiting and room > 0:
-            burst = self.waiting.popleft()
+            burst = self.waiting[0]
+            in_flight_bytes = self.in_flight_bytes + burst.held
+            if limits is not None and in_flight_bytes > limits.in_flight_bytes_max and self.in_flight:
+                break
+            self.waiting.popleft()
             if burst.count > room:
                 self.waiting.appendleft(burst.tail(room))
                 burst = burst.head(room)
             self.in_flight.append(burst)
+            self.in_flight_bytes += burst.held
             taken.append((self.sent + 1, burst))
             self.sent += burst.count
             room -= burst.count
@@ -254,6 +263,7 @@ class DeliveryQueue:
             self.acknowledge(received)
         self.waiting.extendleft(reversed(self.in_flight))
         self.in_flight.clear()
+        self.in_flight_bytes = 0
         self.sent = self.base
 
     def drain(self) -> list[Burst]:
@@ -263,7 +273,7 @@ class DeliveryQueue:
             for burst in bursts:
                 self._buffer.removed(burst)
         # All at once: adding up what each takes would take as long as reading them.
-        self.popped, self.size_bytes = self.appended, 0
+        self.popped, self.size_bytes, self.in_flight_bytes = self.appended, 0, 0
         self.in_flight.clear()
         self.waiting.clear()
         self.sent = self.base
@@ -281,9 +291,12 @@ class DeliveryQueue:
 
     def _pop_front(self, bursts: deque[Burst]) -> Burst:
         burst = bursts.popleft()
+        size = burst.held
         self.popped += burst.count
+        if bursts is self.in_flight:
+            self.in_flight_bytes -= size
         if self._limits is not None:
-            self.size_bytes -= burst.held
+            self.size_bytes -= size
         if self._limited and self._buffer is not None:
             self._buffer.removed(burst)
         return burst

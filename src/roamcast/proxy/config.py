@@ -56,7 +56,8 @@ class Listener(Section, frozen=True):
     key: PathText = ""
     """Its private key, PEM."""
     connections_max: Count = 10_000
-    """Connections at once; more are closed at once."""
+    """Connections at once, also of those that have not said yet who they are: of these the oldest gives way
+    to a new one."""
 
 
 class Neighbour(Section, frozen=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -21,7 +22,9 @@ from roamcast import __version__
 from roamcast.config.addresses import join_endpoint
 from roamcast.config.sections import Access
 from roamcast.errors import InputError
+from roamcast.net.doorway import Doorway
 from roamcast.net.passwords import Outcome, Verifier
+from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import load_authorities, load_own
 from roamcast.net.users import read_users
 from roamcast.proxy import messages, steps
@@ -90,7 +93,13 @@ class ProxyServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        self._server: asyncio.Server | None = None
+        self.connections_max = config.listener.connections_max
+        """As configured, or fewer where the system allows fewer open files."""
+        self._admitted: set[int] = set()
+        """Connections that have said who they are and have not ended."""
+        self._strangers = Strangers(lambda: self.connections_max - len(self._admitted))
+        self._doorway = Doorway(self._strangers, self._enter, lambda: HANDSHAKE_TIMEOUT_S)
+        self._context = server_context(config.listener.certificate, config.listener.key, "listener")
         self._lost = asyncio.Event()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -99,14 +108,11 @@ class ProxyServer:
     async def start(self) -> None:
         listener = self.config.listener
         try:
-            self._server = await asyncio.start_server(
-                self.serve, listener.address, listener.port,
-                ssl=server_context(listener.certificate, listener.key, "listener"),
-            )  # fmt: skip
+            await self._doorway.open(listener.address, listener.port)
         except OSError as error:
             where = join_endpoint(listener.address, listener.port)
             raise InputError(f"listener {where}: cannot be used ({error.strerror or error})") from None
-        self.address = join_endpoint(*self._server.sockets[0].getsockname()[:2])
+        self.address = self._doorway.address
         self.begin()
         log.info("site %s: proxy listens on %s", self.config.site, self.address)
 
@@ -127,8 +133,7 @@ class ProxyServer:
 
     async def stop(self) -> None:
         self.end()
-        if self._server is not None:
-            self._server.close()
+        self._doorway.close()
         for pipe in self._pipes.values():
             pipe.close()
         if self._timer is not None:
@@ -321,26 +326,40 @@ class ProxyServer:
         self._connections += 1
         return self._connections
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _enter(self, one: socket.socket, stranger: Stranger) -> None:
+        """Somebody has sent a first byte."""
+        streams = await self._doorway.open_streams(one, stranger, self._context)
+        if streams is not None:
+            try:
+                await self.serve(*streams, is_known=lambda: self._strangers.settle(stranger))
+            finally:
+                self._strangers.settle(stranger)
+
+    async def serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        is_known: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Talk to a client or another proxy; `is_known` is called when it has said who it is."""
         pipe = Pipe(reader, writer)
-        if len(self._pipes) >= self.config.listener.connections_max:
-            pipe.abort()
-            return
         connection = self.new_connection()
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await pipe.exchange_prefaces(is_dialer=False)
                 joined = await self._admit(connection, pipe)
+            self._admitted.add(connection)
+            is_known()
             await self._read(pipe, joined)
         except (ProxyError, TimeoutError) as error:
             log.info("%s: %s", pipe.host, str(error) or "no handshake in time")
+        except asyncio.CancelledError:
+            pipe.abort()  # It gave way to others, or the proxy stops.
+            raise
         finally:
-            self._tasks.discard(task)
             self.callers.pop(connection, None)
             await pipe.end()
+            self._admitted.discard(connection)
 
     async def _admit(self, connection: int, pipe: Pipe) -> steps.Joined:
         """Who is there; ProxyError, and told so, if that is nobody who may come in."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import time
 from typing import Any
 
@@ -29,6 +30,8 @@ from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import refused
+from roamcast.net.doorway import Doorway
+from roamcast.net.strangers import Stranger, Strangers
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
 from roamcast.proxy.base import parse_url
 from roamcast.proxy.driver import ProxyServer, server_context
@@ -52,8 +55,11 @@ class MqttEndpoint:
         self.server = server
         self.settings = server.config.mqtt
         self.address = ""
-        self._listener: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._admitted: set[Stranger] = set()
+        """Connections that have said who they are and have not ended."""
+        self._strangers = Strangers(lambda: server.connections_max - len(self._admitted))
+        self._doorway = Doorway(self._strangers, self._enter, lambda: CONNECT_TIMEOUT_S)
+        self._context = server_context(self.settings.certificate, self.settings.key, "mqtt")
         self._publisher: Client | None = None
         self._opening = asyncio.Lock()
         self._incarnation = secrets.token_hex(4)
@@ -62,22 +68,15 @@ class MqttEndpoint:
     async def start(self) -> None:
         settings = self.settings
         try:
-            self._listener = await asyncio.start_server(
-                self._serve, settings.address, settings.port,
-                ssl=server_context(settings.certificate, settings.key, "mqtt"),
-            )  # fmt: skip
+            await self._doorway.open(settings.address, settings.port)
         except OSError as error:
             where = join_endpoint(settings.address, settings.port)
             raise InputError(f"mqtt {where}: cannot be used ({error.strerror or error})") from None
-        self.address = join_endpoint(*self._listener.sockets[0].getsockname()[:2])
+        self.address = self._doorway.address
         log.info("site %s: MQTT clients connect to %s", self.server.config.site, self.address)
 
     async def stop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._doorway.closed()
         if self._publisher is not None:
             await self._publisher.close()
 
@@ -124,20 +123,24 @@ class MqttEndpoint:
 
     # --- connections ---
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
+    async def _enter(self, one: socket.socket, stranger: Stranger) -> None:
+        """Somebody has sent a first byte."""
+        streams = await self._doorway.open_streams(one, stranger, self._context)
+        if streams is None:
+            return
+        reader, writer = streams
         try:
-            if len(self._connections) <= self.server.config.listener.connections_max:
-                await self._converse(reader, writer)
+            await self._converse(reader, writer, stranger)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ClientError):
             pass  # The client went away, or was too slow, or the broker is gone: its session stays.
         finally:
-            self._connections.discard(task)
             writer.close()
+            self._admitted.discard(stranger)
+            self._strangers.settle(stranger)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stranger: Stranger
+    ) -> None:
         packets = _Packets(reader)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -148,8 +151,10 @@ class MqttEndpoint:
         except PacketError as error:
             writer.write(refusal(error))
             return
-        host = str((writer.get_extra_info("peername") or ("",))[0])
+        host = stranger.host
+        stranger.is_asking = True
         outcome = await self.server.verify(connect.username or "", connect.password or b"", host)
+        stranger.is_asking = False
         if outcome.name != "ACCEPTED":
             writer.write(write(Connack(reason=Reason.BAD_USER_NAME_OR_PASSWORD), connect.version))
             return
@@ -158,6 +163,8 @@ class MqttEndpoint:
             log.info("%s: %s", host, kept_out)
             writer.write(refused(connect, Reason.SERVER_UNAVAILABLE, kept_out))
             return
+        self._admitted.add(stranger)
+        self._strangers.settle(stranger)
         session = Session(self, connect, writer)
         try:
             async with asyncio.timeout(self.settings.locate_timeout_s):

@@ -12,6 +12,7 @@ import uvloop
 
 from roamcast.errors import InputError
 from roamcast.net import logs
+from roamcast.net.open_files import room_for
 from roamcast.proxy.config import Config
 from roamcast.proxy.driver import ProxyServer
 from roamcast.proxy.endpoint import MqttEndpoint
@@ -32,6 +33,8 @@ async def _serve(config: Config) -> None:
     fail_stop = FailStop(Path(config.data))
     server = ProxyServer(config, fail_stop=fail_stop)
     endpoint = MqttEndpoint(server) if config.mqtt.enabled else None
+    listeners = 2 if endpoint is not None else 1
+    server.connections_max = max(1, room_for(listeners * config.listener.connections_max) // listeners)
     loop = asyncio.get_running_loop()
     try:
         before = fail_stop.before

@@ -538,10 +538,11 @@ class Network(NetworkBase):
 
     def _crash(self, broker: str, reason: str | None = None) -> None:
         self._witness("crashed", broker, reason)
-        self._heard[broker] = self._tell_position(broker)
-        self._hashes[broker] = state_hash(self.machines[broker]) if self._has_snapshots else ""
         self._doomed.pop(broker, None)
         self._down[broker] = None
+        self._hashes[broker] = state_hash(self.machines[broker]) if self._has_snapshots else ""
+        # Whoever hears it may crash because of it, and must not find this one still there.
+        self._heard[broker] = self._tell_position(broker)
         self._deadlines.pop(broker, None)
         self._busy_until.pop(broker, None)
         # What waited for it while it was busy is gone. In place: the loop that called this has the same heap.

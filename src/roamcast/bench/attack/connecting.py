@@ -11,7 +11,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.writing import write
 
 CROWD = 1_500
-SLOW_CROWD = 500
+TLS_CROWD = 500
 HTTP_CROWD = 200
 FILES = 1024
 """What many systems allow a process: fewer than there are attackers."""
@@ -32,18 +32,18 @@ def half_tls(target: Target) -> None:
     with suppress(ssl.SSLWantReadError):
         client.do_handshake()
     hello = outgoing.read()
-    crowd = Crowd(target, "tls", SLOW_CROWD)
+    crowd = Crowd(target, "tls", TLS_CROWD)
     crowd.first_bytes = hello
     crowd.keep()
 
 
 def slow_connect(target: Target) -> None:
-    Crowd(target, "tcp", SLOW_CROWD).keep(write(packets.Connect(5, "slow"), 5))
+    Crowd(target, "tcp", CROWD).keep(write(packets.Connect(5, "slow"), 5))
 
 
 def slow_websocket(target: Target) -> None:
     request = "GET /mqtt HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    Crowd(target, "ws", SLOW_CROWD).keep(request.encode())
+    Crowd(target, "ws", CROWD).keep(request.encode())
 
 
 def silent_http(target: Target) -> None:
@@ -73,9 +73,17 @@ ATTACKS = (
         door="tls",
         files_max=FILES,
     ),
-    Attack("half-tls", f"{SLOW_CROWD} TLS connections that stop after ClientHello", half_tls, door="tls"),
-    Attack("slow-connect", f"{SLOW_CROWD} connections that send a CONNECT byte by byte", slow_connect),
-    Attack("slow-websocket", f"{SLOW_CROWD} WebSocket handshakes byte by byte", slow_websocket, door="ws"),
+    Attack("half-tls", f"{TLS_CROWD} TLS connections that stop after ClientHello", half_tls, door="tls"),
+    Attack(
+        "slow-connect", f"{CROWD} connections that send a CONNECT byte by byte", slow_connect, files_max=FILES
+    ),
+    Attack(
+        "slow-websocket",
+        f"{CROWD} WebSocket handshakes byte by byte",
+        slow_websocket,
+        door="ws",
+        files_max=FILES,
+    ),
     Attack("silent-http", f"{HTTP_CROWD} connections to /healthz that send nothing", silent_http),
     Attack("connect-flood", "CONNECT and DISCONNECT, one after the other, without a pause", connect_flood),
 )

@@ -10,6 +10,8 @@ from roamcast.mqtt.codec import packets
 
 SUBSCRIBERS = 30
 MESSAGES = 60
+OWN_MESSAGES = 300
+"""More than the quota, where each subscriber has a topic of its own."""
 MESSAGE_BYTES = 1_000_000
 BUFFERED = 100_000_000
 
@@ -27,7 +29,7 @@ def silent_subscribers(target: Target, qos: int, filters: list[str]) -> list[Hos
     return clients
 
 
-def flood(target: Target, qos: int, topics: list[str]) -> None:
+def flood(target: Target, qos: int, topics: list[str], messages: int = MESSAGES) -> None:
     """Publish messages of 1 MB; where the broker closes the connection, begin again."""
     payload = bytes(MESSAGE_BYTES)
     while not target.is_over:
@@ -35,7 +37,7 @@ def flood(target: Target, qos: int, topics: list[str]) -> None:
         if publisher is None:
             return
         with failures_counted(target):
-            for number in range(MESSAGES):
+            for number in range(messages):
                 topic = topics[number % len(topics)]
                 publisher.send(packets.Publish(topic, payload, qos, packet_id=number + 1 if qos else 0))
                 if qos:
@@ -69,7 +71,7 @@ def own_topics(target: Target) -> None:
             client.connect(f"deaf-{number}", session_expiry=3600)
             client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"own/{number}", 1),)))
             client.wait_for(packets.Suback)
-        flood(target, 1, [f"own/{number}" for number in range(SUBSCRIBERS)])
+        flood(target, 1, [f"own/{number}" for number in range(SUBSCRIBERS)], OWN_MESSAGES)
 
 
 def unread_answers(target: Target) -> None:
@@ -90,7 +92,7 @@ def unread_answers(target: Target) -> None:
 
 
 SETTINGS = (f"quotas.buffered_bytes_max={BUFFERED}",)
-LOAD = f"{SUBSCRIBERS} subscribers that never read, messages of 1 MB"
+LOAD = f"{SUBSCRIBERS} subscribers that never read, {MESSAGES} messages of 1 MB"
 ATTACKS = (
     Attack(
         "non-readers-qos-0", f"{LOAD}, QoS 0", non_readers_qos_0, settings=SETTINGS,
@@ -101,7 +103,8 @@ ATTACKS = (
         quotas=("buffered_bytes_max",),
     ),
     Attack(
-        "non-readers-own", f"{LOAD}, QoS 1, a topic for each", own_topics, settings=SETTINGS,
+        "non-readers-own", f"{SUBSCRIBERS} subscribers that never read, 10 messages of 1 MB for each",
+        own_topics, settings=SETTINGS,
         quotas=("buffered_bytes_max",),
     ),
     Attack("unread-answers", "20 clients that send PINGREQ and never read an answer", unread_answers),

@@ -212,6 +212,7 @@ def _attack(site: Site, seconds: float, seed: int) -> dict[str, Any]:
     pair.run(CALM_S, memory.look)
     memory.begin()
     said_before = len(_complaints(broker))
+    waited_before_s = _waited_s(broker)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     attacker = multiprocessing.get_context("spawn").Process(
         target=_attacking, args=(theirs, attack.name, site.ports, seconds, seed), daemon=True
@@ -238,6 +239,7 @@ def _attack(site: Site, seconds: float, seed: int) -> dict[str, Any]:
     case = {
         "attack": attack.name, "what": attack.what, **pair.summary(), **probes.summary(),
         **memory.summary(site.quota_bytes), "is_running": broker.is_running, "did": counts,
+        "broker_waited_ms": 1000 * (_waited_s(broker) - waited_before_s),
         "said": _complaints(broker)[said_before:][:SAID_MAX],
     }  # fmt: skip
     if joined_s is not None:
@@ -310,9 +312,17 @@ def _attacking(connection: Connection, name: str, ports: dict[Door, int], second
     connection.send(dict(target.counts))
 
 
+_TOLD = "refus|too many|more than|malformed|protocol error|quota|invalid|not allowed|did not come in"
 _COMPLAINT = re.compile(
-    r"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$|^\S+ \S+ INFO (.*(?:refus|gives? way|too many|more than).*)$"
+    rf"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$|^\S+ \S+ INFO (.*(?:{_TOLD}).*)$", re.IGNORECASE
 )
+
+
+def _waited_s(broker: Process) -> float:
+    """Seconds in which the broker could have gone on and had no core: the machine was busy with others."""
+    if not broker.is_running:
+        return 0.0
+    return int(Path(f"/proc/{broker.pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _complaints(broker: Process) -> list[str]:

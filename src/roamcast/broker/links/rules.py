@@ -99,7 +99,8 @@ class Translation:
         self._rules = rules
         self._prefix = f"{prefix}/" if prefix else ""
         self._adds = adds
-        self._verdicts: dict[bytes, bytes | None] = {}
+        self.verdicts: dict[bytes, bytes | None] = {}
+        """Attributes to what they are behind the border; None if they do not pass."""
         self.is_open = rules.allow_everything and not prefix
         """Whether everything passes as it is, but for topics that begin with "$"."""
 
@@ -116,12 +117,12 @@ class Translation:
 
     def attributes(self, encoded: bytes) -> bytes | None:
         """The attributes behind the border; None if the notification does not pass. May raise InputError."""
-        verdict = self._verdicts.get(encoded, encoded)
-        if verdict is encoded and encoded not in self._verdicts:
+        verdict = self.verdicts.get(encoded, encoded)
+        if verdict is encoded and encoded not in self.verdicts:
             verdict = self._judged(encoded)
-            if len(self._verdicts) >= VERDICTS_MAX:
-                self._verdicts.clear()
-            self._verdicts[encoded] = verdict
+            if len(self.verdicts) >= VERDICTS_MAX:
+                self.verdicts.clear()
+            self.verdicts[encoded] = verdict
         return verdict
 
     def _judged(self, encoded: bytes) -> bytes | None:

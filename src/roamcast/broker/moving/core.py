@@ -61,6 +61,7 @@ class Visit:
             "connection", "owner", "window", "stamp", "is_clean", "began", "is_leaving", "insists_until",
             "incarnation", "published", "subscriptions", "sent", "in_flight", "waiting",
         ),
+        derived=("in_flight_bytes",),
     )  # fmt: skip
 
     def __init__(self, connection: int, owner: str = "", window: int = 0, stamp: int = 0) -> None:
@@ -84,12 +85,18 @@ class Visit:
         self.sent = 0
         self.in_flight: deque[tuple[int, Burst]] = deque()
         self.waiting = Stored()
+        self._restore()
+
+    def _restore(self) -> None:
+        self.in_flight_bytes = sum(burst.held for _, burst in self.in_flight)
 
     def acknowledge(self, sequence: int) -> list[Burst]:
         """What is done with."""
         done = []
         while self.in_flight and self.in_flight[0][0] <= sequence:
-            done.append(self.in_flight.popleft()[1])
+            burst = self.in_flight.popleft()[1]
+            self.in_flight_bytes -= burst.held
+            done.append(burst)
         return done
 
     def unacknowledged(self) -> list[Burst]:
@@ -291,20 +298,26 @@ class MobileCore:
                     "acknowledged", client=client, broker=self.id, publisher=burst.publisher,
                     incarnation=burst.incarnation, number=burst.number, notifications=burst.count,
                 )  # fmt: skip
-        while visit.waiting and len(visit.in_flight) < visit.window:
+        while visit.waiting and self._may_send(visit):
             self._send(client, visit, visit.waiting.pop())
 
     def _deliver(self, client: str, burst: Burst) -> None:
         visit = self.visits[client]
-        if not visit.waiting and len(visit.in_flight) < visit.window:
+        if not visit.waiting and self._may_send(visit):
             self._send(client, visit, burst)
         else:
             for one in visit.waiting.add(burst, self._limits):
                 self._drop(client, one)
 
+    def _may_send(self, visit: Visit) -> bool:
+        limits = self._limits
+        has_room = limits is None or visit.in_flight_bytes < limits.in_flight_bytes_max
+        return has_room and len(visit.in_flight) < visit.window
+
     def _send(self, client: str, visit: Visit, burst: Burst) -> None:
         visit.sent += 1
         visit.in_flight.append((visit.sent, burst))
+        visit.in_flight_bytes += burst.held
         self.tell(client, Deliver("", visit.sent, burst))
         if self._level == "full":
             self.record(
@@ -334,7 +347,7 @@ class MobileCore:
     @property
     def queued_bytes(self) -> int:
         waiting = sum(queue.size_bytes for _, queue in self.queues())
-        return waiting + sum(burst.held for visit in self.visits.values() for _, burst in visit.in_flight)
+        return waiting + sum(visit.in_flight_bytes for visit in self.visits.values())
 
     def press(self, bytes_max: int) -> None:
         """All queues together may hold no more than this: the longest give up their oldest first."""

@@ -244,6 +244,11 @@ class FrameWriter:
             return self._headers[len(payload)] + ENCODED[packet_id - 1] + self._described + payload
         return self._headers[len(payload)] + self._described + payload
 
+    def write_apart(self, payload: bytes, packet_id: int) -> tuple[bytes, bytes]:
+        """As `write_one`, but the payload stays the object that it is: several clients can share it."""
+        encoded = ENCODED[packet_id - 1] if self._numbered else b""
+        return self._headers[len(payload)] + encoded + self._described, payload
+
     def _write_even(self, payloads: Sequence[bytes], size: int, first_packet_id: int) -> bytes:
         """Payloads of one size: all in front of them is the same, and the ids are filled in afterwards."""
         header = self._headers[size]

@@ -53,7 +53,9 @@ EXPLANATION_LENGTH_MAX = 1000
 LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
 """Kinds of packets that have a use for the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
-"""Kinds of packets that take as long as so many others."""
+"""Kinds of packets that take as long as so many others, and one more for each byte."""
+RETAIN_LABOUR = 4
+"""What a PUBLISH that is retained counts for."""
 
 Answer = TypeVar("Answer", bound=Puback | Pubrec | Suback)
 
@@ -257,7 +259,8 @@ class MqttConnection:
             if whole is None:
                 break
             position = whole[2]
-            self._held += LABOUR.get(whole[0] >> 4, 1)
+            kind = whole[0] >> 4
+            self._held += LABOUR[kind] + whole[2] - whole[1] if kind in LABOUR else 1
         if position:
             self.is_durable = True
             self.waiting.append(data[:position])
@@ -278,9 +281,10 @@ class MqttConnection:
                 if single is not None:
                     self._publish_single(endpoint, single)
                     return size
-                bursts, end = cut_bursts(data, position, packet_max, version, left)
+                weight = RETAIN_LABOUR if data[position] & 1 else 1
+                bursts, end = cut_bursts(data, position, packet_max, version, left // weight or 1)
                 if bursts:
-                    left -= len(bursts)
+                    left -= len(bursts) * weight
                     self._publish_bursts(endpoint, bursts)
                     position = end
                     continue
@@ -293,8 +297,8 @@ class MqttConnection:
             if whole is None:
                 break
             first, start, position = whole
-            left -= LABOUR.get(kind, 1)
             body = data[start:position]
+            left -= LABOUR[kind] + len(body) if kind in LABOUR else 1
             packet = parse(first, body, version, limits=endpoint.limits)
             if kind == 3:
                 # Too large, or with too many properties, to be cut by the burst.

@@ -11,7 +11,7 @@ from roamcast.mqtt.codec.packet_ids import consecutive
 from roamcast.mqtt.server.access import ALLOWED, Decision
 from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
 from roamcast.mqtt.server.marks import EXPIRY, QOS, SHARED, message_expiry
-from roamcast.mqtt.server.outgoing import Encoder, runs_of
+from roamcast.mqtt.server.outgoing import APART_BYTES, Encoder, runs_of
 from roamcast.mqtt.server.sessions import MqttSession, Options, Plan
 from roamcast.protocol.messages import Deliver
 from roamcast.protocol.notification import Burst
@@ -60,10 +60,10 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
         packet_id = session.in_flight.send_together(burst, sequence, plan[0]) if sequence else 1
         if packet_id:
             endpoint.traffic.sent[plan[0]] += burst.count
-            if burst.count == 1:
+            if burst.count == 1 and len(burst.bodies[0]) < APART_BYTES:
                 connection.out.append(plan[2].write_one(burst.bodies[0], packet_id))
             else:
-                connection.out.append(endpoint.encoder.write(burst, plan[2], packet_id))
+                connection.out += endpoint.encoder.write(burst, plan[2], packet_id)
             return 0
     return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
 
@@ -190,10 +190,10 @@ def _send(
         endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if qos > 0 and sequence:
         for packet_id, part in runs_of(burst, session.in_flight.send(burst, sequence, qos)):
-            connection.out.append(endpoint.encoder.write(part, writer, packet_id))
+            connection.out += endpoint.encoder.write(part, writer, packet_id)
         return
     if qos >= 0:
-        connection.out.append(endpoint.encoder.write(burst, writer, 1))
+        connection.out += endpoint.encoder.write(burst, writer, 1)
     _pass_over(endpoint, connection, session, burst, sequence)
 
 

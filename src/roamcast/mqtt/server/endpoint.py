@@ -277,6 +277,8 @@ class Endpoint:
         session = MqttSession(client, owner=owner)
         if capsule:
             session, recalls = MqttSession.unpack(client, capsule, owner)
+        if session.identity is not None and session.identity.owner != owner:
+            session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
             self._remove(self.sessions[client])
         self.sessions[client] = session

@@ -20,6 +20,8 @@ TOPIC_BYTES_KEPT_MAX = 512
 WRITERS_KEPT_MAX = 4096
 WRITER_BYTES_KEPT_MAX = 1024
 """What is longer is not remembered."""
+APART_BYTES = 16_384
+"""A payload of this size is not copied for each client: what waits for many of them is there once."""
 
 
 class Encoder:
@@ -52,16 +54,19 @@ class Encoder:
                 self._topics[attributes] = topic
         return topic
 
-    def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> bytes:
-        """The PUBLISH packets of a burst, with consecutive packet ids."""
+    def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> tuple[bytes, ...]:
+        """The PUBLISH packets of a burst, with consecutive packet ids, in one part or more."""
         if burst.count == 1:
-            return writer.write_one(burst.bodies[0], packet_id)
+            body = burst.bodies[0]
+            if len(body) >= APART_BYTES:
+                return writer.write_apart(body, packet_id)
+            return (writer.write_one(body, packet_id),)
         key = (id(burst), id(writer), packet_id)
         frames = self.written.get(key)
         if frames is None:
             frames = self.written[key] = writer.write(burst.bodies, packet_id)
             self._bursts.append((burst, writer))
-        return frames
+        return (frames,)
 
     def again(
         self, burst: Burst, version: int, qos: int, options: Options, packet_id: int, now: float

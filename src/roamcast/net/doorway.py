@@ -1,0 +1,224 @@
+"""Listening sockets: every connection waits for its first byte before it costs more than a descriptor.
+
+No TLS is begun, no buffer is made and no task is started for a connection that says nothing. All protocols
+here let the client speak first: MQTT, WebSocket, HTTP, links and proxies, with TLS or without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from roamcast.config.addresses import join_endpoint
+from roamcast.net.complaints import Complaints
+from roamcast.net.strangers import Stranger, Strangers
+
+log = logging.getLogger("roamcast.doorway")
+
+BACKLOG = 1024
+ACCEPTS_AT_ONCE = 16
+"""In one round of the loop: whoever has spoken meanwhile is noticed before the next ones come."""
+ACCEPT_AGAIN_S = 0.2
+EXPIRE_EVERY_S = 0.5
+
+Enter = Callable[[socket.socket, Stranger], Coroutine[Any, Any, None]]
+"""Takes over a connection that has sent its first byte."""
+
+
+class Doorway:
+    """The listening sockets of one address and port."""
+
+    def __init__(
+        self,
+        strangers: Strangers,
+        enter: Enter,
+        timeout_s: Callable[[], float],
+        on_failure: Callable[[Stranger, str], None] | None = None,
+    ) -> None:
+        """`timeout_s` is how long a connection may take to say who it is; `on_failure` hears of TLS."""
+        self._strangers = strangers
+        self._enter = enter
+        self._timeout_s = timeout_s
+        self._on_failure = on_failure or self._log_failure
+        self._loop: asyncio.AbstractEventLoop
+        self._sockets: list[socket.socket] = []
+        self._waiting: dict[socket.socket, Stranger] = {}
+        """Connections that have not sent a byte."""
+        self._tasks: dict[asyncio.Task[None], tuple[socket.socket, Stranger]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._complaints = Complaints()
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen on every address of the host; OSError if that cannot be done."""
+        self._loop = asyncio.get_running_loop()
+        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                port = self._sockets[0].getsockname()[1] if self._sockets else port
+                one = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+                one.setblocking(False)
+                self._sockets.append(one)
+        except OSError:
+            self.close()
+            raise
+        for one in self._sockets:
+            self._loop.add_reader(one, self._accept, one)
+        self._expire()
+
+    @property
+    def ports(self) -> list[int]:
+        return [int(one.getsockname()[1]) for one in self._sockets]
+
+    @property
+    def address(self) -> str:
+        return join_endpoint(*self._sockets[0].getsockname()[:2]) if self._sockets else ""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._sockets)
+
+    @property
+    def outside(self) -> int:
+        """Connections that nobody has taken over yet."""
+        return len(self._waiting) + len(self._tasks)
+
+    def close(self) -> None:
+        """Listen no longer, and close what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for one in self._sockets:
+            self._loop.remove_reader(one)
+            one.close()
+        self._sockets = []
+        for stranger in list(self._waiting.values()):
+            stranger.leave("it stops")
+        for task in self._tasks:
+            task.cancel()
+
+    async def closed(self) -> None:
+        """Close, and wait for those who are just coming in."""
+        tasks = list(self._tasks)
+        self.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _expire(self) -> None:
+        self._strangers.expire(self._timeout_s())
+        self._timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire)
+
+    # --- from accept to the first byte ---
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                one, address = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(listening, error)
+                return
+            self._receive(one, str(address[0]), join_endpoint(str(address[0]), int(address[1])))
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Too many open files, or too little memory: let others finish first."""
+        if self._complaints.is_due("", str(error)):
+            log.error("no connection can be accepted for now: %s", error.strerror or error)
+        self._loop.remove_reader(listening)
+        self._loop.call_later(ACCEPT_AGAIN_S, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _receive(self, one: socket.socket, host: str, address: str) -> None:
+        stranger = self._strangers.enter(host, address, lambda why: self._forget(one))
+        if stranger is None:
+            if self._complaints.is_due(host, "busy"):
+                log.warning("%s is refused: too many connections, and all of them are busy", address)
+            one.close()
+            return
+        one.setblocking(False)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._waiting[one] = stranger
+        self._loop.add_reader(one, self._spoke, one)
+
+    def _forget(self, one: socket.socket) -> None:
+        """A connection that has not sent a byte ends."""
+        if self._waiting.pop(one, None) is not None:
+            self._loop.remove_reader(one)
+            one.close()
+
+    def _spoke(self, one: socket.socket) -> None:
+        stranger = self._waiting[one]
+        try:
+            has_spoken = bool(one.recv(1, socket.MSG_PEEK))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            has_spoken = False
+        if not has_spoken:
+            self._strangers.settle(stranger)
+            self._forget(one)
+            return
+        del self._waiting[one]
+        self._loop.remove_reader(one)
+        self._strangers.spoke(stranger)
+        task = self._loop.create_task(self._enter(one, stranger))
+        stranger.leave = partial(self._break_off, task)
+        self._tasks[task] = one, stranger
+        task.add_done_callback(self._entered)
+
+    def _break_off(self, task: asyncio.Task[None], why: str) -> None:
+        task.cancel()
+
+    def _entered(self, task: asyncio.Task[None]) -> None:
+        one, stranger = self._tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            self._strangers.settle(stranger)
+            one.close()  # Where a transport has the socket, it is closed with the transport.
+        if error is not None:
+            context = {"message": "a connection failed", "exception": error, "task": task}
+            self._loop.call_exception_handler(context)
+
+    # --- what `enter` may use ---
+
+    async def hand_over(
+        self,
+        one: socket.socket,
+        stranger: Stranger,
+        protocol: asyncio.BaseProtocol,
+        context: ssl.SSLContext | None = None,
+    ) -> asyncio.Transport | None:
+        """Give the connection to a protocol, with TLS or without; None if that failed, which is logged."""
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, one, ssl=context)
+        except OSError as error:
+            why = str(getattr(error, "reason", None) or error.strerror or error or "no answer")
+            self._strangers.settle(stranger)
+            self._on_failure(stranger, f"TLS failed: {why}" if context is not None else why)
+            return None
+        return transport
+
+    def _log_failure(self, stranger: Stranger, why: str) -> None:
+        if self._complaints.is_due(stranger.network, why):
+            log.info("%s did not come in: %s", stranger.address, why)
+
+    async def open_streams(
+        self,
+        one: socket.socket,
+        stranger: Stranger,
+        context: ssl.SSLContext | None = None,
+        bytes_max: int = 65_536,
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """The connection as streams; `bytes_max` bounds what is read ahead. None if TLS failed."""
+        reader = asyncio.StreamReader(limit=bytes_max, loop=self._loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
+        transport = await self.hand_over(one, stranger, protocol, context)
+        if transport is None:
+            return None
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)

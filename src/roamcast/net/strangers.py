@@ -1,0 +1,150 @@
+"""Connections that have not said yet who they are: few, not for long, and the silent ones give way.
+
+Whoever opens connections without a word must not keep out those who have something to say. So a newcomer is
+let in as long as there is somebody else to send away: of the address with the most strangers, the oldest of
+those that are silent or of those that talk without saying who they are, whichever are more. So a flood of one
+kind takes no place from the other kind. Who has asked to come in, and waits for the answer, stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+from roamcast.net.complaints import Complaints
+from roamcast.net.passwords import network_of
+
+log = logging.getLogger("roamcast.strangers")
+
+Leave = Callable[[str], None]
+"""Closes a connection, for this reason."""
+
+
+class Stranger:
+    """One connection, from its first moment until it has said who it is."""
+
+    __slots__ = ("address", "host", "is_asking", "leave", "network", "since_s")
+
+    def __init__(self, host: str, address: str, since_s: float, leave: Leave) -> None:
+        self.host, self.address, self.network = host, address, network_of(host)
+        self.since_s = since_s
+        self.leave = leave
+        self.is_asking = False
+        """True while somebody looks at what it has said."""
+
+
+class _Network:
+    """The strangers of one address, in the order in which they came."""
+
+    __slots__ = ("silent", "talking")
+
+    def __init__(self) -> None:
+        self.silent: dict[Stranger, None] = {}
+        """Those that have not sent a byte."""
+        self.talking: dict[Stranger, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.silent) + len(self.talking)
+
+    def first_to_go(self) -> Stranger | None:
+        silent = next(iter(self.silent), None)
+        if silent is not None and len(self.silent) >= len(self.talking):
+            return silent
+        return next((one for one in self.talking if not one.is_asking), silent)
+
+
+class Strangers:
+    """All strangers of one or more listeners."""
+
+    def __init__(
+        self,
+        room: Callable[[], int],
+        per_address: Callable[[str], int | None] = lambda host: None,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`room` says how many there may be in all, `per_address` how many from this address."""
+        self._room = room
+        self._per_address = per_address
+        self._clock = clock
+        self._all: dict[Stranger, None] = {}
+        self._networks: dict[str, _Network] = {}
+        self._complaints = Complaints()
+        self.given_way = 0
+        """How many had to go because others came."""
+        self.expired = 0
+        """How many took too long."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def enter(self, host: str, address: str, leave: Leave) -> Stranger | None:
+        """Somebody has connected; None if there is no room, because nobody can be sent away."""
+        stranger = Stranger(host, address, self._clock(), leave)
+        network = self._networks.get(stranger.network)
+        most = self._per_address(host)
+        if most is not None and network is not None and len(network) >= most:
+            if not self._send_away(stranger.network, f"there are {most} from this address"):
+                return None
+        elif len(self._all) >= (most := self._room()):
+            heaviest_first = sorted(self._networks, key=lambda name: -len(self._networks[name]))
+            if not any(self._send_away(name, f"there are {most} in all") for name in heaviest_first):
+                return None
+        self._all[stranger] = None
+        self._networks.setdefault(stranger.network, _Network()).silent[stranger] = None
+        return stranger
+
+    def spoke(self, stranger: Stranger) -> None:
+        """It has sent its first byte."""
+        if stranger in self._all:
+            network = self._networks[stranger.network]
+            if network.silent.pop(stranger, stranger) is None:
+                network.talking[stranger] = None
+
+    def rename(self, stranger: Stranger, host: str) -> None:
+        """It comes from this host, as its load balancer has said."""
+        if stranger not in self._all:
+            return
+        self._leave_network(stranger)
+        stranger.host, stranger.network = host, network_of(host)
+        self._networks.setdefault(stranger.network, _Network()).talking[stranger] = None
+
+    def settle(self, stranger: Stranger) -> None:
+        """It has said who it is, or it is gone."""
+        if stranger in self._all:
+            del self._all[stranger]
+            self._leave_network(stranger)
+
+    def _leave_network(self, stranger: Stranger) -> None:
+        network = self._networks[stranger.network]
+        network.silent.pop(stranger, None)
+        network.talking.pop(stranger, None)
+        if not len(network):
+            del self._networks[stranger.network]
+
+    def expire(self, after_s: float) -> None:
+        """Send those away that have taken longer than this."""
+        for stranger in list(self._overdue(self._clock() - after_s)):
+            self.expired += 1
+            self.settle(stranger)
+            stranger.leave(f"it did not say within {after_s:g} s who it is")
+
+    def _overdue(self, before_s: float) -> Iterator[Stranger]:
+        for stranger in self._all:
+            if stranger.since_s > before_s:
+                return
+            if not stranger.is_asking:
+                yield stranger
+
+    def _send_away(self, network: str, why: str) -> bool:
+        """Whether somebody of this address has gone."""
+        stranger = self._networks[network].first_to_go()
+        if stranger is None:
+            return False
+        self.given_way += 1
+        self.settle(stranger)
+        if self._complaints.is_due(network, "gives way"):
+            log.warning("%s: connections that do not say who they are give way to new ones: %s", network, why)
+        stranger.leave(f"others come in, and it has not said who it is: {why}")
+        return True
