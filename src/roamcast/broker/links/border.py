@@ -348,8 +348,8 @@ class Border:
             return message if checked is message.message else About(message.whereabouts, checked)
         if message.area not in guard.rules.may or (guard.is_guest and _is_among_members(message)):
             raise Refused("area")
-        if is_here and not self._broker.understands(message):
-            raise Refused("form")
+        if not self._broker.understands(message):
+            raise Refused("form")  # All brokers have one protocol: nobody else would understand it either.
         client = client_of(message)
         if client:
             self._check_client(guard, client)
