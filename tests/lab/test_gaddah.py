@@ -18,6 +18,7 @@ from roamcast.lab.sweep import Sweep
 from roamcast.mobility.neighbour_graph import NeighbourGraph
 from roamcast.mobility.reactive import ForwardBuffered
 from roamcast.models.ctmc import movement_chain, presence
+from roamcast.protocol.messages import Grant
 
 TINY = BuildingJob(PROACTIVE, subscribers=12, warm_up_s=30.0, window_s=60.0, connect_s=10.0)
 
@@ -263,6 +264,7 @@ def test_a_broker_works_on_each_notification_that_is_transferred(monkeypatch: py
     assert durable["transferred_percent"] == 0
     assert reactive["handoff_mean_s"] > durable["handoff_mean_s"]
     monkeypatch.setattr(ForwardBuffered, "weight", 1)
+    monkeypatch.setattr(Grant, "weight", 1)
     assert simulate(replace(TINY, protocol=REACTIVE))["handoff_mean_s"] < reactive["handoff_mean_s"] / 1.2
 
 

@@ -153,7 +153,7 @@ class Audited:
     findings: list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=["duckdb", "spark"])
+@pytest.fixture(scope="module", params=["duckdb", pytest.param("spark", marks=pytest.mark.slow)])
 def audited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Audited:
     """All in one audit, each in the log of a run of its own: Spark takes nearly as long for one."""
     folder = tmp_path_factory.mktemp("audited")

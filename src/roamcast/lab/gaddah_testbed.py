@@ -45,8 +45,8 @@ from roamcast.mobility.reactive import ForwardBuffered
 from roamcast.mobility.shared_buffer import SharedBuffer
 from roamcast.protocol import records
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor, PublishThis, Received, SubscribeTo
-from roamcast.protocol.messages import Message, Relayed
-from roamcast.protocol.notification import decode_attributes, encode_attributes
+from roamcast.protocol.messages import Grant, Message, Relayed
+from roamcast.protocol.notification import count_of, decode_attributes, encode_attributes
 from roamcast.simulator.links import Delay
 from roamcast.simulator.movement import Visit, plan
 from roamcast.simulator.network import Action, Network, NetworkSettings
@@ -334,8 +334,11 @@ class Meter(Window):
             if message.source != sender:
                 return
             message = message.message
-        if isinstance(message, ForwardBuffered) and self.from_s <= now < self.until_s:
-            self.transferred += sum(burst.count for burst in message.bursts)
+        if self.from_s <= now < self.until_s:
+            if isinstance(message, Grant):
+                self.transferred += count_of(message.session.owed)
+            elif isinstance(message, ForwardBuffered):
+                self.transferred += count_of(message.bursts)
 
     def sample(self, network: Network) -> None:
         """Where subscribers are by their own word, and how good the neighbour graph is."""

@@ -37,7 +37,7 @@ from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.mobility.prediction import Predictor, second_order
 from roamcast.mobility.proactive_messages import ClientGone
 from roamcast.protocol.messages import Cause, Message
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
@@ -60,6 +60,10 @@ class ToCopies(Message, frozen=True):
     brokers: tuple[str, ...]
     """Those that are reached over this link."""
 
+    @property
+    def cause(self) -> Cause:
+        return "handoff"
+
 
 class StoreCopy(ToCopies, frozen=True):
     """Keep this for the client, which may come to you: what follows the sequence `base`."""
@@ -74,6 +78,10 @@ class StoreCopy(ToCopies, frozen=True):
     def cause(self) -> Cause:
         return "transfer" if self.bursts else "handoff"
 
+    @property
+    def weight(self) -> int:
+        return count_of(self.bursts) or 1
+
 
 class FeedCopy(ToCopies, frozen=True):
     """The holder has queued this; the client has acknowledged up to `base`."""
@@ -84,6 +92,10 @@ class FeedCopy(ToCopies, frozen=True):
     @property
     def cause(self) -> Cause:
         return "transfer" if self.bursts else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return count_of(self.bursts) or 1
 
 
 class DropCopy(ToCopies, frozen=True):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.filters.geography import POSITION_NAMES, read_position
 
 if TYPE_CHECKING:
     from roamcast.filters.expression import Value
@@ -44,6 +43,9 @@ def read_move(payload: bytes) -> dict[str, Value]:
 
 def _read_values(said: dict[str, Any]) -> dict[str, Value]:
     """None, if anything of it is no value."""
+    # Clients use this module, too, and those on the command line start for every message.
+    from roamcast.filters.geography import POSITION_NAMES, read_position
+
     place = read_position(said)
     if place is not None:
         said = {LOCATION: place, **{name: one for name, one in said.items() if name not in POSITION_NAMES}}
