@@ -89,6 +89,7 @@ def network(tmp_path: Path) -> Iterator[tuple[BrokerProcess, BrokerProcess, int]
         yield a, c, port
 
 
+@pytest.mark.slow
 def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
     network: tuple[BrokerProcess, BrokerProcess, int], tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
         assert a.metric("roamcast_fail_stops_total") == 0
 
 
+@pytest.mark.slow
 def test_a_guest_gets_only_its_topics_and_moves_only_its_clients(tmp_path: Path) -> None:
     rules = ("peer.0.clients=guest-*", "peer.0.import=yard/#", "peer.0.export=yard/#")
     with ExitStack() as stack:

@@ -253,6 +253,7 @@ def test_a_system_that_does_not_start_is_a_failure_and_the_others_go_on(
     assert list(map(str, sweep.failures)) == ["all trips over mosquitto: the port is taken"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(missing("mosquitto") is not None, reason=missing("mosquitto") or "")
 def test_trips_over_real_brokers() -> None:
     wired = short(replace(TRIP, per_s=20.0, subscriptions=3))

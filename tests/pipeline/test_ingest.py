@@ -85,6 +85,7 @@ def test_all_that_a_run_writes_is_kept_and_bad_rows_are_put_aside(
         assert aside[number].startswith(reason.split(", expected")[0]), number
 
 
+@pytest.mark.slow
 def test_late_and_repeated_files_do_no_harm(spark: SparkSession, tmp_path: Path) -> None:
     rows, out = Tampered().rows, tmp_path / "out"
     half = len(rows) // 2

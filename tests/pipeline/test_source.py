@@ -70,6 +70,7 @@ def publish(rows: DataFrame, broker: BrokerProcess) -> None:
     rows.write.format("roamcast").options(**options).mode("append").save()
 
 
+@pytest.mark.slow
 def test_what_one_query_writes_another_reads(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

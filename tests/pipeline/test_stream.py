@@ -77,6 +77,7 @@ def counts(row: dict[str, Any]) -> tuple[int, ...]:
     return tuple(row[name] for name in ("expected", "delivered", "lost", "duplicates", "unexpected"))
 
 
+@pytest.mark.slow
 def test_a_log_by_the_minute(spark: SparkSession, write_log: WriteLog, tmp_path: Path) -> None:
     log, out = write_log(list(rows_of_story())), tmp_path / "out"
     (report,) = follow(spark, log, out, late_s=30.0)
