@@ -326,8 +326,10 @@ class Endpoint:
         self._count(session, -1)
 
     def _has_too_many(self, owner: str) -> bool:
-        is_bounded = owner not in ("", ANONYMOUS)
-        return is_bounded and self._owned.get(owner, 0) > self.settings.sessions_per_user_max
+        settings = self.settings
+        # One user must leave room for others.
+        most = min(settings.sessions_per_user_max, max(1, settings.sessions_max // 2))
+        return owner not in ("", ANONYMOUS) and self._owned.get(owner, 0) > most
 
     def is_connected(self, client: str) -> bool:
         session = self.sessions.get(client)
