@@ -334,8 +334,8 @@ class Quotas(Section, frozen=True):
     """Sessions held by this broker, also those of clients that are away. Past it a new one takes the place of
     one without subscriptions whose client is away; where there is none, the client is refused."""
     sessions_per_user_max: Count = 10_000
-    """Sessions of one user, or of one name in certificates, at most half of sessions_max; anonymous clients are
-    not one user. A session that is pushed here while its client is away ends if it is one too many."""
+    """Sessions of one user, or of one name in certificates, at most half of sessions_max; anonymous clients
+    are not one user. A session that is pushed here while its client is away ends if it is one too many."""
     wills_bytes_max: Bytes = 67_108_864
     """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000
