@@ -276,21 +276,21 @@ Point = tuple[float, float]
 class Polygon(Region):
     """One or more polygons, each with or without holes."""
 
-    __slots__ = ("_bands", "_edges", "_step", "_west", "rings", "shape")
+    __slots__ = ("_bands", "_edges", "_step", "shape")
 
     def __init__(self, rings: Sequence[Sequence[Sequence[Point]]]) -> None:
         """`rings`: for each polygon its outline, and then its holes. They are checked."""
         vertices = sum(len(ring) for polygon in rings for ring in polygon)
         if not 0 < vertices <= VERTICES_MAX:
             raise InputError(f"a polygon of {vertices} points: valid are 3 to {VERTICES_MAX}")
-        self.rings = tuple(tuple(_checked_ring(ring) for ring in polygon) for polygon in rings)
-        if not all(self.rings):
+        checked = [[_checked_ring(ring) for ring in polygon] for polygon in rings]
+        if not all(checked):
             raise InputError("a polygon without an outline: valid is one ring of points, then its holes")
-        unrolled = [[_unrolled(ring) for ring in polygon] for polygon in self.rings]
+        unrolled = [[_unrolled(ring) for ring in polygon] for polygon in checked]
         points = [point for polygon in unrolled for ring in polygon for point in ring]
         south, north = min(point[1] for point in points), max(point[1] for point in points)
-        self._west = min(point[0] for point in points)
-        width = max(point[0] for point in points) - self._west
+        west = min(point[0] for point in points)
+        width = max(point[0] for point in points) - west
         if width > 360:
             raise InputError("a polygon wider than the earth: valid is one around less than 360 degrees")
         self._edges = [edge for polygon in unrolled for ring in polygon for edge in _edges(ring)]
@@ -299,8 +299,8 @@ class Polygon(Region):
             for ring in polygon:
                 _refuse_empty(ring)
         self._make_bands(south, north)
-        self.shape = _as_geojson(self.rings)
-        super().__init__(f"INSIDE '{self.shape}'", Bounds(south, north, self._west, width))
+        self.shape = _as_geojson(checked)
+        super().__init__(f"INSIDE '{self.shape}'", Bounds(south, north, west, width))
 
     def _make_bands(self, south: float, north: float) -> None:
         """The edges between two parallels, so that a question meets only few of them."""

@@ -60,9 +60,16 @@ class ToCopies(Message, frozen=True):
     brokers: tuple[str, ...]
     """Those that are reached over this link."""
 
+    def _carried(self) -> tuple[Burst, ...]:
+        return ()
+
     @property
     def cause(self) -> Cause:
-        return "handoff"
+        return "transfer" if self._carried() else "handoff"
+
+    @property
+    def weight(self) -> int:
+        return count_of(self._carried()) or 1
 
 
 class StoreCopy(ToCopies, frozen=True):
@@ -74,13 +81,8 @@ class StoreCopy(ToCopies, frozen=True):
     base: int
     bursts: tuple[Burst, ...]
 
-    @property
-    def cause(self) -> Cause:
-        return "transfer" if self.bursts else "handoff"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
+    def _carried(self) -> tuple[Burst, ...]:
+        return self.bursts
 
 
 class FeedCopy(ToCopies, frozen=True):
@@ -89,19 +91,12 @@ class FeedCopy(ToCopies, frozen=True):
     base: int
     bursts: tuple[Burst, ...]
 
-    @property
-    def cause(self) -> Cause:
-        return "transfer" if self.bursts else "handoff"
-
-    @property
-    def weight(self) -> int:
-        return count_of(self.bursts) or 1
+    def _carried(self) -> tuple[Burst, ...]:
+        return self.bursts
 
 
 class DropCopy(ToCopies, frozen=True):
     """The client is elsewhere, or was away for too long, or too much is stored for it."""
-
-    cause: ClassVar[Cause] = "handoff"
 
 
 class CopyServed(Message, frozen=True):

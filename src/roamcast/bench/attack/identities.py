@@ -24,16 +24,23 @@ def wrong_passwords(target: Target) -> None:
                 client.close()
 
 
+def subscribed(target: Target, name: str) -> Hostile | None:
+    """A client with a lasting session that holds something."""
+    client = connected(target, name, session_expiry=0xFFFFFFFF)
+    if client is not None:
+        client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"{name}/#", 1),)))
+        client.wait_for(packets.Suback)
+    return client
+
+
 def churn(target: Target) -> None:
     """Leave a lasting session behind under each name."""
     number = 0
     while not target.is_over:
         number += 1
         with failures_counted(target):
-            client = connected(target, f"churn-{number}", session_expiry=0xFFFFFFFF)
+            client = subscribed(target, f"churn-{number}")
             if client is not None:
-                client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"churn/{number}/#", 1),)))
-                client.wait_for(packets.Suback)
                 client.close()
 
 
@@ -43,10 +50,8 @@ def push_sessions(target: Target) -> None:
     while not target.is_over:
         number += 1
         with failures_counted(target):
-            client = connected(target, f"pushed-{number}", session_expiry=0xFFFFFFFF)
+            client = subscribed(target, f"pushed-{number}")
             if client is not None:
-                client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"pushed/{number}/#", 1),)))
-                client.wait_for(packets.Suback)
                 named = ((DESTINATION, target.other),)
                 client.send(packets.Disconnect(Reason.NORMAL_DISCONNECTION, user_properties=named))
                 target.counts["sessions pushed"] += 1

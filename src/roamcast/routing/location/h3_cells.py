@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import ModuleType
 
 from roamcast.errors import InputError
+from roamcast.filters.geography import h3_module, position
 from roamcast.routing.location.movement_graph import LOCATIONS_MAX, MovementGraph
 
 Position = tuple[float, float]
@@ -14,17 +14,16 @@ Position = tuple[float, float]
 
 def cell_of(latitude: float, longitude: float, resolution: int) -> str:
     """The location in which a position lies."""
-    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
-        raise InputError(f"position {latitude}, {longitude}: valid are -90 to 90 and -180 to 180 degrees")
+    position(latitude, longitude)  # Refuses what is not on the earth.
     if resolution not in range(16):
         raise InputError(f"resolution {resolution}: valid are 0 to 15 (9 makes cells about 350 m wide)")
-    cell: str = _h3().latlng_to_cell(latitude, longitude, resolution)
+    cell: str = h3_module().latlng_to_cell(latitude, longitude, resolution)
     return cell
 
 
 def cells_around(positions: Iterable[Position], resolution: int, rings: int = 1) -> MovementGraph:
     """The movement graph of all cells that are at most so many rings away from one of the positions."""
-    h3 = _h3()
+    h3 = h3_module()
     cells: dict[str, None] = {}
     for latitude, longitude in positions:
         centre = cell_of(latitude, longitude, resolution)
@@ -33,12 +32,3 @@ def cells_around(positions: Iterable[Position], resolution: int, rings: int = 1)
             raise InputError(f"more than {LOCATIONS_MAX} cells: choose fewer rings or a lower resolution")
     edges = [(cell, other) for cell in cells for other in sorted(h3.grid_disk(cell, 1)) if other in cells]
     return MovementGraph((edge for edge in edges if edge[0] < edge[1]), cells)
-
-
-def _h3() -> ModuleType:
-    try:
-        import h3
-    except ImportError:
-        raise InputError("H3 cells need the package h3: install roamcast[location]") from None
-    module: ModuleType = h3
-    return module
