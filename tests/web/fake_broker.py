@@ -23,7 +23,10 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css",
+    ".svg": "image/svg+xml",
+}  # fmt: skip
 CITIES = {
     "bilbao": (43.263, -2.935), "donostia": (43.318, -1.981), "gasteiz": (42.846, -2.672),
     "iruna": (42.812, -1.645), "logrono": (42.466, -2.45), "santander": (43.462, -3.81),
@@ -116,11 +119,11 @@ class FakeNetwork:
                     "owed": owed, "delivered": owed - 120, "lost": self.lost, "repeated": 0,
                     "given_up": {"queue full": self.lost}, "received_per_s": 80 + self.random.random() * 9,
                     "delivered_per_s": 800 + self.random.random() * 40, "handoffs_per_s": self.handoffs_per_s,
-                    "handoff_ms": {"p50": 40 + self.random.random() * 9, "p99": 300 + self.random.random() * 90},
+                    "handoff_ms": {"p50": 40 + self.random.random() * 9, "p99": 340.0},
                 },
                 "alerts": [
-                    {"level": "error", "kind": "broker_down", "text": f"Broker {name} is down", "since": since}
-                    for name, since in self.down.items()
+                    {"level": "error", "kind": "broker_down", "text": f"Broker {name} is down", "since": at}
+                    for name, at in self.down.items()
                 ],
             }  # fmt: skip
 
@@ -147,7 +150,9 @@ class FakeNetwork:
 
     def clients_since(self, change: int) -> tuple[list[dict[str, Any]], int]:
         with self.lock:
-            found = [dict(self.clients[name]) for name, at in self.changed.items() if at > change or not change]
+            found = [
+                dict(self.clients[name]) for name, at in self.changed.items() if at > change or not change
+            ]
             return found, max(self.changes, 1)
 
     def client(self, name: str) -> dict[str, Any] | None:
@@ -157,7 +162,8 @@ class FakeNetwork:
         moves = [{"at": one["at"], "from": one["from"], "to": one["to"], "duration_ms": one["duration_ms"]}
                  for one in self.moves[name]]  # fmt: skip
         return {
-            **client, "owner": "fleet", "protocol": "MQTT 5", "queued_bytes": 160 * client["queued"], "inflight": 1,
+            **client, "owner": "fleet", "protocol": "MQTT 5", "queued_bytes": 160 * client["queued"],
+            "inflight": 1,
             "subscriptions": [{"filter": "road/+/parking", "qos": 1, "selector": "free > 3", "group": None}],
             "expires_s": 3600, "moves": moves,
             "text": [f"{'Attached to' if client['attached'] else 'Away from'} {client['broker']}."],
@@ -232,11 +238,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json({"clients": found[:100], "total": len(found), "next": None})
         if kind == "clients":
             client = network.client(name)
-            return self._json(client) if client else self._text(404, "no broker holds a session of this client")
+            return self._json(client) if client else self._text(404, "no broker has a session of it")
         if kind == "brokers" and name in network.places:
             (broker,) = [one for one in network.network()["brokers"] if one["id"] == name]
-            more = {"configuration": {"listener": {"address": "127.0.0.1", "port": 1883}}, "status": {"journal": "ok"}}
-            return self._json(broker | more)
+            configuration = {"listener": {"address": "127.0.0.1", "port": 1883}}
+            return self._json(broker | {"configuration": configuration, "status": {"journal": "ok"}})
         if kind == "explain":
             return self._json({"text": [f"{name} has everything that it is owed."]})
         return self._text(404, "not found")
@@ -252,7 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._text(403, "you may not do that")
         action = self.path.rpartition("/")[2]
         self.broker.network.done.append((action, body))
-        return self._json({"done": True, "text": f"{action} of {body.get('broker') or body.get('client')} has begun."})
+        target = body.get("broker") or body.get("client")
+        return self._json({"done": True, "text": f"{action} of {target} has begun."})
 
     def _user(self) -> str | None:
         name = (self.headers.get("Cookie") or "").partition("user=")[2].partition(";")[0]

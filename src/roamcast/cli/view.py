@@ -31,10 +31,14 @@ def view(
     places: Annotated[
         Path | None, typer.Option(help="CSV file broker,latitude,longitude: draw the brokers on a map.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the replay to this file instead of showing it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the replay to this file instead of showing it.")
+    ] = None,
     png: Annotated[Path | None, typer.Option(help="Draw it into this file instead of showing it.")] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1; 0 takes a free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port of the page on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
 ) -> None:
     """Replay what happened: clients, handoffs, queues and losses, with a time slider.
 

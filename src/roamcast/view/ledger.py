@@ -2,27 +2,30 @@
 
 The rules are those of the audit (docs/pipeline.md), simplified for a picture: a notification is owed to the
 clients whose settled subscriptions match it. It is lost if a broker gave it up, or if a later one of its
-publisher arrived and this one never did; else it waits. A simulated client's log is whole: there nothing waits
-beyond its end. Arrivals are what clients wrote themselves; of clients that wrote nothing, what brokers say they
-acknowledged. Logs without attributes have no filters to evaluate: there a notification is owed to those whom it
-reached, and to those for whom it was given up.
+publisher arrived and this one never did; else it waits. The log of a simulated client is whole: what has not
+arrived by its end is lost. Arrivals are what clients wrote themselves; of clients that wrote nothing, what
+brokers say they acknowledged. Logs without attributes have no filters to evaluate: there a notification is
+owed to those whom it reached, and to those for whom it was given up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.protocol.notification import decode_attributes
 from roamcast.protocol.records import NO_LOCAL, RETAINED, SHARED, UNPROMISED, Row
+from roamcast.view.log import Arrival
 
 Identity = tuple[str, int, int]
 """Publisher, incarnation, number."""
+Delivery = tuple[str, Identity]
+"""Client and notification."""
 
 SESSION_ENDED = "session ended"
 NOT_OWED = frozenset({SESSION_ENDED, UNPROMISED})
@@ -110,28 +113,17 @@ class Ledger:
     def bucket(self, time_s: float) -> int:
         return min(max(int((time_s - self.start_s) / self.width_s), 0), self.buckets - 1)
 
-    def fill(self, events: Iterable[Row], own: Mapping[str, list[Any]], by_brokers: Mapping[str, list[Any]]) -> None:
-        """From the rows of events, what clients say arrived, and what brokers say was acknowledged."""
-        events = list(events)
-        speaking = set(own["client"])
-        arrived: dict[tuple[str, Identity], float] = {}
-        self._take_arrivals(own, arrived, frozenset())
-        self._take_arrivals(by_brokers, arrived, speaking)
+    def fill(self, events: Sequence[Row], arrivals: Iterable[Arrival]) -> None:
+        arrived = self._take_arrivals(arrivals)
         dropped = self._take_drops(events)
         published = self._take_published(events, arrived, dropped)
         # A process of a real client is a node of its own (`life_of`); a simulated client lives once.
         whole = {row.client for row in events if row.client == row.node}
         self._settle(published, arrived, dropped, whole)
 
-    def _take_arrivals(
-        self, rows: Mapping[str, list[Any]], arrived: dict[tuple[str, Identity], float], left_out: Iterable[str]
-    ) -> None:
-        names = ("time", "client", "publisher", "incarnation", "number", "notifications", "reason", "published_at")
-        for time, client, publisher, incarnation, first, count, reason, published_at in zip(
-            *(rows[name] for name in names), strict=True
-        ):
-            if client in left_out:
-                continue
+    def _take_arrivals(self, arrivals: Iterable[Arrival]) -> dict[Delivery, float]:
+        arrived: dict[Delivery, float] = {}
+        for time, client, publisher, incarnation, first, count, reason, published_at in arrivals:
             bucket = self.bucket(time)
             for number in range(first, first + (count or 1)):
                 key = client, (publisher, incarnation or 0, number)
@@ -142,8 +134,9 @@ class Ledger:
                     self.repeated[bucket] += 1
             if published_at is not None and reason != RETAINED:
                 self.latencies_ms[bucket].append(1000 * (time - published_at))
+        return arrived
 
-    def _take_drops(self, events: list[Row]) -> dict[tuple[str, Identity], str]:
+    def _take_drops(self, events: Sequence[Row]) -> dict[Delivery, str]:
         dropped = {}
         for row in events:
             if row.kind != "dropped":
@@ -156,7 +149,7 @@ class Ledger:
         return dropped
 
     def _take_published(
-        self, events: list[Row], arrived: Iterable[tuple[str, Identity]], dropped: Iterable[tuple[str, Identity]]
+        self, events: Sequence[Row], arrived: Iterable[Delivery], dropped: Iterable[Delivery]
     ) -> dict[Identity, Published]:
         reached: dict[Identity, dict[str, None]] = {}
         if not any(row.attributes for row in events if row.kind == "published"):
@@ -180,8 +173,8 @@ class Ledger:
     def _settle(
         self,
         published: Mapping[Identity, Published],
-        arrived: Mapping[tuple[str, Identity], float],
-        dropped: Mapping[tuple[str, Identity], str],
+        arrived: Mapping[Delivery, float],
+        dropped: Mapping[Delivery, str],
         whole: Container[str],
     ) -> None:
         newest: dict[tuple[str, str], tuple[int, int]] = {}
@@ -192,7 +185,7 @@ class Ledger:
         for identity, (time, receivers) in published.items():
             bucket = self.bucket(time)
             for client in receivers:
-                key = client, identity
+                key, stream = (client, identity), (client, identity[0])
                 arrived_at = arrived.get(key)
                 if arrived_at is None and dropped.get(key) in NOT_OWED:
                     continue
@@ -202,7 +195,7 @@ class Ledger:
                     if later != bucket:
                         self._change(self.waiting, bucket, client, 1)
                         self._change(self.waiting, later, client, -1)
-                elif client in whole or key in dropped or identity[1:] < newest.get((client, identity[0]), (-1, -1)):
+                elif client in whole or key in dropped or identity[1:] < newest.get(stream, (-1, -1)):
                     self.lost[bucket] += 1
                     self._change(self.lost_by, bucket, client, 1)
                 else:

@@ -1,10 +1,9 @@
-"""The rows of a run, read for a replay: sorted by time, each once, without the kinds that a picture does not need."""
+"""The rows of a run as a replay needs them: in the order of time, each once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +23,13 @@ NOT_TOLD = (*HOPS, *ARRIVALS, "queued", "sent", "advertised", "unadvertised", "l
 """Kinds that are not read row by row as what happened to the network."""
 LINK_COLUMNS = ("node", "peer")
 ARRIVAL_COLUMNS = (
-    "node", "sequence", "time", "client", "publisher", "incarnation", "number", "notifications", "reason", "published_at",
+    "time", "client", "publisher", "incarnation", "number", "notifications", "reason", "published_at",
 )  # fmt: skip
+ROW_KEY = ("node", "sequence")
+"""What tells whether two rows are the same."""
+
+Arrival = tuple[float, str, str, int | None, int, int | None, str | None, float | None]
+"""Values of `ARRIVAL_COLUMNS`."""
 
 
 def runs_in(folder: Path) -> dict[str, list[Path]]:
@@ -41,7 +45,7 @@ def runs_in(folder: Path) -> dict[str, list[Path]]:
         for run in _runs_of(file):
             runs.setdefault(run, []).append(file)
     if not runs:
-        raise InputError(f"{folder}: there is no event log in it; brokers write one with events.enabled = true")
+        raise InputError(f"{folder}: no event log in it; brokers write one with events.enabled = true")
     return dict(sorted(runs.items()))
 
 
@@ -63,8 +67,10 @@ def _runs_of(file: Path) -> list[str]:
             if VERSION_KEY not in metadata:
                 return []
             if int(metadata[VERSION_KEY]) > SCHEMA_VERSION:
-                version = metadata[VERSION_KEY].decode()
-                raise InputError(f"{file} has schema version {version}; this program reads up to {SCHEMA_VERSION}")
+                raise InputError(
+                    f"{file} has schema version {metadata[VERSION_KEY].decode()};"
+                    f" this program reads up to {SCHEMA_VERSION}"
+                )
             column = parquet.schema_arrow.get_field_index("run")
             groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
             spans = [group.column(column).statistics for group in groups if group.num_rows]
@@ -106,12 +112,22 @@ class RunLog:
         found = pc.min_max(times).as_py()
         return float(found["min"]), float(found["max"])
 
-    def arrivals(self, kind: str) -> dict[str, list[Any]]:
-        """Columns of the rows `delivered` or `acknowledged`, in the order of time, each row once."""
+    def arrivals(self) -> Iterator[Arrival]:
+        """What arrived at clients by their own word; where they wrote nothing, what they acknowledged."""
+        own = self._arrivals("delivered", [])
+        yield from _values(own)
+        yield from _values(self._arrivals("acknowledged", pc.unique(own.column("client")).to_pylist()))
+
+    def _arrivals(self, kind: str, left_out: list[str]) -> pa.Table:
+        """In the order of time, each row once."""
         wanted = self._of_run & (pc.field("kind") == kind) & pc.field("number").is_valid()
-        table = self._data.to_table(columns=list(ARRIVAL_COLUMNS), filter=wanted).sort_by("time")
+        client = pc.field("client")
+        wanted = wanted & client.is_valid() & ~client.isin(pa.array(left_out, pa.string()))
+        table = self._data.to_table(columns=[*ROW_KEY, *ARRIVAL_COLUMNS], filter=wanted).sort_by("time")
         table = table.append_column("place", pa.array(range(len(table)), pa.int64()))
-        firsts = table.group_by(["node", "sequence"]).aggregate([("place", "min")]).column("place_min")
-        if len(firsts) < len(table):
-            table = table.take(firsts.sort())
-        return {name: table.column(name).to_pylist() for name in ARRIVAL_COLUMNS}
+        firsts = table.group_by(list(ROW_KEY)).aggregate([("place", "min")]).column("place_min")
+        return table.take(firsts.sort()) if len(firsts) < len(table) else table
+
+
+def _values(table: pa.Table) -> Iterator[Arrival]:
+    return zip(*(table.column(name).to_pylist() for name in ARRIVAL_COLUMNS), strict=True)

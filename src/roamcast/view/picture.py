@@ -7,17 +7,19 @@ from collections import Counter
 from pathlib import Path
 
 import matplotlib as mpl
+import networkx as nx
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from roamcast.errors import InputError
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET, STYLE
 from roamcast.view.replay import Place, Replay, figures_by_bucket
 
 GRID = "#e3e8ec"
-DURATIONS = ((50.0, "under 50 ms", "#2a7fb8"), (250.0, "50 to 250 ms", "#2a9d8f"),
-             (1000.0, "250 ms to 1 s", "#d98e04"), (math.inf, "1 s or more", "#c8372d"))  # fmt: skip
+DURATIONS = ((50.0, "under 50 ms", "#1b9e77"), (250.0, "50 to 250 ms", "#2b6cd4"),
+             (1000.0, "250 ms to 1 s", "#d98200"), (math.inf, "1 s or more", "#c21d5a"))  # fmt: skip
 """How long a handoff took, in the classes and colours of the page."""
 NAMES_MAX = 40
 
@@ -68,7 +70,9 @@ def _waiting(replay: Replay) -> list[float]:
     return waiting
 
 
-def _draw_lines(axes: Axes, times: list[float], title: str, series: dict[str, tuple[list[float], str]]) -> None:
+def _draw_lines(
+    axes: Axes, times: list[float], title: str, series: dict[str, tuple[list[float], str]]
+) -> None:
     for name, (values, colour) in series.items():
         axes.plot(times, values, color=colour, linewidth=1.2, label=name)
     axes.set_title(title, loc="left", fontsize=10)
@@ -86,13 +90,17 @@ def _draw_handoffs(axes: Axes, replay: Replay) -> None:
         axes.set_yticks([])
         return
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.5)))
     below = 0.0
     for limit, name, colour in DURATIONS:
         found = [one for one in replay.handoffs if below <= one.duration_ms < limit]
         below = limit
         if found:
             at = [one.end_s - replay.start_s for one in found]
-            axes.plot(at, [max(one.duration_ms, 0.1) for one in found], ".", color=colour, label=name, markersize=5)
+            axes.plot(
+                at, [max(one.duration_ms, 0.1) for one in found], ".", color=colour, label=name, markersize=5
+            )
     axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=4)
 
 
@@ -111,7 +119,8 @@ def _draw_network(axes: Axes, replay: Replay) -> None:
                         "linewidth": 0.6 + 2.4 * count / most, "connectionstyle": "arc3,rad=0.22",
                         "shrinkA": 8, "shrinkB": 8},
         )  # fmt: skip
-    axes.scatter(*zip(*places.values(), strict=True), s=110, color=INK, zorder=3)
+    across, up = zip(*places.values(), strict=True)
+    axes.scatter(across, up, s=110, color=INK, zorder=3)
     for name, (x, y) in list(places.items())[:NAMES_MAX]:
         axes.annotate(name, (x, y), (0, -15), textcoords="offset points", ha="center", fontsize=9, zorder=4)
     axes.margins(0.12)
@@ -119,65 +128,18 @@ def _draw_network(axes: Axes, replay: Replay) -> None:
 
 
 def _places(replay: Replay) -> dict[str, Place]:
-    """Where brokers are drawn: on the map, if all have a place, else around the middle of the tree."""
+    """Where brokers are drawn: on the map, if all have a place, else as a tree."""
     if replay.places and all(name in replay.places for name in replay.brokers):
         return {name: (place[1], place[0]) for name, place in replay.places.items() if name in replay.brokers}
-    neighbours: dict[str, list[str]] = {name: [] for name in replay.brokers}
-    for a, b in replay.links:
-        neighbours[a].append(b)
-        neighbours[b].append(a)
+    graph = nx.Graph()
+    graph.add_nodes_from(replay.brokers)
+    graph.add_edges_from(replay.links)
     places: dict[str, Place] = {}
     left = 0.0
-    for name in replay.brokers:
-        if name not in places:
-            left = _put_tree(_middle(name, neighbours), neighbours, places, left)
+    for names in nx.connected_components(graph):
+        tree = graph.subgraph(sorted(names))
+        found = nx.kamada_kawai_layout(tree, scale=max(len(names) ** 0.5, 0.5))
+        edge = min(x for x, _ in found.values())
+        places |= {name: (left + float(x) - float(edge), float(y)) for name, (x, y) in found.items()}
+        left = max(x for x, _ in places.values()) + 1.5
     return places
-
-
-def _reached(start: str, neighbours: dict[str, list[str]]) -> dict[str, str | None]:
-    """Each broker that `start` is linked to, nearest first, with the next one on the way back."""
-    parents: dict[str, str | None] = {start: None}
-    order = [start]
-    for one in order:
-        for other in neighbours[one]:
-            if other not in parents:
-                parents[other] = one
-                order.append(other)
-    return parents
-
-
-def _middle(name: str, neighbours: dict[str, list[str]]) -> str:
-    end = list(_reached(name, neighbours))[-1]
-    parents = _reached(end, neighbours)
-    way: list[str] = []
-    at: str | None = list(parents)[-1]
-    while at is not None:
-        way.append(at)
-        at = parents[at]
-    return way[len(way) // 2]
-
-
-def _put_tree(root: str, neighbours: dict[str, list[str]], places: dict[str, Place], left: float) -> float:
-    """Put a tree to the right of `left`: rings by hops, angles by how many leaves are behind."""
-    parents = _reached(root, neighbours)
-    children: dict[str, list[str]] = {name: [] for name in parents}
-    for name, parent in parents.items():
-        if parent is not None:
-            children[parent].append(name)
-    leaves: dict[str, int] = {}
-    for name in reversed(parents):
-        leaves[name] = max(sum(leaves[child] for child in children[name]), 1)
-    rings = {root: 0}
-    spans = {root: (math.pi, 3 * math.pi)}
-    for name in parents:
-        begin, end = spans[name]
-        for child in children[name]:
-            share = (end - begin) * leaves[child] / leaves[name]
-            rings[child], spans[child] = rings[name] + 1, (spans[name][0], spans[name][0] + share)
-            spans[name] = (spans[name][0] + share, end)
-        spans[name] = (begin, end)
-    reach = max(max(rings.values()), 0.5)
-    for name, ring in rings.items():
-        angle = sum(spans[name]) / 2
-        places[name] = (left + reach + ring * math.cos(angle), ring * math.sin(angle))
-    return left + 2 * reach + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,7 +39,9 @@ class ReplayServer(ThreadingHTTPServer):
 
     def __init__(self, replays: Mapping[str, Make], port: int = 0) -> None:
         self.pages = {
-            "/" + file.relative_to(BUNDLE).as_posix(): file for file in BUNDLE.rglob("*") if file.suffix in TYPES
+            "/" + file.relative_to(BUNDLE).as_posix(): file
+            for file in BUNDLE.rglob("*")
+            if file.suffix in TYPES
         }
         if "/index.html" not in self.pages:
             raise InputError("the page is not part of this installation; `make web` builds it")
@@ -55,7 +58,8 @@ class ReplayServer(ThreadingHTTPServer):
         self.url = f"http://{HOST}:{port}/?replay={quote(self._replays[0][0])}"
 
     def listed(self) -> bytes:
-        replays = [{"file": f"/replays/{number}", "name": name} for number, (name, _) in enumerate(self._replays)]
+        names = enumerate(name for name, _ in self._replays)
+        replays = [{"file": f"/replays/{number}", "name": name} for number, name in names]
         return json.dumps({"replays": replays}).encode()
 
     def replay(self, number: str) -> bytes | None:
@@ -77,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         # Another name would be a foreign page that leads its visitors here.
         if self.headers.get("Host") not in self.server.hosts:
-            return self._send(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"this server answers to 127.0.0.1 and localhost\n")
+            return self._send(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"ask for 127.0.0.1 or localhost\n")
         path = urlsplit(self.path).path
         if path == "/replays.json":
             return self._send(HTTPStatus.OK, "application/json", self.server.listed())
@@ -110,7 +114,5 @@ class _Handler(BaseHTTPRequestHandler):
         ):
             self.send_header(name, value)
         self.end_headers()
-        try:
+        with suppress(ConnectionError):  # The page was closed.
             self.wfile.write(content)
-        except ConnectionError:
-            pass  # The page was closed.

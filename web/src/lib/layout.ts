@@ -12,6 +12,9 @@ interface Placed {
 }
 
 const LATITUDE_MAX = 85;
+const SPREAD_ROUNDS = 80;
+/** The rounds take time with the square of the brokers. */
+const SPREAD_MAX = 150;
 
 /** The earth as a square of side 1. */
 export function mercator(lat: number, lon: number): Point {
@@ -73,7 +76,49 @@ function middleOf(any: string, neighbours: Map<string, string[]>): string {
   return way[Math.floor(way.length / 2)]!;
 }
 
-/** Each tree around its middle, rings by hops, angles by how many leaves are behind; trees side by side. */
+/** Move brokers until distances are close to the hops between them (stress majorization): long trees use the room. */
+function spreadOut(places: Map<string, Point>, neighbours: Map<string, string[]>): Map<string, Point> {
+  const ids = [...places.keys()];
+  if (ids.length < 3 || ids.length > SPREAD_MAX) return places;
+  const hops = ids.map((id) => {
+    const parents = reached(id, neighbours);
+    const far = new Map<string, number>();
+    for (const [one, parent] of parents) far.set(one, parent === null ? 0 : far.get(parent)! + 1);
+    return ids.map((other) => far.get(other)!);
+  });
+  let now = ids.map((id) => places.get(id)!);
+  for (let round = 0; round < SPREAD_ROUNDS; round += 1)
+    now = now.map((at, i) => {
+      let [x, y, weights] = [0, 0, 0];
+      now.forEach((other, j) => {
+        if (i === j) return;
+        const wanted = hops[i]![j]!;
+        const [dx, dy] = [at.x - other.x, at.y - other.y];
+        const pull = wanted / Math.max(Math.hypot(dx, dy), 1e-9);
+        const weight = 1 / (wanted * wanted);
+        x += weight * (other.x + pull * dx);
+        y += weight * (other.y + pull * dy);
+        weights += weight;
+      });
+      return { x: x / weights, y: y / weights };
+    });
+  return new Map(ids.map((id, index) => [id, now[index]!]));
+}
+
+/** Turned so that it is widest from left to right, as screens are. */
+function lyingDown(places: Map<string, Point>): Map<string, Point> {
+  const all = [...places.values()];
+  const mean = (of: (place: Point) => number): number => all.reduce((sum, place) => sum + of(place), 0) / all.length;
+  const [cx, cy] = [mean((place) => place.x), mean((place) => place.y)];
+  const xx = mean(({ x }) => (x - cx) ** 2);
+  const yy = mean(({ y }) => (y - cy) ** 2);
+  const xy = mean(({ x, y }) => (x - cx) * (y - cy));
+  const turn = -0.5 * Math.atan2(2 * xy, xx - yy);
+  const [cos, sin] = [Math.cos(turn), Math.sin(turn)];
+  return new Map([...places].map(([id, { x, y }]) => [id, { x: (x - cx) * cos - (y - cy) * sin, y: (x - cx) * sin + (y - cy) * cos }]));
+}
+
+/** Each tree around its middle: rings by hops, angles by how many leaves are behind, then spread out; trees side by side. */
 export function asTrees(ids: string[], neighbours: Map<string, string[]>): Map<string, Point> {
   const places = new Map<string, Point>();
   let left = 0;
@@ -99,11 +144,11 @@ export function asTrees(ids: string[], neighbours: Map<string, string[]>): Map<s
     };
     // Two ends of a line lie left and right of its middle.
     spread(root, 0, Math.PI / 2, (5 * Math.PI) / 2);
-    const rings = Math.max(...[...polar.values()].map((one) => one.ring));
-    const centre = left + Math.max(rings, 0.5);
-    for (const [one, { angle, ring }] of polar)
-      places.set(one, { x: centre + ring * Math.cos(angle), y: 0.72 * ring * Math.sin(angle) });
-    left = centre + Math.max(rings, 0.5) + 1;
+    const radial = new Map([...polar].map(([one, { angle, ring }]) => [one, { x: ring * Math.cos(angle), y: ring * Math.sin(angle) }]));
+    const tree = lyingDown(spreadOut(radial, neighbours));
+    const first = Math.min(...[...tree.values()].map((place) => place.x));
+    for (const [one, { x, y }] of tree) places.set(one, { x: left + x - first, y });
+    left += Math.max(...[...tree.values()].map((place) => place.x)) - first + 1.5;
   }
   return places;
 }

@@ -47,6 +47,8 @@ export class Replay {
   speed = $state(1);
   header = $state.raw<Header | null>(null);
   loaded = $state(0);
+  /** Clients that have missed something by now. */
+  losers = $state(0);
   length = $derived(this.header ? Math.max(this.header.end - this.header.start, 0.001) : 1);
 
   private buckets: Bucket[] = [];
@@ -245,9 +247,39 @@ export class Replay {
     if (last < this.applied) this.model.latest = found.reverse();
   }
 
+  private alertsOf(brokers: Broker[], links: Link[], figures: Figures): Alert[] {
+    const down = new Set(brokers.flatMap((one) => (one.up ? [] : [one.id])));
+    const alerts: Alert[] = [];
+    brokers.forEach(({ id, up }, index) => {
+      if (!up) alerts.push({ level: "error", kind: "broker_down", text: `Broker ${id} is down`, since: this.lastChange((bucket) => bucket.brokers, index) });
+    });
+    links.forEach(({ a, b, up }, index) => {
+      if (!up && !down.has(a) && !down.has(b))
+        alerts.push({ level: "warning", kind: "link_down", text: `The link ${a} – ${b} is down`, since: this.lastChange((bucket) => bucket.links, index) });
+    });
+    if (figures.lost) {
+      const first = this.buckets.find((bucket) => bucket.figures.lost);
+      const text = `${plural(figures.lost, "notification")} never reached ${plural(this.losers, "client")}`;
+      alerts.push({ level: "error", kind: "lost", text, since: this.header!.start + (first?.t ?? 0) });
+    }
+    return alerts;
+  }
+
+  /** When a broker or a link came into the state that is shown. Keyframes repeat states and are no changes. */
+  private lastChange(rows: (bucket: Bucket) => [number, number | boolean][] | undefined, index: number): number {
+    let found = 0;
+    for (const bucket of this.buckets) {
+      if (bucket.t > this.position) break;
+      if (!bucket.key && rows(bucket)?.some(([changed]) => changed === index)) found = bucket.t;
+    }
+    return this.header!.start + found;
+  }
+
   private publish(header: Header, bucket: Bucket): void {
+    let losers = 0;
     const perBroker = new Map<string, { attached: number; sessions: number; queued: number }>();
     for (const client of this.model.clients.values()) {
+      losers += Number((client.lost ?? 0) > 0);
       if (client.broker === null) continue;
       const at = perBroker.get(client.broker) ?? { attached: 0, sessions: 0, queued: 0 };
       at.attached += Number(client.attached);
@@ -266,19 +298,10 @@ export class Replay {
     this.model.brokers = brokers;
     this.model.links = links;
     this.model.figures = bucket.figures;
-    this.model.alerts = alertsOf(brokers, links, time);
+    this.losers = losers;
+    this.model.alerts = this.alertsOf(brokers, links, bucket.figures);
     this.model.clientsVersion += 1;
   }
-}
-
-function alertsOf(brokers: Broker[], links: Link[], since: number): Alert[] {
-  const down = brokers.filter((one) => !one.up).map((one) => one.id);
-  return [
-    ...down.map((id): Alert => ({ level: "error", kind: "broker_down", text: `Broker ${id} is down`, since })),
-    ...links
-      .filter((one) => !one.up && !down.includes(one.a) && !down.includes(one.b))
-      .map((one): Alert => ({ level: "warning", kind: "link_down", text: `The link ${one.a} – ${one.b} is down`, since })),
-  ];
 }
 
 function tell(client: Client, moves: Move[], total: number): string[] {

@@ -182,7 +182,7 @@ export class Scene {
     const xs = places.map((place) => place.x);
     const ys = places.map((place) => place.y);
     const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-    const margin = Math.min(160, this.width / 5, this.height / 4);
+    const margin = Math.min(110, this.width / 8, this.height / 5);
     const least = this.isOnEarth ? 1e-5 : 1.2;
     const wide = Math.max(right - left, least);
     const high = Math.max(bottom - top, least / 2);
