@@ -287,11 +287,11 @@ def test_foreign_pages_and_odd_requests_are_refused(chain: Chain) -> None:
     assert asker.ask("POST", "/api/v1/login", b"x" * 100_000)[0] == 413
     assert asker.ask("POST", "/api/v1/login", b"{")[0] == 400
     assert asker.ask("DELETE", "/api/v1/network")[0] == 405
-    _, _, headers = asker.ask("GET", "/api/v1/network")
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    assert headers["X-Frame-Options"] == "DENY"
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert "unsafe" not in headers["Content-Security-Policy"]
+    _, _, told = asker.ask("GET", "/api/v1/network")
+    assert told["X-Content-Type-Options"] == "nosniff"
+    assert told["X-Frame-Options"] == "DENY"
+    assert "default-src 'none'" in told["Content-Security-Policy"]
+    assert "unsafe" not in told["Content-Security-Policy"]
 
 
 def test_the_description_names_what_is_told(chain: Chain) -> None:
@@ -313,7 +313,13 @@ def test_the_description_names_what_is_told(chain: Chain) -> None:
             for name, one in value.items():
                 check(one, schema["properties"][name], f"{where}.{name}")
         elif "type" in schema:
-            kinds = {"number": (int, float), "integer": int, "string": str, "boolean": bool, "object": dict}
+            kinds: dict[str, Any] = {
+                "number": (int, float),
+                "integer": int,
+                "string": str,
+                "boolean": bool,
+                "object": dict,
+            }
             assert isinstance(value, kinds[schema["type"]]), f"{where}: {value!r}"
 
     hidden = MqttClient("described", chain[1].port)
