@@ -222,7 +222,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "me":
             may_operate = not needs_login or user is not None
             return self._json(
-                {"user": user, "may_operate": may_operate, "login_needed": needs_login, "pseudonyms": False}
+                {
+                    "user": user,
+                    "may_operate": may_operate,
+                    "login_needed": needs_login and user is None,
+                    "pseudonyms": False,
+                }
             )
         if needs_login and user is None:
             return self._text(401, "log in first")
@@ -243,8 +248,6 @@ class _Handler(BaseHTTPRequestHandler):
             (broker,) = [one for one in network.network()["brokers"] if one["id"] == name]
             configuration = {"listener": {"address": "127.0.0.1", "port": 1883}}
             return self._json(broker | {"configuration": configuration, "status": {"journal": "ok"}})
-        if kind == "explain":
-            return self._json({"text": [f"{name} has everything that it is owed."]})
         return self._text(404, "not found")
 
     def do_POST(self) -> None:

@@ -53,10 +53,10 @@ function post<T>(path: string, body: unknown): Promise<T> {
 export const askMe = (): Promise<Me> => ask("/me");
 export const askClient = (id: string): Promise<ClientDetail> => ask(`/clients/${encodeURIComponent(id)}`);
 export const askBroker = (id: string): Promise<BrokerDetail> => ask(`/brokers/${encodeURIComponent(id)}`);
-export const explain = (id: string): Promise<{ text: string[] }> => ask(`/explain/${encodeURIComponent(id)}`);
 export const searchClients = (text: string): Promise<{ clients: Client[]; total: number }> =>
   ask(`/clients?search=${encodeURIComponent(text)}&limit=20`);
 export const login = (user: string, password: string): Promise<unknown> => post("/login", { user, password });
+export const logout = (): Promise<unknown> => post("/logout", {});
 export const act = (
   action: Action,
   body: { broker?: string; client?: string; to?: string },
@@ -82,7 +82,7 @@ export class Live {
     window.clearTimeout(this.timer);
     try {
       this.me = await askMe();
-      this.needsLogin = this.me.login_needed && this.me.user === null;
+      this.needsLogin = this.me.login_needed;
       this.problem = "";
     } catch (error) {
       this.needsLogin = error instanceof ApiError && error.status === 401;
