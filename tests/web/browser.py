@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Request, Response, Route, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or ""
 FLAGS = [
@@ -44,6 +44,7 @@ class Screen:
         self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
         self.page.on("console", self._on_console)
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
+        self.page.on("response", self._on_response)
         self.page.route("**/*", self._route)
 
     def _on_console(self, message: object) -> None:
@@ -52,6 +53,10 @@ class Screen:
             one in text for one in self.expected
         ):
             self.problems.append(f"console: {text}")
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 400 and not any(one in str(response.status) for one in self.expected):
+            self.problems.append(f"answer {response.status}: {response.request.method} {response.url}")
 
     def _route(self, route: Route, request: Request) -> None:
         if urlsplit(request.url).hostname == "127.0.0.1":
