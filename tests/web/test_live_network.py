@@ -15,6 +15,7 @@ from tests.web.browser import NewScreen, Screen, needs_chromium
 
 from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.processes import BenchFailed
+from roamcast.mqtt.codec.packets import Publish
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -37,6 +38,7 @@ class Roamers:
             name = f"car-{number:03d}"
             connection = self._connections[name] = self._attach(name, brokers[number % len(brokers)])
             connection.subscribe([f"road/{number % 10}"], 1)
+        self._publisher = self._attach("station", brokers[0])
         self._thread = threading.Thread(target=self._roam, daemon=True)
         self._thread.start()
 
@@ -51,6 +53,8 @@ class Roamers:
 
     def _roam(self) -> None:
         while not self._is_over.wait(0.1):
+            number = self.moves % 60_000 + 1
+            self._publisher.send_all(Publish(f"road/{number % 10}", b"free", qos=1, packet_id=number))
             name = self._random.choice(list(self._connections))
             self._connections[name].socket.close()
             try:
@@ -63,7 +67,7 @@ class Roamers:
     def stop(self) -> None:
         self._is_over.set()
         self._thread.join(60)
-        for connection in self._connections.values():
+        for connection in (self._publisher, *self._connections.values()):
             connection.socket.close()
 
 
@@ -119,7 +123,7 @@ def test_an_operator_sees_and_steers_a_network(
     page = screen.open(f"http://127.0.0.1:{bilbao.http_port}/")
     details = page.get_by_label("Details")
     expect(page.get_by_role("status").first).to_have_text("Live")
-    expect(details).to_contain_text(f"{CLIENTS} clients.", timeout=30_000)
+    expect(details).to_contain_text(f"{CLIENTS + 1} clients.", timeout=30_000)
     expect(details).to_contain_text("Names of clients are pseudonyms")
     assert "car-0" not in page.content()
 
