@@ -95,7 +95,9 @@ def locked() -> dict[str, tuple[str, str]]:
 def test_the_lock_file_pins_every_dependency_to_a_version_that_fits() -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
     pins = locked()
-    for text in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
+    extras = project["project"]["optional-dependencies"]
+    container = [text for extra in ("auth", "events", "location") for text in extras[extra]]
+    for text in (*project["project"]["dependencies"], *project["build-system"]["requires"], *container):
         wanted = Requirement(text)
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
         assert name in pins, f"{name} is not locked: run `make lock`"
