@@ -1,7 +1,7 @@
 """The pages of the site that are not files of docs/: MkDocs runs this while it builds (see mkdocs.yml).
 
-Each page is made from what ships: the commands from the command line's own tables, the metrics from a broker that
-is started for it, the event log from its schema. So a page cannot say less or more than the program has.
+Each page is made from what ships: the commands from the command line's own tables, the metrics from a broker
+that is started for it, the event log from its schema. So a page cannot say less or more than the program has.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def python() -> str:
 def metrics() -> str:
     lines = [
         "# Metrics", "",
-        "What `/metrics` tells Prometheus, with `metrics.enabled = true` ([operations](../operations.md)).", "",
+        "What `/metrics` tells Prometheus if `metrics.enabled` is true ([operations](../operations.md)).", "",
         "| name | kind | what |", "|---|---|---|",
     ]  # fmt: skip
     told = scrape()
@@ -159,7 +159,7 @@ def event_log() -> str:
     lines = [
         "# Event log", "",
         f"Version {SCHEMA_VERSION} of the rows that brokers, clients and the simulator write as Parquet. "
-        "`roamcast pipeline` reads nothing else; [the guide](../pipeline.md) shows what it makes of them.", "",
+        "`roamcast pipeline` reads nothing else; [the guide](../pipeline.md) shows what comes of them.", "",
         "| column | type |", "|---|---|",
     ]  # fmt: skip
     lines += [f"| `{name}` | {kind} |" for name, kind in COLUMNS.items()]

@@ -24,7 +24,8 @@ SBOM = ROOT / "deploy" / "sbom.cdx.json"
 EXTRAS = ("auth", "events", "location")  # what a broker in a container can be configured to use
 HEAD = """\
 # What `pip install --require-hashes` installs for a broker with tokens, event logs and locations. `make lock`
-# made it; the hashes are those of the files for Python {version} on {system}; for another platform, run `make lock` there.
+# made it. The hashes are those of the files for Python {version} on {system};
+# for another platform, run `make lock` there.
 """
 
 
