@@ -413,6 +413,10 @@ class MobilityProtocol:
         self.host.deliver_from(client, queue)
         self.host.handoff_finished(client)
 
+    def likely_next(self, session: Session) -> list[str]:
+        """Where the client is expected next, the most likely first; for operators."""
+        return []
+
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
         """Queue a burst; what a full queue or the broker's full buffer gives up for it is dropped."""
         for evicted_from, evicted in queue.append(burst):

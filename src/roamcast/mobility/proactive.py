@@ -226,6 +226,10 @@ class Proactive(MobilityProtocol):
                     broker, PassiveCopy(session.client, session.number, self.context(session.subscriptions))
                 )
 
+    def likely_next(self, session: Session) -> list[str]:
+        stay = self.current.get(session.client)
+        return list(stay.copies) if stay is not None else []
+
     def choose_neighbours(self, stay: Stay) -> list[str]:
         """The neighbours where the client's copies are to be, and no others."""
         session = stay.session

@@ -24,7 +24,7 @@ from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Offer
 from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.sections import Link, Peer
-from roamcast.errors import InputError
+from roamcast.errors import cannot_listen
 from roamcast.net.address_book import AddressBook
 from roamcast.net.clients import Budget
 from roamcast.net.complaints import Complaints
@@ -163,10 +163,8 @@ class Peers:
             try:
                 await self._doorway.open(self._link.address, self._link.port)
             except OSError as error:
-                raise InputError(
-                    f"link.address = {join_endpoint(self._link.address, self._link.port)}: "
-                    f"cannot listen there ({error.strerror or error})"
-                ) from None
+                where = f"link.address = {join_endpoint(self._link.address, self._link.port)}"
+                raise cannot_listen(where, error) from None
         self._dial_all()
 
     @property

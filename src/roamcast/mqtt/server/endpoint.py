@@ -427,14 +427,18 @@ class Endpoint:
         self.traffic.denied[action] += 1
         self._end(connection, Reason.NOT_AUTHORIZED, text)
 
-    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
-        """End the sessions of these owners, and these connections: they are not entitled to them any more."""
+    def revoke(
+        self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
+    ) -> None:
+        """End the sessions of these owners, and these connections: they are not entitled to them any more,
+        or an operator says so."""
         owners, connections = dict.fromkeys(owners), dict.fromkeys(connections)
+        reason = Reason.ADMINISTRATIVE_ACTION if by_operator else Reason.NOT_AUTHORIZED
         for connection in list(self.connections.values()):
             if connection.identity.owner in owners:
                 self._end(connection, Reason.NOT_AUTHORIZED, why, with_will=False)
             elif connection.id in connections:
-                self._end(connection, Reason.NOT_AUTHORIZED, why)
+                self._end(connection, reason, why)
         for session in list(self.sessions.values()):
             if session.owner in owners:
                 self._wills.pop(session.client, None)
