@@ -89,9 +89,7 @@ def takes_embedded(engine: str, where: Where, rows: int) -> bool:
     return engine == "duckdb"
 
 
-def run_audit(
-    engine: str, where: Where, log: Place, out: Path, clock_error_s: float = 0.0
-) -> dict[str, Any]:
+def run_audit(engine: str, where: Where, log: Place, out: Path, clock_error_s: float = 0.0) -> dict[str, Any]:
     """Audit a log with the engine that fits it; adds which that was and how long it took."""
     from roamcast.pipeline.places import rows_in
 
