@@ -32,7 +32,7 @@ log = logging.getLogger("roamcast.client")
 ATTACHED = "attached to %s, session present: %s"
 
 SHORT_S = 1.0
-"""A connection that does not last so long counts as a failed attempt."""
+"""Seconds that a connection must last, or it counts as a failed attempt."""
 BACK_OFF_FIRST_S = 0.1
 OWN_DOING_S = 30.0
 """An attach that we gave up may be granted so much later, and then takes the session from ourselves."""
