@@ -1,11 +1,12 @@
 """The page before real brokers: three processes, 200 roaming clients, a kill -9, and an operator."""
 
 import random
+import select
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.web.browser import NewScreen, Screen, needs_chromium
 
 from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.processes import BenchFailed
-from roamcast.mqtt.codec.packets import Publish
+from roamcast.mqtt.codec.packets import Puback, Publish
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -53,6 +54,7 @@ class Roamers:
 
     def _roam(self) -> None:
         while not self._is_over.wait(0.1):
+            self._acknowledge()
             number = self.moves % 60_000 + 1
             self._publisher.send_all(Publish(f"road/{number % 10}", b"free", qos=1, packet_id=number))
             name = self._random.choice(list(self._connections))
@@ -63,6 +65,14 @@ class Roamers:
                 self.moves += 1
             except (OSError, BenchFailed):
                 pass  # The broker is down, or drained: the client tries elsewhere later.
+
+    def _acknowledge(self) -> None:
+        by_socket = {connection.socket: connection for connection in self._connections.values()}
+        for ready in select.select([one for one in by_socket if one.fileno() >= 0], [], [], 0)[0]:
+            with suppress(OSError, BenchFailed):
+                packet = by_socket[ready].receive_packet()
+                if isinstance(packet, Publish) and packet.qos:
+                    by_socket[ready].send_all(Puback(packet.packet_id))
 
     def stop(self) -> None:
         self._is_over.set()
