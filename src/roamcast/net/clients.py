@@ -19,7 +19,7 @@ from roamcast.mqtt.codec.reading import CONNECT, Limits, cut, parse, parse_conne
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
-from roamcast.net.buffered import Buffered, joined
+from roamcast.net.buffered import SHARED_BYTES_MIN, Buffered, joined
 from roamcast.net.strangers import Stranger
 from roamcast.net.tls import PeerCertificate
 
@@ -414,6 +414,9 @@ class ClientConnection(asyncio.Protocol):
 
     def write_all(self, parts: list[bytes]) -> None:
         """Write one after the other, and copy only what is small."""
+        if max(map(len, parts)) < SHARED_BYTES_MIN:
+            self.write(b"".join(parts))
+            return
         for part in joined(parts):
             self.write(part)
 

@@ -118,8 +118,9 @@ def cut_bursts(
     return bursts, at
 
 
-def last_frame(data: bytes, start: int, packet_max: int, version: int) -> Frames | None:
-    """The PUBLISH frame at `start`, if it is short, plain and the last thing in these data.
+def last_frame(data: bytes, start: int, packet_max: int, version: int) -> tuple[bytes, int, bytes] | None:
+    """Topic, packet id (0: QoS 0) and payload of the PUBLISH at `start`, if it is short, plain and the last
+    thing in these data.
 
     That is how messages come that come one by one; None sends everything else to `cut_bursts`.
     """
@@ -144,7 +145,7 @@ def last_frame(data: bytes, start: int, packet_max: int, version: int) -> Frames
         payload += 1
     if payload > size:
         return None
-    return first, data[start + 4 : topic_end], b"", packet_id, [data[payload:]]
+    return data[start + 4 : topic_end], packet_id, data[payload:]
 
 
 def _take_apart(

@@ -186,6 +186,7 @@ class Endpoint:
             "unfinished", "unread",
         ),
     )  # fmt: skip
+    __slots__ = __state__.names
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
