@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
@@ -122,6 +123,11 @@ def _nothing() -> None:
     """For those who write no event log."""
 
 
+def _never_again() -> int:
+    """For those who watch no memory."""
+    return sys.maxsize
+
+
 class Engine:
     def __init__(
         self,
@@ -141,6 +147,11 @@ class Engine:
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
         """How often, since the process began."""
         self.pressure = Pressure(site, self.push, output.hold, output.release, kept_bytes_max)
+        self.watch_memory: Callable[[], int] = _never_again
+        """Look at what queues hold; says after how many more bytes of the journal to look again, because
+        what is queued was journalled before."""
+        self._unwatched_bytes = 0
+        """What may still be journalled before that."""
         self._output = output
         self._records = records
         self._endpoint = site.endpoint
@@ -228,12 +239,14 @@ class Engine:
         effects = self._step(inputs)
         durable = effects.durable
         if durable and journal is not None:
+            entry = encode_entry(self._now, durable)
             try:
-                journal.write(encode_entry(self._now, durable))
+                journal.write(entry)
             except JournalFailed as error:
                 self._held = effects
                 self._stop_promising(str(error))
                 return
+            self._unwatched_bytes -= len(entry)
         self._inputs = []
         if effects.writes:
             self._output.write(effects.writes)
@@ -244,6 +257,8 @@ class Engine:
             self.pressure.look(inputs, effects)
         if durable and journal is not None and journal.wants_snapshot:
             self._snapshot(journal)
+        if self._unwatched_bytes < 0:
+            self._unwatched_bytes = self.watch_memory()
         self._idle_since_s = monotonic()
 
     def _step(self, inputs: list[MachineInput]) -> MachineEffects:
