@@ -17,9 +17,9 @@ from roamcast.config.sections import Config
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
+from roamcast.daemon.health import announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.http import HttpServer
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
 from roamcast.net.buffered import Buffered
@@ -88,6 +88,9 @@ class Operations:
     async def start(self) -> None:
         metrics = self._config.metrics
         if metrics.enabled:
+            # Prometheus's library takes 3 MB: it is loaded where it has something to do.
+            from roamcast.daemon.metrics import Metrics
+
             pages = {"/metrics": Metrics(self._figures).page, "/healthz": lambda: health(self._figures)}
             self._http = HttpServer(metrics, pages)
             port = await self._http.start()

@@ -57,7 +57,6 @@ from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
-from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
 
@@ -228,7 +227,11 @@ class Server:
             if source is not None:
                 self.strangers.rename(stranger, source[0])
         client = ClientConnection(self, listener, stranger, source)
-        protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
+        protocol: asyncio.Protocol = client
+        if listener.is_websocket:
+            from roamcast.net.websocket import WebSocketConnection
+
+            protocol = WebSocketConnection(client, listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 

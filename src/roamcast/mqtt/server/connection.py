@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from roamcast.mqtt.codec.bursts import Frames as Burst
 from roamcast.mqtt.codec.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
 from roamcast.mqtt.codec.errors import PacketError
-from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive, following
+from roamcast.mqtt.codec.packet_ids import consecutive, encode_id, following
 from roamcast.mqtt.codec.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.codec.properties import split_publish
 from roamcast.mqtt.codec.reading import (
@@ -382,7 +382,7 @@ class MqttConnection:
         if packet_id:
             self.is_durable = True
             self.request += 1
-            self.out.append(ONE_PUBACK + ENCODED[packet_id - 1])
+            self.out.append(ONE_PUBACK + encode_id(packet_id))
             endpoint.traffic.received[1] += 1
             publish = ClientPublish(self.request, attributes, (payload,), PLAIN[1])
         else:

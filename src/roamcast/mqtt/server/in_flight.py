@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from roamcast.mqtt.codec.errors import protocol_error
-from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, consecutive, following
+from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX, consecutive, encode_id, following
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
@@ -175,7 +175,7 @@ class InFlight:
         run = runs[0]
         if run.count != 1 or run.qos != 1:
             return 0
-        if data[position : position + 4] != b"\x40\x02" + ENCODED[run.packet_id - 1]:
+        if data[position : position + 4] != b"\x40\x02" + encode_id(run.packet_id):
             return 0
         runs.clear()
         self._places = None
