@@ -1,8 +1,12 @@
 """How a session's subscriptions decide in which way a notification is sent."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roamcast.filters.filter import Attributes
+from roamcast.filters.patterns import TopicPattern
+from roamcast.mqtt.codec.topics import subscription_filter
 from roamcast.mqtt.server.sessions import MqttSession, Options, Subscription
 from roamcast.protocol.notification import encode_attributes
 
@@ -54,3 +58,34 @@ def test_what_is_remembered_is_forgotten_with_a_new_subscription() -> None:
     assert growing.options(encode_attributes({"topic": "t"}), False) == Options(1, False, ())
     growing.subscribe(ranged(5, qos=2))
     assert growing.options(encode_attributes({"topic": "t"}), False) is None
+
+
+FILTERS = ("a/b", "a/+", "a/#", "+/b", "#", "a/b/c")
+asked = st.none() | st.tuples(st.integers(0, 2), st.booleans(), st.booleans())
+changes = st.lists(st.tuples(st.sampled_from(FILTERS), asked), max_size=12)
+
+
+@given(changes, st.sampled_from(["a/b", "a", "a/b/c", "x/b", "$x/b"]), st.booleans())
+def test_options_are_those_of_the_subscriptions_that_match(
+    changes: list[tuple[str, tuple[int, bool, bool] | None]], topic: str, own: bool
+) -> None:
+    """Asked after every change: what is compiled follows the changes."""
+    made = MqttSession("c")
+    for number, (name, asked) in enumerate(changes):
+        if asked is None:
+            made.unsubscribe(name)
+        else:
+            qos, no_local, is_named = asked
+            identifier = number + 1 if is_named else None
+            text = subscription_filter(name, None).text
+            made.subscribe(Subscription(name, text, qos, no_local, False, identifier))
+        held = made.subscriptions.values()
+        matching = [one for one in held if TopicPattern(one.name).accepts(topic)]
+        wanting = [one for one in matching if not (own and one.no_local)]
+        found = made.options(encode_attributes({"topic": topic}), own)
+        if wanting:
+            identifiers = sorted(one.identifier for one in wanting if one.identifier is not None)
+            assert found == Options(max(one.qos for one in wanting), False, tuple(identifiers))
+        elif own and any(one.no_local for one in matching):
+            assert found is not None
+            assert found.qos == -1

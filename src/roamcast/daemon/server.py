@@ -58,7 +58,6 @@ from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
-from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
 
@@ -229,7 +228,11 @@ class Server:
             if source is not None:
                 self.strangers.rename(stranger, source[0])
         client = ClientConnection(self, listener, stranger, source)
-        protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
+        protocol: asyncio.Protocol = client
+        if listener.is_websocket:
+            from roamcast.net.websocket import WebSocketConnection
+
+            protocol = WebSocketConnection(client, listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 
@@ -339,16 +342,26 @@ class Server:
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     async def _watch_memory(self) -> None:
-        """Let queues give up their oldest when all of them together hold too much."""
+        """Look at the queues now and then, also where little comes for many of them."""
+        self.engine.watch_memory = self._look_at_memory
         while True:
-            limit = self.config.quotas.buffered_bytes_max
-            queued = self.site.queued_bytes
-            if queued > limit:
-                held = held_bytes(self.site.stored(), queued, self.buffered)
-                if held > limit:
-                    self._warn_of_memory(limit)
-                    self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
-            await asyncio.sleep(WATCH_OFTEN_S if 2 * queued > limit else SWEEP_S)
+            is_half_full = 4 * self._look_at_memory() < self.config.quotas.buffered_bytes_max
+            await asyncio.sleep(WATCH_OFTEN_S if is_half_full else SWEEP_S)
+
+    def _look_at_memory(self) -> int:
+        """Let queues give up their oldest when all of them together hold too much.
+
+        Says how much may be journalled before the next look: half of what there is room for, so that large
+        messages are noticed in time.
+        """
+        limit = self.config.quotas.buffered_bytes_max
+        queued = self.site.queued_bytes
+        if queued > limit:
+            held = held_bytes(self.site.stored(), queued, self.buffered)
+            if held > limit:
+                self._warn_of_memory(limit)
+                self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
+        return max(limit // 32, (limit - queued) // 2)
 
     def _warn_of_memory(self, limit: int) -> None:
         why = f"more than {limit} bytes are queued: the longest queues give up their oldest"

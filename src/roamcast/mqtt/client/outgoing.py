@@ -16,7 +16,7 @@ import msgspec
 from roamcast.mqtt.codec import properties
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.fields import write_string, write_variable
-from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, consecutive, following
+from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX, consecutive, encode_id, following
 from roamcast.mqtt.codec.packets import Connack, Publish, PublishProperties
 from roamcast.mqtt.codec.reasons import Reason
 
@@ -230,7 +230,7 @@ class Outgoing:
             # Should that other process have left this id unreleased, the broker would take our
             # publish for the old one and only answer it.
             self._unsure.add(packet_id)
-            out.append(PUBREL + ENCODED[packet_id - 1])
+            out.append(PUBREL + encode_id(packet_id))
         out.append(frame)
         return []
 
@@ -240,7 +240,7 @@ class Outgoing:
             return
         self._room -= 1
         if one.is_released:
-            out.append(PUBREL + ENCODED[packet_id - 1])
+            out.append(PUBREL + encode_id(packet_id))
         else:
             frame = self._writer(one.publish).write_one(one.payload, packet_id)
             out.append(bytes((frame[0] | DUP,)) + frame[1:])

@@ -186,6 +186,7 @@ class Endpoint:
             "unfinished", "unread",
         ),
     )  # fmt: skip
+    __slots__ = __state__.names
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
@@ -840,6 +841,7 @@ class Endpoint:
             self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
+        session.forget_deliveries()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
             self._publish_will(session, will)

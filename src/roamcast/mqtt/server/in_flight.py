@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from roamcast.mqtt.codec.errors import protocol_error
-from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, following
+from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX, consecutive, encode_id, following
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
@@ -54,9 +54,9 @@ class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
 class InFlight:
     """The state of one session's outgoing QoS 1 and 2."""
 
-    __slots__ = ("_early", "_next", "_released", "_runs", "count", "resend")
+    __slots__ = ("_early", "_next", "_places", "_released", "_runs", "count", "resend")
 
-    __state__ = State("mqtt-in-flight")
+    __state__ = State("mqtt-in-flight", derived=("_places",))
 
     def __init__(self, packed: PackedInFlight | None = None) -> None:
         packed = packed or PackedInFlight()
@@ -74,6 +74,12 @@ class InFlight:
         and subscribes by itself, too, has a notification twice: these are in the order of sending."""
         for one in packed.resend:
             self.resend.setdefault(one[:3], []).append(one[3:])
+        self._restore()
+
+    def _restore(self) -> None:
+        self._places: dict[int, Run] | None = None
+        """The run of each packet id, if the client acknowledges out of order, until nothing is in flight.
+        Packet ids that were acknowledged stay here: their runs do not hold them any more."""
 
     def position(self) -> tuple[int, ...]:
         """Figures that change whenever something is sent or acknowledged."""
@@ -92,9 +98,10 @@ class InFlight:
         count, packet_id = burst.count, self._next
         if self.count + count > PACKET_ID_MAX // 2:
             return 0
-        self._runs.append(
-            Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number)
-        )
+        run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number)
+        self._runs.append(run)
+        if self._places is not None:
+            self._place(run)
         self._next = (packet_id - 1 + count) % PACKET_ID_MAX + 1
         self.count += count
         return packet_id
@@ -107,9 +114,9 @@ class InFlight:
         runs = self._free_runs(burst.count)
         number = burst.number
         for packet_id, count in runs:
-            self._runs.append(
-                Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number)
-            )
+            run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number)
+            self._runs.append(run)
+            self._place(run)
             sequence += count
             number += count
             self._next = following(packet_id, count)
@@ -168,9 +175,10 @@ class InFlight:
         run = runs[0]
         if run.count != 1 or run.qos != 1:
             return 0
-        if data[position : position + 4] != b"\x40\x02" + ENCODED[run.packet_id - 1]:
+        if data[position : position + 4] != b"\x40\x02" + encode_id(run.packet_id):
             return 0
         runs.clear()
+        self._places = None
         self.count -= 1
         return run.sequence
 
@@ -238,12 +246,21 @@ class InFlight:
 
     def _pop(self, run: Run, count: int) -> None:
         self.count -= count
-        if count == run.count:
-            self._runs.popleft()
-        else:
+        if count < run.count:
             run.skip(count)
+            return
+        self._runs.popleft()
+        if self._places is not None:
+            run.count = 0
+            if not self._runs:
+                self._places = None
+
+    def _place(self, run: Run) -> None:
+        if self._places is not None and run.qos:
+            self._places.update(dict.fromkeys(consecutive(run.packet_id, run.count), run))
 
     def _find(self, packet_id: int) -> Run | None:
+        """The run of a packet id that is in flight and not acknowledged."""
         if packet_id in self._early:
             return None
         # PUBRECs come in the order of sending: where runs are short and therefore many, the one that is
@@ -251,7 +268,12 @@ class InFlight:
         likely = self._runs[len(self._released)] if len(self._released) < len(self._runs) else None
         if likely is not None and likely.holds(packet_id):
             return likely
-        return next((run for run in self._runs if run.holds(packet_id)), None)
+        if self._places is None:
+            self._places = {}
+            for run in self._runs:
+                self._place(run)
+        found = self._places.get(packet_id)
+        return found if found is not None and found.holds(packet_id) else None
 
     # --- after a reconnect ---
 
@@ -268,6 +290,7 @@ class InFlight:
             resend.setdefault(identity, []).extend(left)
         self.resend = resend
         self._runs.clear()
+        self._places = None
         self.count = 0
 
     def send_again(self, burst: Burst, sequence: int) -> tuple[int, int, bool] | None:
@@ -283,7 +306,9 @@ class InFlight:
         packet_id, qos = known.pop(0)
         if not known:
             del self.resend[identity]
-        self._runs.append(Run(packet_id, 1, sequence, qos, burst.publisher, burst.incarnation, burst.number))
+        run = Run(packet_id, 1, sequence, qos, burst.publisher, burst.incarnation, burst.number)
+        self._runs.append(run)
+        self._place(run)
         self.count += 1 if qos else 0
         return packet_id, qos, not qos or packet_id in self._early or packet_id in self._released
 
