@@ -125,8 +125,6 @@ class MqttChecker:
             if self._was_at_forgotten(message.publisher):
                 return
             self.result.violate("never acknowledged", f"{_told(message)}")
-        elif message.is_clear:
-            return  # Which of several it was that went to a broker cannot be seen.
         elif message.reason.failed and not (self._may_be_denied(message) or self._ledger.serves):
             self.result.violate("refused", f"{_told(message)}: {message.reason.name}")
 
@@ -388,7 +386,8 @@ class MqttChecker:
     def qos(self, client: ClientLedger, life: Life, delivery: Delivery) -> None:
         message, way = delivery.message, _way(life, delivery)
         is_stored = way in (RETAINED, EITHER)
-        of_way = [one for one in life.subscriptions if one.group == (NORMAL if is_stored else way)]
+        group = NORMAL if is_stored else way
+        of_way = [one for one in life.subscriptions if one.group == group and not one.is_refused]
         asked = [one for one in of_way if one.asked_at <= delivery.at and one.wants(message, client.id)]
         known = {one.asked.identifier for one in asked}
         strange = [one for one in delivery.identifiers if one not in known]

@@ -86,6 +86,8 @@ class Subscription:
     asked_at: float
     sent_at: float
     """When it was asked for last: after a lost connection it is asked for again."""
+    replaces: Subscription | None = None
+    """What it replaces if it is granted; otherwise that one stays."""
     unanswered: int = 1
     """How often it was asked for without a SUBACK, and …"""
     answered_at: float = inf
@@ -158,7 +160,7 @@ class Life:
     def current(self, name: str) -> Subscription | None:
         """The last subscription to a topic filter, if its end has not been asked for."""
         for one in reversed(self.subscriptions):
-            if one.asked.filter == name:
+            if one.asked.filter == name and not one.is_refused:
                 return one if one.changed_at == inf else None
         return None
 
@@ -381,7 +383,7 @@ class Ledger:
         shared = split_shared(asked.filter)
         group, text = shared or ("", asked.filter)
         filter = subscription_filter(text, asked.where.replace(IN_PLACE, "") or None)
-        life.subscriptions.append(Subscription(asked, filter, group, at, at))
+        life.subscriptions.append(Subscription(asked, filter, group, at, at, former))
 
     def granted(
         self, client: str, asked: SubscribeFilter, reason: Reason, at: float, settle_timeout_s: float
@@ -396,9 +398,15 @@ class Ledger:
         if not waiting:
             return
         one = waiting[-1]
-        one.granted_at = at
-        one.is_refused, one.qos = reason.failed, 0 if reason.failed else int(reason)
-        one.is_settled = not reason.failed and at - one.sent_at < settle_timeout_s
+        if reason.failed:
+            # What was asked for twice may have been granted with an answer that was lost.
+            if one.sent_at == one.asked_at:
+                one.is_refused = True
+                if one.replaces is not None:
+                    one.replaces.changed_at = one.changed_at
+            return
+        one.granted_at, one.qos = at, int(reason)
+        one.is_settled = at - one.sent_at < settle_timeout_s
         for former in of_name[: of_name.index(one)]:
             former.gone_at = min(former.gone_at, at)
 

@@ -523,7 +523,8 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
-        present = self._present.pop(client, True)
+        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
         is_own = answer.assigned_client_id or answer.authentication_method
         written = write if is_own else connack
