@@ -103,3 +103,8 @@ def test_brokers_serve_on_whatever_was_under_way_when_one_of_them_was_lost(proto
 @pytest.mark.parametrize("seed", [280, 286, 335, 473])
 def test_a_subscriber_of_phoenix_moves_away_from_a_broker_that_is_lost(seed: int) -> None:
     check("phoenix", seed)
+
+
+@pytest.mark.parametrize("seed", [392, 1262])
+def test_two_sessions_that_go_on_with_higher_numbers_are_told_apart(seed: int) -> None:
+    check("multi_hop_handoff", seed)

@@ -369,6 +369,10 @@ class BrokerCore:
         gone = [peer for peer in self.router.peers if peer not in peers]
         self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
+        for here in self.clients.here.values() if lost else ():
+            # Before the peers are removed: changes settle by that, and a session that waits for it would go.
+            if here.claim is not None and here.claim.broker in lost:
+                self.handoffs.unclaim(here)
         for peer in gone:
             self.router.remove_peer(peer)
         for peer in peers:
@@ -377,9 +381,6 @@ class BrokerCore:
                 self.places.measure(peer)
         self.locator.met(peers)
         if lost:
-            for here in self.clients.here.values():
-                if here.claim is not None and here.claim.broker in lost:
-                    self.handoffs.unclaim(here)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
 
 import msgspec
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 CLAIMS_PER_MESSAGE = 1000
 
-NUMBERS_APART = 1000
-"""The attach numbers of a session that stays are so far above those of the one that ends."""
+RANGE_BITS = 32
+"""Attach numbers of a session that stays are in a higher range of 2 ** 32 than those of the one that ends."""
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
@@ -257,8 +258,10 @@ class Reunion:
             if own is not None:
                 broker.endings.begin_replaced(here)
         elif own.begun > claim.begun:
-            # Nothing of the two may be mistaken for the other's.
-            session.number = max(session.number, claim.number) + NUMBERS_APART
+            # Nothing of the two may be mistaken for the other's. Both may be told to go on with higher numbers
+            # before one of them ends, so where in the range they go on depends on when and where they began.
+            start = crc32(msgspec.msgpack.encode(own.begun)) >> 1
+            session.number = ((max(session.number, claim.number) >> RANGE_BITS) + 1 << RANGE_BITS) + start
             session.incarnation = max(session.incarnation, claim.incarnation) + 1
             here.older = claim.broker
             broker.send(claim.broker, Rival(own))
