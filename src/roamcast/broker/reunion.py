@@ -258,8 +258,9 @@ class Reunion:
             if own is not None:
                 broker.endings.begin_replaced(here)
         elif own.begun > claim.begun:
-            # Nothing of the two may be mistaken for the other's. Both may be told to go on with higher numbers
-            # before one of them ends, so where in the range they go on depends on when and where they began.
+            # Nothing of the two may be mistaken for the other's. Both may be told to go on with higher
+            # numbers before one of them ends: where in the range they go on depends on when and where they
+            # began.
             start = crc32(msgspec.msgpack.encode(own.begun)) >> 1
             session.number = ((max(session.number, claim.number) >> RANGE_BITS) + 1 << RANGE_BITS) + start
             session.incarnation = max(session.incarnation, claim.incarnation) + 1
