@@ -121,7 +121,7 @@ class MqttChecker:
                 self.result.violate("session lost", f"{client} came back at {at:.6f} and began anew")
 
     def _had_to_make_room(self, client: str, at: float) -> bool:
-        """Whether a full broker may have ended the session that was lost: its client was subscribed to nothing."""
+        """Whether a full broker may have ended the session that was lost: the client held no subscription."""
         lost = next(life for life in self._ledger.clients[client].lives if life.ended_at == at)
         held = [one for one in lost.subscriptions if one.granted_at < one.gone_at == inf]
         return self._about.makes_room and not held

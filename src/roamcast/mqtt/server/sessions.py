@@ -371,8 +371,7 @@ class MqttSession:
         wanting = [one for one in self._by_way(True) if _may_want(parse(one.filter), attributes)]
         if len(wanting) != 1 or min(burst.marks[0] & QOS, wanting[0].qos) != 1:
             return None
-        identity = (burst.publisher, burst.incarnation, burst.number)
-        return wanting[0] if self.in_flight.may_go_elsewhere(identity) else None
+        return wanting[0] if self.in_flight.may_go_elsewhere(burst) else None
 
     def _by_way(self, shared: bool) -> Iterable[Subscription]:
         return (one for one in self.subscriptions.values() if bool(one.group) is shared)
