@@ -293,6 +293,9 @@ class Endpoint:
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
+        if stand_in is not None and stand_in.owner == owner:
+            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
