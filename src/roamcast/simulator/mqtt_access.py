@@ -538,9 +538,11 @@ class MqttAccess:
     def _on_ended(self, client: MqttClient, reason: Reason, text: str) -> None:
         if reason == Reason.USE_ANOTHER_SERVER:
             self._go_on(client)
+        elif reason == Reason.ADMINISTRATIVE_ACTION:
+            client.ledger.session_is_back(self._network.now)
         elif client.ledger.life is not None and client.ledger.life.is_doubtful:
             pass  # It may have answered what another session sent under the same packet id.
-        elif reason not in (Reason.SESSION_TAKEN_OVER, Reason.ADMINISTRATIVE_ACTION):
+        elif reason != Reason.SESSION_TAKEN_OVER:
             self.ledger.wrong("closed", f"{client.id} at {client.broker}: {reason.name} {text}")
 
     def _on_publish(self, client: MqttClient, line: Line, publish: packets.Publish) -> None:

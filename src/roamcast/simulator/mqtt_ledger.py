@@ -142,6 +142,8 @@ class Life:
     """The last connection that was welcomed with it."""
     has_stand_in: bool = False
     """Whether another one stood for it while it could not be reached."""
+    stood_for: list[Connection] = field(default_factory=list)
+    """While another one may stand for it: its own last connections. It may expire unseen."""
     is_doubtful: bool = False
     """Whether it may have ended and begun anew with a connection whose CONNACK the client never saw."""
     over_from: float = inf
@@ -226,9 +228,12 @@ class ClientLedger:
                 ledger.wrong("session not ended", f"{self.id} got an expired one at {now:.6f}")
             elif any(one.welcome_at == inf for one in since) and may_have_ended(since, noted, now):
                 life.is_doubtful = True
+            elif may_have_ended(life.stood_for, noted, now):
+                life.is_doubtful = True
         elif life is not None and ledger.serves:
             # Another session stands in, until the one that was may come back, even after a clean start.
             life.has_stand_in = True
+            life.stood_for = life.stood_for or [one for one in since if one is not noted]
             if noted.is_clean or may_have_ended(since, noted, now):
                 life.is_doubtful = True
         elif not (
@@ -240,6 +245,13 @@ class ClientLedger:
             life = self._begin_after(life, noted, now)
         assert life is not None
         life.connection, noted.life = noted.number, life.number
+
+    def session_is_back(self, now: float) -> None:
+        """A broker asks the client to connect again, to the session that another one stood for."""
+        life = self.life
+        if life is not None:
+            life.is_doubtful = life.is_doubtful or may_have_ended(life.stood_for, None, now)
+            life.stood_for = []
 
     def _comes_late(self, life: Life) -> bool:
         """Whether a clean start that was never answered may have ended a session that began after it.
@@ -285,8 +297,11 @@ class ClientLedger:
         return any(one.welcome_at <= start and one.left_at >= end for one in self.connections)
 
 
-def may_have_ended(since: list[Connection], noted: Connection, now: float) -> bool:
-    """Whether the session of these connections may be over, for a reason that its client knows."""
+def may_have_ended(since: list[Connection], noted: Connection | None, now: float) -> bool:
+    """Whether the session of these connections may be over, for a reason that its client knows.
+
+    `noted` is not counted: it asks for the session.
+    """
     earlier = [one for one in since if one is not noted]
     return any(one.is_clean for one in earlier[1:]) or any(
         one.left_at + one.expiry_s <= now for one in earlier
