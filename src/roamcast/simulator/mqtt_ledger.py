@@ -226,10 +226,9 @@ class ClientLedger:
                 life = self._begin(asked_at, now)
             elif ledger.has_surely_expired(since, noted):
                 ledger.wrong("session not ended", f"{self.id} got an expired one at {now:.6f}")
-            elif any(one.welcome_at == inf for one in since) and may_have_ended(since, noted, now):
-                life.is_doubtful = True
-            elif may_have_ended(life.stood_for, noted, now):
-                life.is_doubtful = True
+            else:
+                unseen = [*life.stood_for, *(since if any(one.welcome_at == inf for one in since) else ())]
+                life.is_doubtful = life.is_doubtful or may_have_ended(unseen, noted, now)
         elif life is not None and ledger.serves:
             # Another session stands in, until the one that was may come back, even after a clean start.
             life.has_stand_in = True
