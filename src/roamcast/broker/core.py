@@ -23,7 +23,7 @@ from roamcast.broker.locate import Locator
 from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
-from roamcast.broker.reunion import Reunion
+from roamcast.broker.reunion import Reunion, Rival
 from roamcast.broker.session import Attachment, Clients, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
@@ -204,7 +204,7 @@ class BrokerCore:
         """Takes what is routed to owners that are no client: their first element is empty."""
         self.collects: Callable[[tuple[str, str]], None] | None = None
         """Hears when a subscription of theirs has settled."""
-        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
+        self.salvagers: dict[type[Message], Callable[[Any], None]] = {Rival: self.reunion.salvage}
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,

@@ -233,12 +233,18 @@ class Reunion:
         session = here.session if here is not None else None
         is_gone = here is None or (session is None and here.departed is None)
         if is_gone:
-            # It has ended, or was too fast to be followed: then it is anywhere.
-            self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
-        if is_gone or (session is not None and session.begun == claim.begun):
+            self.salvage(message)
+        elif session is not None and session.begun == claim.begun:
             broker.send(claim.broker, ReunionOver(claim.client))
         else:
             self._compare(claim)
+
+    def salvage(self, message: Rival) -> None:
+        """The session that should hear of its rival has ended, is lost with its broker, or was too fast to be
+        followed: then it is anywhere."""
+        broker, claim = self._broker, message.claim
+        self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
+        broker.send(claim.broker, ReunionOver(claim.client))
 
     def _compare(self, claim: Claim) -> None:
         broker, here = self._broker, self._clients.here.get(claim.client)
@@ -298,6 +304,9 @@ class Reunion:
         for here in self._clients.here.values():
             if here.older in gone:
                 here.older = ""
+            elif here.older and here.session and (own := self._claim_of(here.client)):
+                # Whoever was to answer may be among them: the other session may have gone there.
+                self._broker.send(here.older, Rival(own))
         self._go_on()
         self.claim([client for client, one in self._broker.sessions.items() if one.last_broker in gone])
 
