@@ -46,8 +46,8 @@ from roamcast.net.strangers import Strangers
 from roamcast.storage.kept_out import KeptOut
 
 if TYPE_CHECKING:
-    from roamcast.daemon.metrics import Metrics
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.metrics import Metrics
 
 log = logging.getLogger("roamcast")
 

@@ -294,6 +294,9 @@ class Endpoint:
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
+        if stand_in is not None and stand_in.owner == owner:
+            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
@@ -528,7 +531,8 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
-        present = self._present.pop(client, True)
+        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
         is_own = answer.assigned_client_id or answer.authentication_method
         written = write if is_own else connack
