@@ -111,7 +111,7 @@ class Storm:
             [(1, 0)],
             [
                 f"journal.sync={sync}", "log.level=warning", f"mobility.protocol={protocol}",
-                f"quotas.connecting_max={STRANGERS}", f"quotas.connecting_per_address_max={STRANGERS}",
+                f"quotas.connecting_max={STRANGERS}",
                 *settings,
             ],
             is_relayed=False,
@@ -169,6 +169,7 @@ class Storm:
             "connected_again": result["returns"],
             "old_us_per_handoff": 1e6 * spent_s[0] / self._clients,
             "new_us_per_handoff": 1e6 * spent_s[1] / self._clients,
+            "load_us_per_handoff": 1e6 * result["load_core_s"] / self._clients,
             "old_memory_mb_before": memory[0].before / 1e6,
             "old_memory_mb_peak": memory[0].peak / 1e6,
             "new_memory_mb_before": memory[1].before / 1e6,

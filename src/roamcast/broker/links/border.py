@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -386,9 +387,12 @@ class Border:
 
         Their number stays what it is, because protocols count what they fetch.
         """
+        names = _carrying(type(message))
+        if not names:
+            return message
         changes: dict[str, Any] = {}
-        for name in ("burst", "bursts", "waiting"):
-            carried = getattr(message, name, None)
+        for name in names:
+            carried = getattr(message, name)
             if isinstance(carried, Burst):
                 changes[name] = self._carried(guard, carried)
             elif isinstance(carried, tuple) and carried and isinstance(carried[0], Burst):
@@ -697,6 +701,12 @@ def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:
         return None
     left = tuple([one for one in varied if one is not None])
     return msgspec.structs.replace(burst.pick(places), varied=left)
+
+
+@cache
+def _carrying(kind: type[Message]) -> tuple[str, ...]:
+    """The fields of a message in which notifications may travel."""
+    return tuple(name for name in ("burst", "bursts", "waiting") if name in kind.__struct_fields__)
 
 
 def _withheld(burst: Burst) -> Burst:

@@ -274,9 +274,10 @@ class Endpoint:
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
-        session = MqttSession(client, owner=owner)
         if capsule:
             session, recalls = MqttSession.unpack(client, capsule, owner)
+        else:
+            session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
