@@ -2,9 +2,9 @@
 
 Two broker processes are joined by a link. All clients are in a third process (storm_clients). They leave in
 one of two ways: each closes its connection and connects to the other broker (a train enters a station), or an
-operator drains the first broker, which sends all of them away. Meanwhile messages are published to clients, and
-two other clients exchange pings over the link. Afterwards every client gets one more message, and nothing may be
-lost, repeated or reordered.
+operator drains the first broker, which sends all of them away. Meanwhile messages are published to clients,
+and two other clients exchange pings over the link. Afterwards every client gets one more message, and nothing
+may be lost, repeated or reordered.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import random
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from roamcast.bench.attack.honest import HonestPair
 from roamcast.bench.broker import at_rank, machine
@@ -45,15 +44,14 @@ WINDOW = 200
 STRANGERS = 20_000
 """A station's clients come from one address here; in the field each has its own."""
 
-Way = Literal["move", "drain"]
-WAYS: tuple[Way, ...] = ("move", "drain")
+WAYS = ("move", "drain")
 
 
 def run(
     *,
     clients: int = CLIENTS,
     seconds: float = 1.0,
-    ways: Sequence[Way] = WAYS,
+    ways: Sequence[str] = WAYS,
     protocol: str = "multi_hop_handoff",
     sync: Sync = "group",
     seed: int = 1,
@@ -121,7 +119,7 @@ class Storm:
         self._owed = [0] * clients
         self._published = self._acknowledged = 0
 
-    def run(self, way: Way, seconds: float) -> dict[str, Any]:
+    def run(self, way: str, seconds: float) -> dict[str, Any]:
         old, new = self.network.brokers
         with self._riders() as riders:
             ask(riders, "settle", old.port)
@@ -206,9 +204,7 @@ class Storm:
         )  # fmt: skip
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
-    def _publish(
-        self, publisher: LoadConnection, clients: Sequence[int], *, waits: bool = False
-    ) -> None:
+    def _publish(self, publisher: LoadConnection, clients: Sequence[int], *, waits: bool = False) -> None:
         """Publish the next message of each of these clients, unless too many are not acknowledged."""
         self._take_acknowledgements(publisher, waits)
         if self._published - self._acknowledged > WINDOW:

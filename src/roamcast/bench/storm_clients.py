@@ -1,7 +1,7 @@
 """The clients of `bench storm`, in a process of their own: thousands of sockets on one poller.
 
-Each client has a lasting session and one QoS 2 subscription. The messages of one client are numbered from 1, so
-a client knows at once if one is missing, comes twice or comes too early.
+Each client has a lasting session and one QoS 2 subscription. The messages of one client are numbered from 1,
+so a client knows at once if one is missing, comes twice or comes too early.
 """
 
 from __future__ import annotations

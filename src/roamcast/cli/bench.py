@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
         (sim, "sim --repeat 5"),
         (broker, "broker --against mosquitto,amqtt --out figures"),
         (handoff, "handoff --rounds 100"),
+        (storm, "storm --clients 10000 --way drain"),
         (chaos, "chaos --seconds 60 --seed 7"),
         (attack, "attack --only silent-tls --only non-readers-qos-0"),
         (location, "location --subscriptions 10000"),
@@ -346,6 +347,55 @@ def handoff(
     table(
         ["what", "value"], [(k.replace("_", " "), v) for k, v in result.items() if isinstance(v, float | str)]
     )
+
+
+def storm(
+    clients: Annotated[int, typer.Option(min=1, max=50_000, help="How many clients move.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=0.0, max=600.0, help="They leave within so long.")] = 1.0,
+    way: Annotated[
+        str, typer.Option(help="How they leave: move (each by itself), drain (broker drain), or both.")
+    ] = "move,drain",
+    protocol: Annotated[str, typer.Option(help="The mobility protocol.")] = "multi_hop_handoff",
+    sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the brokers. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="What messages are drawn from.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Thousands of clients leave one broker process for another at once: how fast, and what others notice.
+
+    Exit code 1 if a message was lost, repeated or reordered, if fewer than 5,000 sessions were handed over
+    per second, or if pings of other clients took more than 100 ms.
+    """
+    from roamcast.bench import storm as benchmark
+
+    ways = split_names("--way", way, benchmark.WAYS)
+    with progress("moving") as report, failing_plainly():
+        result = benchmark.run(
+            clients=clients, seconds=seconds, ways=ways, protocol=protocol, sync=sync.value, seed=seed,
+            settings=set_ or (), progress=report,
+        )  # fmt: skip
+    if as_json:
+        emit_json(result)
+    else:
+        show_storm(result)
+    if not result["holds"]:
+        raise typer.Exit(1)
+
+
+def show_storm(result: dict[str, Any]) -> None:
+    columns = [
+        "way", "handoffs_per_s", "p50_ms", "p99_ms", "old_us_per_handoff", "new_us_per_handoff",
+        "old_memory_mb_peak", "new_memory_mb_peak", "ping_p50_ms", "ping_p99_ms", "is_exact", "holds",
+    ]  # fmt: skip
+    table_of(result["cases"], "bench storm", columns)
+    for case in result["cases"]:
+        for why in case["why"]:
+            print(f"{case['way']} does not hold: {why}")
+    print(result["settings"])
+    print(f"asked: {result['asked']}")
 
 
 def proxy(

@@ -496,7 +496,7 @@ class Border:
         self._sessions_of[peer] += 1
 
     def _forget_gone(self) -> None:
-        """Forget where sessions came from that are here no longer: not one by one, because that takes time."""
+        """Forget where sessions came from that are gone: not one by one, because that takes time."""
         sessions = self._broker.sessions
         self._sessions = {client: hop for client, hop in self._sessions.items() if client in sessions}
         self._sessions_of = Counter(self._sessions.values())
