@@ -52,6 +52,7 @@ from roamcast.net.buffered import Buffered
 from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused, auth
 from roamcast.net.complaints import Complaints
 from roamcast.net.doorway import Doorway
+from roamcast.net.flapping import Flapping
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
@@ -115,6 +116,7 @@ class Server:
         self._doorways: list[Doorway] = []
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
+        self._flapping = Flapping()
         self._complaints = Complaints()
         self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
@@ -452,7 +454,21 @@ class Server:
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
+        self._check_flapping(client_id, connect)
         return admitted
+
+    def _check_flapping(self, client_id: str, connect: Connect) -> None:
+        """Refuse a client that moves between brokers more often than its quota allows."""
+        per_minute = self.config.quotas.handoffs_per_client_per_minute_max
+        moves = not connect.clean_start and client_id not in self.site.endpoint.sessions
+        if per_minute is None or not moves or not self.site.links.ends:
+            return
+        pause_s = self._flapping.pause_s(client_id, per_minute, time.monotonic())
+        if pause_s:
+            if self._complaints.is_due(client_id, "flapping"):
+                log.warning("%s is refused: it moved here %d times within a minute", client_id, per_minute)
+            text = f"more than {per_minute} handoffs per minute; try again in {pause_s:.0f} s"
+            raise ConnectionRefused(Reason.CONNECTION_RATE_EXCEEDED, text)
 
     async def _meet(self) -> None:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""

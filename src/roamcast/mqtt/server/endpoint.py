@@ -8,6 +8,7 @@ about routing or mobility.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -275,9 +276,10 @@ class Endpoint:
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
-        session = MqttSession(client, owner=owner)
         if capsule:
             session, recalls = MqttSession.unpack(client, capsule, owner)
+        else:
+            session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
@@ -750,11 +752,12 @@ class Endpoint:
 
     # --- maintenance ---
 
-    def send_away(self, reference: str) -> None:
-        """Close all connections, and refuse new ones: there is another broker."""
+    def send_away(self, reference: str, count_max: int) -> bool:
+        """Close so many connections and refuse new ones: there is another broker. True if some are left."""
         self._elsewhere = reference
-        for connection in list(self.connections.values()):
+        for connection in list(islice(self.connections.values(), count_max)):
             self._send_elsewhere(connection)
+        return bool(self.connections)
 
     def _send_elsewhere(self, connection: MqttConnection) -> None:
         self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)
