@@ -19,6 +19,7 @@ from roamcast.cli import (
     link,
     location,
     model,
+    network,
     pipeline,
     proxy,
     pub,
@@ -42,6 +43,7 @@ def build_app() -> typer.Typer:
     # imports belong inside the commands: this is run at every start.
     demo.register(app)
     broker.register(app)
+    network.register(app)
     proxy.register(app)
     register_own(app, pub.COMMAND)
     register_own(app, sub.COMMAND)

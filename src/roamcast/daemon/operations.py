@@ -26,7 +26,7 @@ from roamcast.config.addresses import join_endpoint
 from roamcast.config.schema import shown_table
 from roamcast.config.sections import Config
 from roamcast.daemon.api import Api
-from roamcast.daemon.census import detail_of
+from roamcast.daemon.census import detail_of, subscriptions_of
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
@@ -53,6 +53,7 @@ WHERE_S = 5.0
 ASK_AGAIN_S = 0.5
 DRAIN_POLL_S = 0.2
 DRAIN_AGAIN_S = 2.0
+CLIENTS_PER_ANSWER = 5_000
 
 
 class Running(Protocol):
@@ -109,6 +110,10 @@ class Operations:
                 "forget": self._forget,
                 "readmit": self._readmit,
                 "accept-history": self._accept_history,
+                "network": self._network,
+                "clients": self._clients,
+                "subscriptions": self._subscriptions,
+                "kick": self._kick_anywhere,
             },
         )
         self._announcing: asyncio.Task[None] | None = None
@@ -205,6 +210,42 @@ class Operations:
         down = {link.peer: link.why for link in self._figures.links() if not link.is_up}
         yield {"client": client, "found": False, "links_down": down, "done": True}
 
+    async def _network(self, request: dict[str, Any]) -> Answers:
+        network = await self.watching.gathered()
+        yield {**network.told(self.watching.members()), "done": True}
+
+    async def _clients(self, request: dict[str, Any]) -> Answers:
+        """All sessions of the network, in parts."""
+        network = await self.watching.gathered()
+        names = sorted(network.clients)
+        for first in range(0, len(names), CLIENTS_PER_ANSWER):
+            part = map(network.client, names[first : first + CLIENTS_PER_ANSWER])
+            yield {"clients": [one for one in part if one is not None], "done": False}
+        silent = [name for name in self.watching.members() if not network.is_up(name)]
+        yield {"clients": [], "silent": silent, "done": True}
+
+    async def _subscriptions(self, request: dict[str, Any]) -> Answers:
+        """Subscriptions of the network, broker by broker, in parts."""
+        network = await self.watching.gathered()
+        wanted = {name: str(request.get(name) or "") for name in ("search", "topic")}
+        only, silent = str(request.get("broker") or ""), []
+        for broker in [only] if only else sorted([self._config.id, *self.watching.members()]):
+            if broker != self._config.id and not network.is_up(broker):
+                silent.append(broker)
+                continue
+            after = ""
+            while True:
+                answer = await self.watching.ask(broker, "subscriptions", after=after, **wanted)
+                yield {"subscriptions": answer["subscriptions"], "done": False}
+                after = answer["next"]
+                if not after:
+                    break
+        yield {"subscriptions": [], "silent": silent, "done": True}
+
+    async def _kick_anywhere(self, request: dict[str, Any]) -> Answers:
+        text = await self._act("kick", {"client": _text(request, "client"), "broker": "", "to": ""})
+        yield {"client": request["client"], "text": text, "done": True}
+
     async def _forget(self, request: dict[str, Any]) -> Answers:
         broker = _text(request, "broker")
         if broker == self._config.id:
@@ -298,6 +339,8 @@ class Operations:
                     for secret in ("access", "view"):  # Names of users are this broker's own business.
                         tables.pop(secret)
                 return {"status": self._own_status(), "configuration": tables}
+            case "subscriptions":
+                return subscriptions_of(self._engine.site, arguments)
             case "kick":
                 return self._kick(arguments.get("client", ""), peer)
             case "drain":

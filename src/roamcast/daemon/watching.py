@@ -277,6 +277,9 @@ class Watching:
         if self._site.links_may_cycle or not self._site.links.ends:
             return
         data = encode_body(body)
+        if len(data) > NEWS_BYTES_MAX and isinstance(body, Told):
+            error = f"the answer of broker {self._site.id} is too long for the links; ask there"
+            data = encode_body(Told(body.number, {}, error))
         if len(data) > NEWS_BYTES_MAX:
             if self._complaints.is_due("size", ""):
                 log.warning("a report of %d bytes is too large for the links, and is not sent", len(data))
