@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 import socket
 import subprocess
 import threading
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.daemon.brokers import ROAMCAST, BrokerProcess, MqttClient, free_port, wait_until
 
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 TOKEN = "a token that only the tests know"
 READ_TOKEN = "another one, which may only read"
 
@@ -386,6 +389,24 @@ def test_operators_commands_tell_of_the_whole_network(chain: Chain) -> None:
     refused = command(a, "kick", "nobody")
     assert refused.returncode == 2
     assert "no broker that can be asked has a session of 'nobody'" in refused.stderr
+
+
+def test_alerts_and_dashboard_name_metrics_that_exist(chain: Chain) -> None:
+    text = chain[0].get("/metrics")[1]
+    known = set(re.findall(r"^# TYPE (\w+) \w+$", text, re.MULTILINE)) | {"up"}
+    rules = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())
+    board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    asked += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert len(asked) > 20
+    for expression in asked:
+        names = re.findall(r"\b(?:roamcast|process)_\w+", expression) or re.findall(r"\bup\b", expression)
+        assert names, expression
+        for name in names:
+            family = re.sub(r"_(bucket|sum|count)$", "", name)
+            assert {name, family} & known, f"{name} is not among the metrics"
+    places = [(one["gridPos"]["x"], one["gridPos"]["y"]) for one in board["panels"]]
+    assert len(set(places)) == len(places)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -54,6 +55,7 @@ class Metrics(Collector):
         yield from self._links()
         yield from self._tree()
         yield from self._fail_stops()
+        yield from process_metrics()
 
     def _messages(self) -> Iterator[Metric]:
         figures, traffic = self._figures, self._figures.engine.site.endpoint.traffic
@@ -106,6 +108,15 @@ class Metrics(Collector):
         for action, count in site.endpoint.traffic.denied.items():
             denied.add_metric([action], count)
         yield denied
+        refused_clients = CounterMetricFamily(
+            "roamcast_clients_refused", "Clients that were not let in, and why.", labels=["reason"]
+        )
+        for reason, count in sorted(figures.refused().items()):
+            refused_clients.add_metric([reason], count)
+        yield refused_clients
+        received, sent = figures.client_bytes()
+        yield counter("roamcast_client_received_bytes", "Bytes that clients sent.", received)
+        yield counter("roamcast_client_sent_bytes", "Bytes that were sent to clients.", sent)
         yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
         made = "Reports made while somebody looked at the network."
         yield counter("roamcast_reports", made, figures.reports())
@@ -203,6 +214,27 @@ class Metrics(Collector):
         yield changed
 
 
+def process_metrics() -> Iterator[Metric]:
+    """By the names that Prometheus made usual."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = "User and system CPU time spent in seconds."
+    yield counter("process_cpu_seconds", cpu, used.ru_utime + used.ru_stime)
+    yield gauge("process_resident_memory_bytes", "Resident memory size in bytes.", memory_bytes())
+    if os.path.isdir("/proc/self/fd"):
+        open_files = len(os.listdir("/proc/self/fd"))
+        yield gauge("process_open_fds", "Number of open file descriptors.", open_files)
+    yield gauge("process_max_fds", "Highest number of them.", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def memory_bytes() -> int:
+    """Memory of this process that is in use now; where the system does not tell, the most it ever was."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value)
 
@@ -223,6 +255,7 @@ def health(figures: BrokerFigures) -> Answer:
         "history": refusal or "ok",
         "listening": figures.is_listening(),
         "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
+        "away": figures.away(),
     } | fail_stops_of(figures) | tree_of(figures)
     status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
     return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")

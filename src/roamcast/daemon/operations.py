@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -74,6 +74,9 @@ class Running(Protocol):
     def is_listening(self) -> bool: ...
     @property
     def failed_logins(self) -> int: ...
+    @property
+    def refused(self) -> Mapping[str, int]: ...
+    def client_bytes(self) -> tuple[int, int]: ...
     async def log_in(self, user: str, password: str, address: str) -> Admitted:
         """Check a user's password; ConnectionRefused if it is wrong."""
 
@@ -94,6 +97,8 @@ class Operations:
         self._figures.is_listening = lambda: server.is_listening
         self._figures.failed_logins = lambda: server.failed_logins
         self._figures.pages = lambda: (self.http.streams, self.http.streams_dropped) if self.http else (0, 0)
+        self._figures.refused = lambda: server.refused
+        self._figures.client_bytes = server.client_bytes
         self._metrics = Metrics(self._figures)
         self.watching = Watching(self._figures, lambda: server.config, self._carry_out)
         self._figures.reports = lambda: self.watching.reports
@@ -208,7 +213,9 @@ class Operations:
             finally:
                 del self._answers[number]
         down = {link.peer: link.why for link in self._figures.links() if not link.is_up}
-        yield {"client": client, "found": False, "links_down": down, "done": True}
+        network = await self.watching.gathered()
+        away = sorted(name for name in self.watching.members() if not network.is_up(name))
+        yield {"client": client, "found": False, "links_down": down, "away": away, "done": True}
 
     async def _network(self, request: dict[str, Any]) -> Answers:
         network = await self.watching.gathered()
