@@ -530,6 +530,9 @@ class BrokerMachine(MachineBase[ClientFront]):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
 
+    def unanswered(self, client: str) -> list[str]:
+        return self.broker.locator.unanswered(client)
+
     def with_zones(self, filter: Filter) -> Filter:
         return self.broker.places.with_zones(filter)
 

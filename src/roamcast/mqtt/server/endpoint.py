@@ -160,6 +160,9 @@ class Keeper(Protocol):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         """A client did not get what was queued for it, and will not."""
 
+    def unanswered(self, client: str) -> list[str]:
+        """Brokers that may hold the client's session and have not answered."""
+
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
 
@@ -556,7 +559,9 @@ class Endpoint:
             self._serve(connection)
         else:
             self.traffic.unavailable += 1
-            self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+            names = ", ".join(self.keeper.unanswered(connection.client)) or "another broker"
+            text = f"the session may be at {names} or behind, and there was no answer from there"
+            self._end(connection, Reason.SERVER_UNAVAILABLE, text)
 
     def _serve(self, connection: MqttConnection) -> None:
         """The session cannot be found now: begin (or go on with) one that stands for it."""

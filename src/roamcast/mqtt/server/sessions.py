@@ -34,6 +34,12 @@ def client_of(name: str) -> str:
     return name.removeprefix(PROVISIONAL)
 
 
+def public_name(name: str) -> str:
+    """The name of a session for clients and logs. As a publisher, a stand-in is not its client: both count
+    what they publish."""
+    return f"{client_of(name)} (stand-in)" if name.startswith(PROVISIONAL) else name
+
+
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a SUBSCRIBE."""
 
