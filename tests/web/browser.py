@@ -77,7 +77,7 @@ class Screen:
         return bool(self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth"))
 
     def until(self, script: str) -> None:
-        """Until an expression is true on the page; Playwright's own waiting is refused by the policy."""
+        """Wait until an expression is true. Playwright's own waiting would be refused by the policy."""
         end = time.monotonic() + PATIENCE_MS / 1000
         while not self.page.evaluate(f"window.roamcastScene && ({script})"):
             assert time.monotonic() < end, script

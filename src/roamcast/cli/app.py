@@ -20,6 +20,7 @@ from roamcast.cli import (
     link,
     location,
     model,
+    network,
     pipeline,
     proxy,
     pub,
@@ -49,6 +50,7 @@ def build_app() -> typer.Typer:
     demo.register(app)
     view.register(app)
     broker.register(app)
+    network.register(app)
     proxy.register(app)
     register_own(app, pub.COMMAND)
     register_own(app, sub.COMMAND)

@@ -22,10 +22,11 @@ export interface History {
   handoff50: (number | null)[];
   handoff99: (number | null)[];
   handoffs: (number | null)[];
+  queued: (number | null)[];
 }
 
 export function emptyHistory(): History {
-  return { time: [], received: [], delivered: [], latency50: [], latency99: [], handoff50: [], handoff99: [], handoffs: [] };
+  return { time: [], received: [], delivered: [], latency50: [], latency99: [], handoff50: [], handoff99: [], handoffs: [], queued: [] };
 }
 
 export class Model {
@@ -99,6 +100,7 @@ export class Model {
       handoff50: add(before.handoff50, figures.handoff_ms?.p50 ?? null),
       handoff99: add(before.handoff99, figures.handoff_ms?.p99 ?? null),
       handoffs: add(before.handoffs, figures.handoffs_per_s ?? null),
+      queued: add(before.queued, brokers.reduce((sum, broker) => sum + (broker.queued ?? 0), 0)),
     };
   }
 }
