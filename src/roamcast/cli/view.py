@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,11 +110,8 @@ def known_places(file: Path | None) -> dict[str, Place]:
 def serve(replays: Mapping[str, Make], port: int, browser: bool) -> None:
     from roamcast.view.server import ReplayServer
 
-    with ReplayServer(replays, port) as server:
+    with ReplayServer(replays, port) as server, suppress(KeyboardInterrupt):
         print(f"The replay is at {server.url} (Ctrl-C ends it)", flush=True)
         if browser:
             webbrowser.open(server.url)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print()
+        server.serve_forever()
