@@ -191,7 +191,7 @@ export class Replay {
     const first = wanted < this.applied || key > this.applied ? key : this.applied + 1;
     if (first === 0) this.forget(header);
     for (let index = first; index <= wanted; index += 1) this.apply(this.buckets[index]!);
-    this.takeHandoffs(isJump ? wanted : first, wanted);
+    this.takeHandoffs(isJump ? wanted : first, wanted, isJump);
     this.applied = wanted;
     this.publish(header, this.buckets[wanted]!);
   }
@@ -230,7 +230,7 @@ export class Replay {
     for (const [index, isUp] of bucket.brokers ?? []) this.up.brokers[index] = Boolean(isUp);
   }
 
-  private takeHandoffs(first: number, last: number): void {
+  private takeHandoffs(first: number, last: number, isJump: boolean): void {
     const header = this.header!;
     const found: Handoff[] = [];
     for (let index = first; index <= last; index += 1)
@@ -244,7 +244,7 @@ export class Replay {
           moved,
         });
     this.model.takeHandoffs(found, performance.now());
-    if (last < this.applied) this.model.latest = found.reverse();
+    if (isJump) this.model.latest = found.reverse();
   }
 
   private alertsOf(brokers: Broker[], links: Link[], figures: Figures): Alert[] {
