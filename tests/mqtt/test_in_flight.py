@@ -14,7 +14,7 @@ starts = st.sampled_from([1, PACKET_ID_MAX - 3])
 
 
 def burst(number: int, count: int) -> Burst:
-    return Burst("p", 1, number, b"", 0.0, (b"",) * count, count)
+    return Burst("p", 1, number, b"", 0.0, (b"",) * count, count, marks=b"\0" * count)
 
 
 class Sent:
