@@ -96,6 +96,9 @@ def print_status(answer: dict[str, Any]) -> None:
     print(f"history: epoch {history['epoch']}, position {history['position']:,}: {history['refusal']}")
     for peer, why in history["refused"].items():
         print(f"history of {peer} refused: {why}")
+    if answer["unmet"]:
+        names = ", ".join(answer["unmet"])
+        print(f"never met: {names}; clients without a session here are refused until then (mobility.unmet)")
     if "tree" in answer:
         tree = answer["tree"]
         parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
