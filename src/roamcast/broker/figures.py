@@ -38,7 +38,7 @@ class Figures:
         self.handoffs: dict[str, int] = {}
         """By result."""
         self.handoff_classes = [0] * (len(HANDOFF_BOUNDS_S) + 1)
-        """How many took so long, from the attach until all that was owed had come."""
+        """Number of handoffs by duration, from the attach until all that was owed had come."""
         self.handoff_total_s = 0.0
         self.finished: deque[FinishedHandoff] = deque(maxlen=HANDOFFS_KEPT)
         self.finished_count = 0

@@ -194,9 +194,9 @@ class Link(Section, frozen=True):
     reconnect_max_s: Seconds = 15.0
     """The longest pause before connecting again."""
     heartbeat_s: Seconds = 2.0
-    """A silent link is asked for a sign of life after so long."""
+    """Seconds of silence after which the peer is asked for a sign of life."""
     timeout_s: Seconds = 10.0
-    """A link that gave no sign of life for so long is closed and opened again."""
+    """Seconds without a sign of life after which a link is closed and opened again."""
     unacknowledged_bytes_max: Bytes = 268_435_456
     """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
     and at the brokers behind this one."""
@@ -222,7 +222,7 @@ class Discovery(Section, frozen=True):
     interval_s: Seconds = 1.0
     """How often this broker announces itself."""
     forget_s: Seconds = 60.0
-    """A broker that was not heard for so long, and is not connected, is not looked for any more."""
+    """Seconds after which a broker that is neither heard nor connected is not looked for any more."""
     brokers_max: Count = 256
     """How many are remembered."""
     clock_error_max_s: Seconds | None = 300.0
@@ -313,7 +313,7 @@ class Mqtt(Section, frozen=True):
     connect_timeout_s: Seconds = 10.0
     """How long a connection may take to say who it is: for TLS, WebSocket and CONNECT together."""
     settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
-    """SUBACK waits so long, at most, until every broker knows the subscription."""
+    """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=65_535)] = 256
     """The longest client id."""
     topic_bytes_max: Annotated[int, Meta(ge=1, le=65_535)] = 4096
@@ -532,7 +532,7 @@ class Events(Section, frozen=True):
     attributes: bool = False
     """Whether attributes of notifications are written, and filters with them; the audit needs them."""
     file_s: Seconds = 60.0
-    """A file is closed, and can be read, after so long."""
+    """Seconds after which a file is closed and can be read."""
     retention_days: Annotated[float, Meta(gt=0)] | None = 30.0
     """Files older than this are deleted; "none" keeps them."""
 

@@ -162,7 +162,7 @@ class Engine:
         self._late: list[tuple[bytes, MachineEffects]] = []
         """What came of turns after that one, and what of them must be journalled."""
         self._failure = ""
-        """Why nothing is promised now."""
+        """Why new acknowledgements are refused."""
         self._retry: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._is_scheduled = False
@@ -298,7 +298,7 @@ class Engine:
     def _stop_promising(self, why: str) -> None:
         """The site may be ahead of the journal: nothing of that turn may be seen before it is written."""
         if not self._failure:
-            log.error("nothing is promised now, and what was promised is kept: %s", why)
+            log.error("journal unavailable, refusing new acknowledgements; stored messages are safe: %s", why)
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._deadline = None

@@ -37,7 +37,7 @@ CONNECTIONS_MAX = 64
 """Connections at once; the one that has been silent for longest gives way."""
 STREAM_BUFFER_BYTES = 65_536
 STREAM_WRITING_S_MAX = 10.0
-"""The reader of a stream that takes nothing for so long is dropped."""
+"""Seconds after which the reader of a stream that takes nothing is dropped."""
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"

@@ -14,10 +14,10 @@ import msgspec
 from roamcast.daemon.reports import AlertRow, BrokerRow, ClientRow, LinkRow, Percentiles, Report, percentiles
 
 SILENT_S = 4.0
-"""A broker that has reported nothing for so long counts as down."""
+"""Seconds without a report after which a broker counts as down."""
 HANDOFFS_KEPT = 4096
 RECENT_S = 60.0
-"""Percentiles of the network are those of the handoffs of so many last seconds."""
+"""Seconds of handoffs that the percentiles of the network are taken from."""
 CLOCK_ERROR_S = 2.0
 """How far the clocks of brokers may differ before a handoff of now is taken for an old one."""
 CLIENTS_MAX = 500_000

@@ -193,7 +193,7 @@ class Server:
         return len(self._clients)
 
     def _room(self) -> int:
-        """How many connections there may be: as many as are configured, if the system allows so many."""
+        """How many connections there may be: as many as are configured, or as the system allows."""
         wanted = self.config.quotas.connections_max
         room = room_for(wanted)
         if room < wanted:

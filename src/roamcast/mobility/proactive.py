@@ -625,7 +625,7 @@ class Proactive(MobilityProtocol):
 
 
 def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
-    """So many notifications from the front."""
+    """Take `count` notifications from the front."""
     taken = []
     for burst in bursts:
         if count <= 0:

@@ -53,9 +53,9 @@ STRANGERS_MAX = 64
 STRANGERS_PER_HOST_MAX = 32
 """Of these from one host; past it the oldest of that host gives way to a new one, which may be a peer."""
 REFUSED_FACTOR = 4
-"""After a refusal the pause is so many times the longest one: somebody has to change something first."""
+"""Factor of the longest pause, after a refusal: somebody has to change something first."""
 STABLE_S = 1.0
-"""A connection that was up for so long was a success: the pauses begin anew."""
+"""Seconds after which a connection counts as a success, so that the pauses begin anew."""
 LATE_S = 0.5
 """What comes later than this from a connection was sent after its rival came: its process is alive."""
 ALIVE_SHARE = 0.6

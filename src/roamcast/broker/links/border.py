@@ -84,7 +84,7 @@ REASONS: dict[str, str] = {
 BROKERS_MAX = 10_000
 """Brokers behind one peer."""
 ATTACHED_S = 10.0
-"""After so long at this broker nothing of a client is on its way from another any more."""
+"""Seconds at this broker after which nothing of a client is on its way from another any more."""
 NUMBER_MAX = 1 << 62
 """No counter comes as far; sums of larger ones would not fit into a message."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -73,7 +73,7 @@ from roamcast.state import State
 
 NO_PLACES = "where brokers move, filters on the client's own state are not offered"
 ROUNDS_WAITED = 2.5
-"""A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
+"""Rounds of the election that an unknown client waits, so that a tree can form."""
 
 
 class MovingMachine(MachineBase[MqttFront]):

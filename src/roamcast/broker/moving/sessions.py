@@ -60,7 +60,7 @@ from roamcast.protocol.messages import (
 from roamcast.state import State
 
 INSISTS_S = 5.0
-"""So long after an attach an answer to it may come."""
+"""Seconds after an attach within which an answer to it may come."""
 
 
 class Missed(Message, frozen=True):

@@ -96,9 +96,9 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     keep_alive_max_s: int = 0
     """The longest keep-alive a client may ask for; 0: any."""
     settle_timeout_s: float = 5.0
-    """SUBACK waits at most so long for the subscription to be known everywhere."""
+    """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
     locate_timeout_s: float = 10.0
-    """CONNACK waits at most so long for the session."""
+    """Seconds that CONNACK waits, at most, for the session."""
     subscriptions_max: int = 1000
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
@@ -854,7 +854,7 @@ class Endpoint:
             session.will_timer = self.timers.set(at, ("will", client))
 
     def _begin_expiry(self, session: MqttSession) -> None:
-        """It ends so long after its connection did."""
+        """The session ends this many seconds after its connection did."""
         if not session.expiry_s:
             self.inputs.append(SessionOver(session.client))
         elif session.expiry_s != NEVER:
