@@ -97,8 +97,8 @@ class _Building:
             self._sent.setdefault(node, row.time)
         elif is_ours and row.kind == "acknowledged" and node in self._brought:
             began = self._sent.pop(node, row.time)
-            key = "deliver", node, self._client
-            self._add(f"deliver {self._client}", node, began, row.time, key, kind=CONSUMER)
+            last = "deliver", node, self._client
+            self._add(f"deliver {self._client}", node, began, row.time, last, kind=CONSUMER)
             self._is_over = True
 
     def _add(
