@@ -15,7 +15,7 @@ import msgspec
 
 from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.core import BrokerCore, CoreSettings
-from roamcast.broker.draining import Draining, HandAway
+from roamcast.broker.draining import SLICE_SESSIONS, Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
@@ -149,11 +149,11 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._out = out = MachineEffects()
         kinds, of_clients = front.kinds, []
         for item in inputs:
-            if type(item) is ReceivedInProcess:
+            if type(item) in kinds:
+                of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
                 front.inputs.append(item)
-            elif type(item) in kinds:
-                of_clients.append(item)
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -171,7 +171,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         if self.news.heard:
             out.news, self.news.heard = self.news.heard, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     @property
@@ -189,11 +189,12 @@ class BrokerMachine(MachineBase[ClientFront]):
         return end is not None and end.is_up
 
     def deadline(self) -> float | None:
-        timers = self.broker.timers
-        of_broker = timers[0][0] if timers else None
-        if self._waits_for_peers:
+        broker = self.broker
+        of_broker = broker.timers[0][0] if broker.timers else None
+        if broker.locator.unmet and self._waits_for_peers:
             of_broker = min(self._meet_until, of_broker or self._meet_until)
-        of_clients = self.front.timers.next() if self.front.timers is not None else None
+        timers = self.front.timers
+        of_clients = timers.next() if timers is not None else None
         retained = self.retained
         if (retained.recalls or retained.untold) and self._next_slice() is not None:
             return 0.0
@@ -330,8 +331,11 @@ class BrokerMachine(MachineBase[ClientFront]):
             case SessionSought(client, number):
                 self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
-                self.front.send_away(reference)
-                self.front.inputs.append(CommandGiven(HandAway(destination)))
+                are_connected = self.front.send_away(reference, SLICE_SESSIONS)
+                self.front.inputs.append(CommandGiven(HandAway(destination, not are_connected)))
+                self._run()
+                if are_connected or self.draining.are_left:
+                    self._out.deferred = [*self._out.deferred, item]
             case Tick():
                 self._on_tick(item)
             case LinkSlowed(peer, is_slow):

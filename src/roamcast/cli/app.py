@@ -28,6 +28,7 @@ from roamcast.cli import (
     sub,
     trace,
     user,
+    view,
 )
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
 from roamcast.errors import InputError
@@ -47,6 +48,7 @@ def build_app() -> typer.Typer:
     # One line for each module of commands, in the order in which --help lists them. Their heavy
     # imports belong inside the commands: this is run at every start.
     demo.register(app)
+    view.register(app)
     broker.register(app)
     network.register(app)
     proxy.register(app)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,9 +32,9 @@ from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.gate import Gate
+from roamcast.daemon.health import announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.http import Answer, HttpServer, Problem, Request, Stream
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.reports import Ask
 from roamcast.daemon.trees import Trees
 from roamcast.daemon.watching import Watching
@@ -46,6 +47,7 @@ from roamcast.storage.kept_out import KeptOut
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.metrics import Metrics
 
 log = logging.getLogger("roamcast")
 
@@ -99,7 +101,6 @@ class Operations:
         self._figures.pages = lambda: (self.http.streams, self.http.streams_dropped) if self.http else (0, 0)
         self._figures.refused = lambda: server.refused
         self._figures.client_bytes = server.client_bytes
-        self._metrics = Metrics(self._figures)
         self.watching = Watching(self._figures, lambda: server.config, self._carry_out)
         self._figures.reports = lambda: self.watching.reports
         gate = Gate(lambda: server.config, server.log_in, server.login_objection)
@@ -157,6 +158,13 @@ class Operations:
         if not self._config.serves_view:
             raise Problem(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz; view.enabled = true adds more")
         return await self._api.answer(request)
+
+    @cached_property
+    def _metrics(self) -> Metrics:
+        # Prometheus's library takes 3 MB: it is loaded where it has something to do.
+        from roamcast.daemon.metrics import Metrics
+
+        return Metrics(self._figures)
 
     async def _announce(self) -> None:
         while True:

@@ -54,13 +54,13 @@ from roamcast.net.buffered import Buffered
 from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused, auth
 from roamcast.net.complaints import Complaints
 from roamcast.net.doorway import Doorway
+from roamcast.net.flapping import Flapping
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
-from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
 
@@ -118,6 +118,7 @@ class Server:
         self._doorways: list[Doorway] = []
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
+        self._flapping = Flapping()
         self._complaints = Complaints()
         self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
@@ -243,7 +244,11 @@ class Server:
             if source is not None:
                 self.strangers.rename(stranger, source[0])
         client = ClientConnection(self, listener, stranger, source)
-        protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
+        protocol: asyncio.Protocol = client
+        if listener.is_websocket:
+            from roamcast.net.websocket import WebSocketConnection
+
+            protocol = WebSocketConnection(client, listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 
@@ -364,16 +369,26 @@ class Server:
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     async def _watch_memory(self) -> None:
-        """Let queues give up their oldest when all of them together hold too much."""
+        """Look at the queues now and then, also where little comes for many of them."""
+        self.engine.watch_memory = self._look_at_memory
         while True:
-            limit = self.config.quotas.buffered_bytes_max
-            queued = self.site.queued_bytes
-            if queued > limit:
-                held = held_bytes(self.site.stored(), queued, self.buffered)
-                if held > limit:
-                    self._warn_of_memory(limit)
-                    self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
-            await asyncio.sleep(WATCH_OFTEN_S if 2 * queued > limit else SWEEP_S)
+            is_half_full = 4 * self._look_at_memory() < self.config.quotas.buffered_bytes_max
+            await asyncio.sleep(WATCH_OFTEN_S if is_half_full else SWEEP_S)
+
+    def _look_at_memory(self) -> int:
+        """Let queues give up their oldest when all of them together hold too much.
+
+        Says how much may be journalled before the next look: half of what there is room for, so that large
+        messages are noticed in time.
+        """
+        limit = self.config.quotas.buffered_bytes_max
+        queued = self.site.queued_bytes
+        if queued > limit:
+            held = held_bytes(self.site.stored(), queued, self.buffered)
+            if held > limit:
+                self._warn_of_memory(limit)
+                self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
+        return max(limit // 32, (limit - queued) // 2)
 
     def _warn_of_memory(self, limit: int) -> None:
         why = f"more than {limit} bytes are queued: the longest queues give up their oldest"
@@ -469,7 +484,21 @@ class Server:
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
+        self._check_flapping(client_id, connect)
         return admitted
+
+    def _check_flapping(self, client_id: str, connect: Connect) -> None:
+        """Refuse a client that moves between brokers more often than its quota allows."""
+        per_minute = self.config.quotas.handoffs_per_client_per_minute_max
+        moves = not connect.clean_start and client_id not in self.site.endpoint.sessions
+        if per_minute is None or not moves or not self.site.links.ends:
+            return
+        pause_s = self._flapping.pause_s(client_id, per_minute, time.monotonic())
+        if pause_s:
+            if self._complaints.is_due(client_id, "flapping"):
+                log.warning("%s is refused: it moved here %d times within a minute", client_id, per_minute)
+            text = f"more than {per_minute} handoffs per minute; try again in {pause_s:.0f} s"
+            raise ConnectionRefused(Reason.CONNECTION_RATE_EXCEEDED, text)
 
     async def _meet(self) -> None:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""

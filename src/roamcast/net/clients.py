@@ -19,7 +19,7 @@ from roamcast.mqtt.codec.reading import CONNECT, Limits, cut, parse, parse_conne
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
-from roamcast.net.buffered import Buffered, joined
+from roamcast.net.buffered import SHARED_BYTES_MIN, Buffered, joined
 from roamcast.net.handshake import line
 from roamcast.net.strangers import Stranger
 from roamcast.net.tls import PeerCertificate
@@ -421,7 +421,13 @@ class ClientConnection(asyncio.Protocol):
     # --- going out ---
 
     def write_all(self, parts: list[bytes]) -> None:
-        """Write one after the other, and copy only what is small."""
+        """Write two or more parts one after the other, and copy only what is small."""
+        if len(parts) == 2 and len(parts[0]) + len(parts[1]) < SHARED_BYTES_MIN:
+            self.write(parts[0] + parts[1])  # An answer and a delivery, most often.
+            return
+        if max(map(len, parts)) < SHARED_BYTES_MIN:
+            self.write(b"".join(parts))
+            return
         for part in joined(parts):
             self.write(part)
 

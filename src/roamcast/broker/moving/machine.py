@@ -148,7 +148,7 @@ class MovingMachine(MachineBase[MqttFront]):
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     def deadline(self) -> float | None:

@@ -8,6 +8,7 @@ about routing or mobility.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -189,6 +190,7 @@ class Endpoint:
             "unfinished", "unread",
         ),
     )  # fmt: skip
+    __slots__ = __state__.names
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
@@ -277,9 +279,10 @@ class Endpoint:
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
-        session = MqttSession(client, owner=owner)
         if capsule:
             session, recalls = MqttSession.unpack(client, capsule, owner)
+        else:
+            session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
@@ -296,6 +299,9 @@ class Endpoint:
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
+        if stand_in is not None and stand_in.owner == owner:
+            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
@@ -530,7 +536,8 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
-        present = self._present.pop(client, True)
+        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
         is_own = answer.assigned_client_id or answer.authentication_method
         written = write if is_own else connack
@@ -750,11 +757,12 @@ class Endpoint:
 
     # --- maintenance ---
 
-    def send_away(self, reference: str) -> None:
-        """Close all connections, and refuse new ones: there is another broker."""
+    def send_away(self, reference: str, count_max: int) -> bool:
+        """Close so many connections and refuse new ones: there is another broker. True if some are left."""
         self._elsewhere = reference
-        for connection in list(self.connections.values()):
+        for connection in list(islice(self.connections.values(), count_max)):
             self._send_elsewhere(connection)
+        return bool(self.connections)
 
     def _send_elsewhere(self, connection: MqttConnection) -> None:
         self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)
@@ -845,6 +853,7 @@ class Endpoint:
             self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
+        session.forget_deliveries()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
             self._publish_will(session, will)
