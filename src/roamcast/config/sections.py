@@ -251,8 +251,14 @@ class Mobility(Section, frozen=True):
     """How long to look for a session before a broker counts as unreachable."""
     meet_timeout_s: Seconds = 5.0
     """After a start: how long clients wait for the first link, over which a peer confirms that this broker
-    has its newest history, and how long questions about sessions wait for peers that were never met. A broker
-    that began with an empty folder and has met no peer waits until it meets one, or an operator decides."""
+    has its newest history, and how long questions about sessions wait for a peer that is new in the
+    configuration. A broker that began with an empty folder and has met no peer waits until it meets one, or
+    an operator decides."""
+    unmet: Literal["wait", "serve"] = "wait"
+    """While a broker that began with an empty folder has never met all its peers, one of them may hold the
+    session: refuse clients that have none here with 0x88, until all peers were met once, are removed from the
+    configuration or an operator accepts the history; or serve them with a new session after
+    meet_timeout_s."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)

@@ -276,7 +276,7 @@ class Server:
             mobility=msgspec.structs.replace(
                 self.config.mobility, unreachable=config.mobility.unreachable,
                 locate_timeout_s=config.mobility.locate_timeout_s,
-                meet_timeout_s=config.mobility.meet_timeout_s,
+                meet_timeout_s=config.mobility.meet_timeout_s, unmet=config.mobility.unmet,
             ),
             log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip

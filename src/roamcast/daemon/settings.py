@@ -78,6 +78,7 @@ def site_settings(config: Config) -> MachineSettings:
         border=None if config.mobility.protocol in MOBILE_PROTOCOLS else border_rules(config),
         peers=tuple(peer.id for peer in config.peers if not peer.is_guest),
         meet_timeout_s=mobility.meet_timeout_s,
+        serves_unmet=mobility.unmet == "serve",
         election=config.election,
         seen_max=mobility.seen_max,
     )
