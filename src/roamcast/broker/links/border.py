@@ -35,6 +35,7 @@ from roamcast.broker.links.reach import (
     Reaches,
 )
 from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRules, Translation
+from roamcast.broker.news import NEWS_BYTES_MAX, News
 from roamcast.broker.reunion import ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
 from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
@@ -84,7 +85,7 @@ REASONS: dict[str, str] = {
 BROKERS_MAX = 10_000
 """Brokers behind one peer."""
 ATTACHED_S = 10.0
-"""After so long at this broker nothing of a client is on its way from another any more."""
+"""Seconds at this broker after which nothing of a client is on its way from another any more."""
 NUMBER_MAX = 1 << 62
 """No counter comes as far; sums of larger ones would not fit into a message."""
 SESSIONS_GONE_MAX = 1_000
@@ -94,7 +95,7 @@ WITHHELD = encode_attributes({TOPIC: "$withheld"})
 EXPIRED = b"\x02\0\0\0\0"
 """The MQTT property that says: a message that is as old as 0 s is not delivered any more."""
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
-OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied)
+OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied, News)
 
 
 class Refused(Exception):
@@ -153,6 +154,7 @@ class Border:
             AttachRequest: self._check_request,
             Locate: self._check_locate,
             WhereIs: self._check_where_is,
+            News: self._check_news,
             Claims: self._check_claims,
             Update: self._check_update,
             Settled: self._check_settled,
@@ -466,6 +468,13 @@ class Border:
     def _check_where_is(self, peer: str, origin: str, guard: Guard, message: WhereIs) -> Message:
         if self._broker.hop_of(message.asker) != peer:
             raise Refused("source")
+        return message
+
+    def _check_news(self, peer: str, origin: str, guard: Guard, message: News) -> Message:
+        if self._broker.hop_of(message.origin) != peer or self._broker.is_guest(message.origin):
+            raise Refused("source")
+        if len(message.body) > NEWS_BYTES_MAX:
+            raise Refused("quota")
         return message
 
     def _check_claims(self, peer: str, origin: str, guard: Guard, message: Claims) -> Message:
