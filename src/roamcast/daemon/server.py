@@ -255,7 +255,7 @@ class Server:
             return
         self.config = msgspec.structs.replace(
             self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
-            view=config.view, quotas=config.quotas,
+            view=config.view, quotas=config.quotas, steering=config.steering,
             log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip
         self._connections_max = self._room()
