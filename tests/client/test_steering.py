@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,8 +85,9 @@ def test_a_client_follows_the_reference_of_a_broker_that_is_drained(sites: tuple
             roamcast.connect(b.address, client_id="station") as station,
         ):
             await car.subscribe("news", qos=2)
-            command = [ROAMCAST, "broker", "drain", "--data", "data", "--to", "b", "--reference", b.address]
-            await asyncio.to_thread(subprocess.run, command, cwd=a.folder, check=True, timeout=60)
+            command = f"{ROAMCAST} broker drain --data data --to b --reference {b.address}".split()
+            drain = await asyncio.create_subprocess_exec(*command, cwd=a.folder)
+            assert await drain.wait() == 0
             await comes(car, b)
             assert car.session_present
             await station.publish("news", "all is well", qos=2)

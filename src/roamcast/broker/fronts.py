@@ -82,6 +82,7 @@ class MqttFront(Endpoint):
     kinds: frozenset[Any] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
 
     __state__ = State("mqtt-front")
+    __slots__ = ()
 
     @property
     def of_core(self) -> Front:

@@ -149,11 +149,11 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._out = out = MachineEffects()
         kinds, of_clients = front.kinds, []
         for item in inputs:
-            if type(item) is ReceivedInProcess:
+            if type(item) in kinds:
+                of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
                 front.inputs.append(item)
-            elif type(item) in kinds:
-                of_clients.append(item)
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -171,7 +171,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         if self.news.heard:
             out.news, self.news.heard = self.news.heard, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     @property
@@ -180,11 +180,12 @@ class BrokerMachine(MachineBase[ClientFront]):
         return bool(self.broker.locator.unmet) and self.history.is_settled
 
     def deadline(self) -> float | None:
-        timers = self.broker.timers
-        of_broker = timers[0][0] if timers else None
-        if self._waits_for_peers:
+        broker = self.broker
+        of_broker = broker.timers[0][0] if broker.timers else None
+        if broker.locator.unmet and self._waits_for_peers:
             of_broker = min(self._meet_until, of_broker or self._meet_until)
-        of_clients = self.front.timers.next() if self.front.timers is not None else None
+        timers = self.front.timers
+        of_clients = timers.next() if timers is not None else None
         retained = self.retained
         if (retained.recalls or retained.untold) and self._next_slice() is not None:
             return 0.0
@@ -528,6 +529,9 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
+
+    def unanswered(self, client: str) -> list[str]:
+        return self.broker.locator.unanswered(client)
 
     def with_zones(self, filter: Filter) -> Filter:
         return self.broker.places.with_zones(filter)

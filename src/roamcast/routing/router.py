@@ -250,6 +250,11 @@ class Router:
 
     # --- routing ---
 
+    @property
+    def known_routes(self) -> Mapping[bytes, Route]:
+        """Routes that were looked up before; `route` finds the others."""
+        return {} if self.strategy == "flooding" else self.table.routes
+
     def route(self, attributes: bytes) -> Route:
         """Who wants a notification with these attributes; the caller leaves out where it came from."""
         table = self.table

@@ -148,7 +148,7 @@ class MovingMachine(MachineBase[MqttFront]):
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     def deadline(self) -> float | None:
@@ -496,6 +496,9 @@ class MovingMachine(MachineBase[MqttFront]):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
+
+    def unanswered(self, client: str) -> list[str]:
+        return []
 
     def with_zones(self, filter: Filter) -> Filter:
         return with_zones(filter, {})

@@ -20,7 +20,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.bursts import Frames, cut_bursts
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.fields import VARIABLE_MAX
-from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive
+from roamcast.mqtt.codec.packet_ids import consecutive, encode_id
 from roamcast.mqtt.codec.packets import Connack, Packet, Publish, PublishProperties
 from roamcast.mqtt.codec.properties import publish_properties
 from roamcast.mqtt.codec.reading import cut, needed, parse
@@ -388,7 +388,7 @@ class ClientSession:
         self._note(self.outgoing.on_pubrec(packet.packet_id, packet.reason, _text(packet)))
         if not packet.reason.failed:
             if self.outgoing.is_known(packet.packet_id):
-                self._out.append(bytes((PUBREL, 2)) + ENCODED[packet.packet_id - 1])
+                self._out.append(bytes((PUBREL, 2)) + encode_id(packet.packet_id))
             else:
                 unknown = packets.Pubrel(packet.packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND)
                 self._out.append(write(unknown, self.version))

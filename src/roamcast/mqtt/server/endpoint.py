@@ -162,6 +162,9 @@ class Keeper(Protocol):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         """A client did not get what was queued for it, and will not."""
 
+    def unanswered(self, client: str) -> list[str]:
+        """Brokers that may hold the client's session and have not answered."""
+
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
 
@@ -192,6 +195,7 @@ class Endpoint:
             "unfinished", "unread",
         ),
     )  # fmt: skip
+    __slots__ = __state__.names
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
@@ -300,6 +304,9 @@ class Endpoint:
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
+        if stand_in is not None and stand_in.owner == owner:
+            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
@@ -534,7 +541,8 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
-        present = self._present.pop(client, True)
+        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
         is_own = answer.assigned_client_id or answer.authentication_method
         written = write if is_own else connack
@@ -556,7 +564,9 @@ class Endpoint:
             self._serve(connection)
         else:
             self.traffic.unavailable += 1
-            self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+            names = ", ".join(self.keeper.unanswered(connection.client)) or "another broker"
+            text = f"the session may be at {names} or behind, and there was no answer from there"
+            self._end(connection, Reason.SERVER_UNAVAILABLE, text)
 
     def _serve(self, connection: MqttConnection) -> None:
         """The session cannot be found now: begin (or go on with) one that stands for it."""
@@ -863,6 +873,7 @@ class Endpoint:
             self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
+        session.forget_deliveries()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
             self._publish_will(session, will)
