@@ -557,6 +557,35 @@ class StateSection(Section, frozen=True):
     """The highest value it can have."""
 
 
+PlaceText = Annotated[
+    str, Meta(pattern=r"^(-?\d{1,3}(\.\d+)?,-?\d{1,3}(\.\d+)?)?$", description="LATITUDE,LONGITUDE")
+]
+
+
+class SteeringBroker(Section, frozen=True):
+    """A broker that clients can be sent to; write one [[steering.broker]] for each."""
+
+    id: Name
+    """Its id."""
+    address: Endpoint
+    """Where clients reach it."""
+    position: PlaceText = ""
+    """Where it is, as 43.263,-2.935, for clients that say where they are; empty: distance does not count."""
+
+
+class Steering(Section, frozen=True):
+    """Where clients are told to go next (docs/client.md)."""
+
+    signals: PathText = ""
+    """A file with a line `NAME BROKER` for each access point (BSSID) or cell that clients can hear."""
+    clients_max: Count | None = None
+    """With so many clients connected, those whose session is not here are sent to `overflow`: CONNACK says
+    "use another server", and where."""
+    overflow: str = ""
+    """The id of that broker, which must be one of those below."""
+    brokers: tuple[SteeringBroker, ...] = field(name="broker", default=())
+
+
 class Location(Section, frozen=True):
     """Logical mobility: filters that depend on where the client is; the same at every broker."""
 
@@ -602,6 +631,7 @@ class Config(Section, frozen=True):
     log: Log = Log()
     events: Events = Events()
     location: Location = Location()
+    steering: Steering = Steering()
 
     @property
     def serves_view(self) -> bool:
