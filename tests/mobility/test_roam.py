@@ -17,6 +17,7 @@ from roamcast.mobility import MobilityProtocol, Settings
 from roamcast.mobility.multi_hop_handoff import Hold, Reference, SubMigration
 from roamcast.mobility.prediction import Predictor
 from roamcast.mobility.roam import CopyServed, DropCopy, FeedCopy, Roam, Spread, StoreCopy
+from roamcast.protocol.messages import Hello
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.records import Row
@@ -145,12 +146,14 @@ class Observed(Roam):
     name = "roam_observed"
     seen: ClassVar[Counter[str]] = Counter()
 
-    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
-        copy = self.copies.get(client)
-        self.seen["came back to a copy of an earlier stay"] += copy is not None and moves > copy.moves + 1
-        super().serve_ahead(client, owner, moves, received)
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
+        client, copy = hello.client, self.copies.get(hello.client)
+        is_earlier = copy is not None and hello.moves > copy.moves + 1
+        self.seen["came back to a copy of an earlier stay"] += is_earlier
+        received = super().serve_ahead(hello, is_asked)
         is_served = copy is not None and self.host.is_read(client, copy.queue)
         self.seen["served before the session came"] += is_served
+        return received
 
     def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
         copy = self.copy_of(message)

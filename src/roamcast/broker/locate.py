@@ -15,7 +15,7 @@ confirmation does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -107,11 +107,14 @@ class Locator:
 
     # --- at the broker where the client is ---
 
-    def ask(self, here: ClientHere, connection: int, hello: Hello) -> None:
-        """Get the session here, for a client that has attached."""
+    def ask(
+        self, here: ClientHere, connection: int, hello: Hello, received: Mapping[str, int] | None = None
+    ) -> None:
+        """Get the session here, for a client that has attached; `received` if it says more than `hello`."""
         broker = self._broker
+        had = hello.received if received is None else dict(received)
         here.request = AttachRequest(
-            hello.client, broker.id, connection, hello.moves, hello.received, owner=hello.owner
+            hello.client, broker.id, connection, hello.moves, had, owner=hello.owner
         )
         if here.departed is not None:
             here.on(Event.FOLLOWED)

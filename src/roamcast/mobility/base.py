@@ -23,7 +23,7 @@ from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.moving.mobile import MOBILE_PROTOCOLS
-from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.messages import Cause, Hello, Message, Update
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue
 from roamcast.protocol.session import Session
@@ -290,11 +290,14 @@ class MobilityProtocol:
         """The client is attached at another broker, which asks for the session. It is not attached here."""
         self.host.hand_over(session, destination)
 
-    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
-        """The client is attached here and its session has been asked for: a copy may serve it meanwhile.
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
+        """The client is attached here and its session is not: a copy may serve the client meanwhile.
 
-        Only here can a protocol do something for a client whose session is not there yet.
+        Only here can a protocol do something for a client whose session is not there yet. Returns what
+        the request for the session says that the client has received; with `is_asked`, a request for an
+        earlier attach here is already on its way.
         """
+        return hello.received
 
     def on_end(self, session: Session) -> None:
         """The session is over, and nothing is owed to it. No handoff of it is under way."""

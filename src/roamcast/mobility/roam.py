@@ -36,7 +36,7 @@ from roamcast.mobility.multi_hop_handoff import Hold, MultiHopHandoff, Reference
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.mobility.prediction import Predictor, second_order
 from roamcast.mobility.proactive_messages import ClientGone
-from roamcast.protocol.messages import Cause, Message
+from roamcast.protocol.messages import Cause, Hello, Message
 from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -324,13 +324,14 @@ class Roam(MultiHopHandoff):
         if self.copy_of(message) is not None:
             del self.copies[message.client]
 
-    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
         """The client is here and its session is not: it reads from the copy, if it was nowhere else since."""
-        copy = self.copies.get(client)
-        if copy is not None and copy.owner == owner and moves == copy.moves + 1:
+        copy = self.copies.get(hello.client)
+        if copy is not None and copy.owner == hello.owner and hello.moves == copy.moves + 1:
             self.figures["served"] += 1
-            copy.queue.rewind(received.get(STREAM, 0))
-            self.host.deliver_from(client, copy.queue)
+            copy.queue.rewind(hello.received.get(STREAM, 0))
+            self.host.deliver_from(hello.client, copy.queue)
+        return hello.received
 
     # --- the session follows: a multi-hop handoff whose list begins with the copy ---
 
