@@ -263,7 +263,6 @@ class Locator:
         asking everyone. Others who wait for each other might wait for ever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
-        trail = broker.protocol.trail_of(request.client)
         if not broker.is_reachable(request.broker):
             return  # It was forgotten: a session that went there would be lost.
         if request.broker == broker.id:
@@ -275,7 +274,14 @@ class Locator:
             broker.send(here.asked, msgspec.structs.replace(request, detours=request.detours + 1))
         elif here is not None and here.request is not None and not here.asked and request.deferred:
             here.wait(request)
-        elif trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
+        else:
+            self._follow_trail(sender, request)
+
+    def _follow_trail(self, sender: str, request: AttachRequest) -> None:
+        """Pass a request on where the protocol says that the session is to be found."""
+        broker = self._broker
+        trail = broker.protocol.trail_of(request.client)
+        if trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
             broker.send(trail, request)
         else:
             broker.send(request.broker, HolderUnknown(request.client, request.connection))

@@ -153,8 +153,8 @@ class Host(Protocol):
         The client is the subscriber, unless its protocol has another name for it (`subscriber_of`).
         """
 
-    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
-        """Where entries of such a subscriber lead; without any, the only peer with advertisements."""
+    def way_to(self, client: str, client_named: Callable[[str], str]) -> str | Owner | None:
+        """Where entries of the client lead; see `Router.way_to`."""
 
     def divert(
         self,

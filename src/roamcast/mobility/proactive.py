@@ -177,6 +177,8 @@ class Proactive(MobilityProtocol):
             stay = self.current[client] = Stay(session, self.open_store(client, 0))
         elif came_from == self.host.id:
             stay = self.current[client]
+            # A copy that served the client is asked for what it has left, so it must not forget that.
+            self.forget_copy(stay, self.read_elsewhere(stay, received))
             self.deactivate(stay)
         else:
             stay = self.current[client] = self.move_in(session, came_from)
