@@ -582,7 +582,8 @@ BREAKAGES: dict[type[Proactive], tuple[str, str, dict[str, str]]] = {
     ServesTwice: (
         "duplicate",
         "brokers a-b a-c\nlink 0.03\nat 0 s attach a\nat 0 p attach c\nat 1 s subscribe x > 0\nat 2 s leave\n"
-        'at 3 p publish {"x": 1}\nat 4 a crash\nat 4.5 s attach b\nat 6 s attach a\nat 7 p publish {"x": 2}\n',
+        'at 3 p publish {"x": 1}\nat 4 a crash\nat 4.5 s attach b\nat 6 s attach a\n'
+        'at 7 p publish {"x": 2}\n',
         {"a": "b"},
     ),
     # s has read p/1 at b, and comes to c before c has heard that its own copy is of no use any more.

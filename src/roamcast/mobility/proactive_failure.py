@@ -66,7 +66,6 @@ from roamcast.mobility.proactive_messages import (
 )
 from roamcast.mobility.proactive_state import Remote, Stay, Store, uncovered
 from roamcast.protocol.messages import Message
-from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
 from roamcast.state import State
 
