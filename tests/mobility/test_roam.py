@@ -276,7 +276,7 @@ class SpreadsTooEarly(Roam):
         super().spread(session)
         hold.own = own
 
-    def is_complete(self, queue: DeliveryQueue, spread: Spread) -> bool:
+    def is_aligned(self, queue: DeliveryQueue, spread: Spread) -> bool:
         return True
 
 

@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True):
     """How often neighbours that store for each other's clients say that they are there; "none": never."""
     heartbeats_missed_max: int = 3
     """For how many periods nothing may be heard of a neighbour before it counts as failed."""
-    copies_max: int = 3
+    copies_max: int = 8
     """Brokers that keep a copy of one client's queue, at most: those where it is likely to appear."""
     copies_after_s: float | None = None
     """How long a client stays before its copies begin; "none": when it leaves."""

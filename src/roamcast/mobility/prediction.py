@@ -53,8 +53,11 @@ class Predictor:
         if previous:
             _count(self._second.setdefault(previous, {}), destination)
 
-    def predict(self, previous: str) -> list[str]:
-        """Where a client that came from there may go next, the most likely first."""
+    def predict(self, previous: str, mass: float = 1.0) -> list[str]:
+        """Where a client that came from there may go next, the most likely first.
+
+        No more brokers than make up the probability `mass`.
+        """
         second = self._second.get(previous, {})
         seen = sum(second.values())
         trust = seen / (seen + MOVES_TO_TRUST)
@@ -62,7 +65,14 @@ class Predictor:
         likely = {one: (1 - trust) * weight / total for one, weight in self._first.items()}
         for one, weight in second.items():
             likely[one] = likely.get(one, 0.0) + trust * weight / seen
-        return sorted(likely, key=lambda one: (-likely[one], one))
+        chosen: list[str] = []
+        covered = 0.0
+        for one in sorted(likely, key=lambda one: (-likely[one], one)):
+            if covered >= mass:
+                break
+            chosen.append(one)
+            covered += likely[one]
+        return chosen
 
 
 def second_order(model: str) -> Mapping[str, Mapping[str, Mapping[str, float]]]:

@@ -1,21 +1,21 @@
 """Roam: a multi-hop handoff that is over before it begins, where the client was expected. See docs/roam.md.
 
-The holder of a session keeps copies of the client's queue at the few brokers where the
-client is likely to appear next (`prediction.py`). A copy begins when the client leaves
-(or has stayed for `copies_after_s`), and the holder feeds it with whatever it queues, in
-the order in which it queues it. So every copy is a prefix of one sequence, and what a client
-says it has received means the same at every broker.
+The holder of a session keeps copies of the head of the client's queue at the few brokers where
+the client is likely to appear next (`prediction.py`). A copy begins when the client leaves
+(or has stayed for `copies_after_s`), and the holder feeds it with what it queues, in the order
+in which it queues it, until the copy has `HEAD_MAX` notifications. So every copy is a prefix of
+one sequence, and what a client says it has received means the same at every broker.
 
 A client that attaches where its copy is reads at once, from what it has not received: zero
 round trips. Behind that the session comes by a plain multi-hop handoff. Its list of what is to
-be read begins with the copy, which is already there; the former holder forgets its own when
-the copy has taken its place. The other copies go. A client that attaches elsewhere is handed
-off as in `multi_hop_handoff`.
+be read begins with the copy, which is already there; the former holder forgets what the copy
+has, and the rest is pulled while the client reads. The other copies go. A client that attaches
+elsewhere is handed off as in `multi_hop_handoff`.
 
     StoreCopy    holder to copy     a copy begins: what is queued, after `base`
     FeedCopy     holder to copy     what was queued since
     DropCopy     holder to copy     the copy is of no use any more
-    CopyServed   copy to holder     the token is here and the copy is the queue: forget yours
+    CopyServed   copy to holder     the token is here and the copy is (the head of) the queue: forget that
 
 A copy is of one stay: the attach number tells the messages of two holders apart, and the
 client's own count of attaches tells whether it has been elsewhere since. A client that does
@@ -24,14 +24,14 @@ not count (standard MQTT) is not served from a copy before its session is there.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.mobility.base import STREAM, Host, Settings, register
+from roamcast.mobility.base import STREAM, Host, Settings, queue_of, register
 from roamcast.mobility.multi_hop_handoff import Hold, MultiHopHandoff, Reference, SubMigration
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.mobility.prediction import Predictor, second_order
@@ -46,8 +46,15 @@ from roamcast.state import State
 TRIM_AFTER_S = 1.0
 """While a client reads at the holder, its copies hear of that once in this time."""
 
-COPY = "copy"
-"""In a list of segments: the first is the copy at the destination, under the attach number of its stay."""
+HEAD_MAX = 16
+"""Notifications in a copy, at most. A client reads these while the rest of its queue is pulled."""
+
+MASS = 0.9
+"""Copies are begun at no more brokers than make up this probability."""
+
+COPY, HEAD = "copy", "head"
+"""In a list of segments: the first is the copy at the destination, under the attach number of its stay, and
+has all that the second has, or only the head of it."""
 
 
 class ToCopies(Message, frozen=True):
@@ -96,28 +103,33 @@ class FeedCopy(ToCopies, frozen=True):
 
 
 class DropCopy(ToCopies, frozen=True):
-    """The client is elsewhere, or was away for too long, or too much is stored for it."""
+    """The client is elsewhere, or was away for too long."""
 
 
 class CopyServed(Message, frozen=True):
-    """The session is at the sender, which has everything: the queue of the stay `number` can go."""
+    """The session is at the sender, which has so many notifications of the queue of the stay `number`.
+
+    They can go; without a `count`, all can.
+    """
 
     client: str
     number: int
+    count: int | None = None
     cause: ClassVar[Cause] = "handoff"
 
 
 class Spread:
     """The copies of a session, as its holder knows them."""
 
-    __state__ = State("roam-spread", saved=("number", "brokers", "end", "size_bytes", "is_trimmed_soon"))
+    __state__ = State("roam-spread", saved=("number", "brokers", "copied", "end", "is_trimmed_soon"))
 
-    def __init__(self, number: int, brokers: Collection[str], end: int, size_bytes: int) -> None:
+    def __init__(self, number: int, brokers: Collection[str], copied: int, end: int) -> None:
         self.number = number
         self.brokers = dict.fromkeys(brokers)
+        self.copied = copied
+        """The last sequence that the copies have, …"""
         self.end = end
-        """The last sequence that the copies have."""
-        self.size_bytes = size_bytes
+        """… and that of the queue, as long as it gives up nothing but its front."""
         self.is_trimmed_soon = False
         """Whether the copies will be told what the client has acknowledged."""
 
@@ -135,6 +147,13 @@ class Replica:
         self.queue = DeliveryQueue(STREAM, message.base)
         """Not in the broker's buffer: what is stored here is stored at the holder, too."""
         self.queue.extend(message.bursts)
+
+    def follow(self, base: int) -> None:
+        """Forget what the client has acknowledged at the holder, be it more than is here."""
+        queue = self.queue
+        queue.acknowledge(base)
+        if not queue:
+            queue.base = queue.sent = max(queue.base, base)
 
 
 class Roam(MultiHopHandoff):
@@ -219,18 +238,30 @@ class Roam(MultiHopHandoff):
             return
         if self.host.is_attached(client) and queue.waiting:
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
-        bursts = tuple(queue.bursts())
-        size_bytes = sum(burst.size for burst in bursts)
+        bursts = self.head_of(queue, queue.base)
         likely = [
-            broker for broker in self.predictor.predict(session.last_broker)
+            broker for broker in self.predictor.predict(session.last_broker, MASS)
             if broker != self.host.id and self.host.is_reachable(broker)
         ][: self.settings.copies_max]  # fmt: skip
-        if not likely or size_bytes > self.settings.copy_bytes_max:
+        if not likely or (queue and not bursts):
             return
-        self.spreads[client] = Spread(session.number, likely, queue.base + len(queue), size_bytes)
+        copied = queue.base + count_of(bursts)
+        self.spreads[client] = Spread(session.number, likely, copied, queue.base + len(queue))
         self.figures["copies"] += len(likely)
         moves, owner, here = session.moves, session.owner, self.host.id
         self.send_on(StoreCopy(client, here, session.number, tuple(likely), moves, owner, queue.base, bursts))
+
+    def head_of(self, queue: DeliveryQueue, after: int) -> tuple[Burst, ...]:
+        """What a copy that ends with the sequence `after` lacks of the head of the queue."""
+        skip, room, taken = max(after - queue.base, 0), self.settings.copy_bytes_max, []
+        for burst in queue.up_to(queue.base + HEAD_MAX):
+            room -= burst.size
+            if room < 0:
+                break
+            if skip < burst.count:
+                taken.append(burst.tail(skip) if skip else burst)
+            skip = max(skip - burst.count, 0)
+        return tuple(taken)
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         super().on_notification(owner, source, burst)
@@ -239,16 +270,26 @@ class Roam(MultiHopHandoff):
             self.feed(owner[0], spread, burst)
 
     def feed(self, client: str, spread: Spread, burst: Burst) -> None:
-        """The copies get what was queued. The budget ends them, or a client that reads too slowly."""
+        """The copies get what was queued, until they are full. A client that reads too slowly ends them."""
         queue = self.holds[client].queue
         is_slow = self.host.is_attached(client) and bool(queue.waiting)
-        is_first = len(queue) == burst.count
-        spread.size_bytes = burst.size if is_first else spread.size_bytes + burst.size
         spread.end += burst.count
-        if is_slow or not self.is_complete(queue, spread) or spread.size_bytes > self.settings.copy_bytes_max:
+        if is_slow or not self.is_aligned(queue, spread):
             self.recall(client)
             return
-        self.send_feed(client, spread, (burst,))
+        self.top_up(client, spread)
+        if queue and spread.copied <= queue.base:
+            self.recall(client)  # Nothing that the client has to read fits into them.
+
+    def top_up(self, client: str, spread: Spread) -> bool:
+        """Feed the copies with what they lack of the head of the queue; False if that is nothing."""
+        queue = self.holds[client].queue
+        spread.copied = max(spread.copied, queue.base)
+        lacking = self.head_of(queue, spread.copied)
+        if lacking:
+            spread.copied += count_of(lacking)
+            self.send_feed(client, spread, lacking)
+        return bool(lacking)
 
     def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...]) -> None:
         base, brokers = self.holds[client].queue.base, tuple(spread.brokers)
@@ -266,10 +307,11 @@ class Roam(MultiHopHandoff):
         spread = self.spreads.get(client)
         if spread is not None:
             spread.is_trimmed_soon = False
-            self.send_feed(client, spread, ())
+            if not self.top_up(client, spread):
+                self.send_feed(client, spread, ())
 
-    def is_complete(self, queue: DeliveryQueue, spread: Spread) -> bool:
-        """Whether the queue ends where the copies end; not, if a full queue gave up what came last.
+    def is_aligned(self, queue: DeliveryQueue, spread: Spread) -> bool:
+        """Whether sequences mean the same here and in the copies; not, if a full queue gave up its end.
 
         What was given up at the front is in the copies, and has the same sequence there.
         """
@@ -315,8 +357,8 @@ class Roam(MultiHopHandoff):
     def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
         copy = self.copy_of(message)
         if copy is not None:
+            copy.follow(message.base)
             copy.queue.extend(message.bursts)
-            copy.queue.acknowledge(message.base)
             if self.host.is_read(message.client, copy.queue):
                 self.host.pump(message.client)
 
@@ -342,35 +384,53 @@ class Roam(MultiHopHandoff):
 
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
         """A copy at the destination comes first; what is left behind is read if the copy is not there."""
-        spread = self.spreads.get(client)
+        spread, base = self.spreads.get(client), hold.queue.base
+        has_all = spread is not None and spread.copied >= spread.end
         is_hit = (
-            spread is not None and destination in spread.brokers and self.is_complete(hold.queue, spread)
+            spread is not None
+            and destination in spread.brokers
+            and self.is_aligned(hold.queue, spread)
+            and (has_all or spread.copied > base)
         )
         self.recall(client, destination if is_hit else "")
         left = super().to_be_read(client, hold, destination)
-        return [(destination, spread.number, COPY), *left] if spread is not None and is_hit else left
+        if spread is None or not is_hit:
+            return left
+        return [(destination, spread.number, COPY if has_all else HEAD), *left]
 
     def receive_token(self, message: SubMigration, sender: str) -> None:
         super().receive_token(message, sender)
         client = message.session.client
         hold, copy = self.holds[client], self.copies.pop(client, None)
-        if not hold.segments or hold.segments[0][2] != COPY:
+        if not hold.segments or hold.segments[0][2] not in (COPY, HEAD):
             self.figures["miss"] += 1
             return
-        (_, number, _), *left = hold.segments
+        (_, number, kind), *left = hold.segments
+        hold.segments = left
         if copy is None or copy.number != number:
-            hold.segments = left  # The broker of the copy is gone, and the session stays here.
-            return
+            return  # The broker of the copy is gone, and the session stays here.
         self.figures["hit"] += 1
-        hold.queue, hold.segments = copy.queue, []
+        hold.queue = copy.queue
         hold.queue.acknowledge(message.base)  # Perhaps by a client that cannot say what it has received.
+        copied = hold.queue.base + len(hold.queue) - message.base
         for evicted_from, evicted in hold.queue.join(self.host.buffer):
             self.host.dropped(self.client_of(evicted_from) or client, evicted, "overflow")
-        for broker, stay, _ in left:
-            self.host.send(broker, CopyServed(client, stay))
+        if kind == COPY:
+            hold.segments = []
+            for broker, stay, _ in left:
+                self.host.send(broker, CopyServed(client, stay))
+        else:
+            broker, stay, _ = left[0]
+            self.host.send(broker, CopyServed(client, stay, max(copied, 0)))
 
     def on_copy_served(self, sender: str, message: CopyServed) -> None:
-        self.segments.pop((message.client, message.number, "in"), None)
+        segment = self.segments.get((message.client, message.number, "in"))
+        if segment is not None and message.count is not None:
+            queue = queue_of(segment.bursts)
+            queue.acknowledge(message.count)
+            segment.bursts = deque(queue.drain())
+        elif segment is not None:
+            del self.segments[message.client, message.number, "in"]
 
     # --- the rest ---
 
