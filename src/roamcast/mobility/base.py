@@ -89,12 +89,14 @@ class Settings(msgspec.Struct, frozen=True):
     """How often neighbours that store for each other's clients say that they are there; "none": never."""
     heartbeats_missed_max: int = 3
     """For how many periods nothing may be heard of a neighbour before it counts as failed."""
-    copies_max: int = 8
+    copies_max: int = 6
     """Brokers that keep a copy of one client's queue, at most: those where it is likely to appear."""
     copies_after_s: float | None = None
     """How long a client stays before its copies begin; "none": when it leaves."""
+    copies_for_s: float | None = 14_400.0
+    """How long copies are kept for a client that is away; "none": as long as its session."""
     copy_bytes_max: int = 1 << 20
-    """Size of one copy; a client for whom more is queued has none."""
+    """Size of one copy, which has what is queued first."""
     fetch_max: int = 64
     """Notifications that are fetched at once for a client that reads as fast as they come; at least 64."""
 

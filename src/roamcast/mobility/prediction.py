@@ -75,6 +75,22 @@ class Predictor:
         return chosen
 
 
+def why_unusable(model: str, here: str, now_s: float, age_s_max: float | None) -> str:
+    """Why a model file is of no use to the broker `here`; "" if it is. Times are Unix time, in seconds."""
+    try:
+        graph = parse_graph(model, "the model")
+        second_order(model)
+    except InputError as error:
+        return str(error)
+    about = json.loads(model).get("about")
+    made_at_s = about.get("made_at_s") if isinstance(about, dict) else None
+    if age_s_max is not None and isinstance(made_at_s, int | float) and now_s - made_at_s > age_s_max:
+        return f"the model was made {(now_s - made_at_s) / 86_400:.0f} days ago"
+    if here not in graph and not any(here in row for row in graph.values()):
+        return f"the model is of other brokers: {here} is not one of them"
+    return ""
+
+
 def second_order(model: str) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
     """Previous broker, this broker, next broker, and its probability; empty where the model has none."""
     about: Any = json.loads(model).get("about", {})

@@ -32,7 +32,7 @@ import msgspec
 
 from roamcast.errors import InputError
 from roamcast.mobility.base import STREAM, Host, Settings, queue_of, register
-from roamcast.mobility.multi_hop_handoff import Hold, MultiHopHandoff, Reference, SubMigration
+from roamcast.mobility.multi_hop_handoff import FIRST_CREDIT, Hold, MultiHopHandoff, Reference, SubMigration
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.mobility.prediction import Predictor, second_order
 from roamcast.mobility.proactive_messages import ClientGone
@@ -46,11 +46,14 @@ from roamcast.state import State
 TRIM_AFTER_S = 1.0
 """While a client reads at the holder, its copies hear of that once in this time."""
 
-HEAD_MAX = 16
+HEAD_MAX = 4
 """Notifications in a copy, at most. A client reads these while the rest of its queue is pulled."""
 
-MASS = 0.9
+MASS = 0.8
 """Copies are begun at no more brokers than make up this probability."""
+
+COPY_HERE = "#copy"
+"""In what a request says of the client: there is a copy where the client is, of the stay of this number."""
 
 COPY, HEAD = "copy", "head"
 """In a list of segments: the first is the copy at the destination, under the attach number of its stay, and
@@ -87,6 +90,8 @@ class StoreCopy(ToCopies, frozen=True):
     owner: str
     base: int
     bursts: tuple[Burst, ...]
+    is_kept_on_the_way: bool = False
+    """Also by the brokers that it passes."""
 
     def _carried(self) -> tuple[Burst, ...]:
         return self.bursts
@@ -105,6 +110,9 @@ class FeedCopy(ToCopies, frozen=True):
 class DropCopy(ToCopies, frozen=True):
     """The client is elsewhere, or was away for too long."""
 
+    kept_at: str = ""
+    """The broker on the way to which the session goes, and which needs its copy."""
+
 
 class CopyServed(Message, frozen=True):
     """The session is at the sender, which has so many notifications of the queue of the stay `number`.
@@ -121,11 +129,15 @@ class CopyServed(Message, frozen=True):
 class Spread:
     """The copies of a session, as its holder knows them."""
 
-    __state__ = State("roam-spread", saved=("number", "brokers", "copied", "end", "is_trimmed_soon"))
+    __state__ = State(
+        "roam-spread", saved=("number", "brokers", "is_wide", "copied", "end", "is_trimmed_soon")
+    )
 
-    def __init__(self, number: int, brokers: Collection[str], copied: int, end: int) -> None:
+    def __init__(self, number: int, brokers: Collection[str], is_wide: bool, copied: int, end: int) -> None:
         self.number = number
         self.brokers = dict.fromkeys(brokers)
+        self.is_wide = is_wide
+        """Whether brokers on the way to these keep copies, too."""
         self.copied = copied
         """The last sequence that the copies have, …"""
         self.end = end
@@ -137,13 +149,15 @@ class Spread:
 class Replica:
     """A copy, at the broker where the client may appear."""
 
-    __state__ = State("roam-replica", saved=("holder", "number", "moves", "owner", "queue"))
+    __state__ = State("roam-replica", saved=("holder", "number", "moves", "owner", "is_named", "queue"))
 
-    def __init__(self, message: StoreCopy) -> None:
+    def __init__(self, message: StoreCopy, is_named: bool) -> None:
         self.holder = message.holder
         self.number = message.number
         self.moves = message.moves
         self.owner = message.owner
+        self.is_named = is_named
+        """Whether the holder knows of this copy: it is not one on the way to others."""
         self.queue = DeliveryQueue(STREAM, message.base)
         """Not in the broker's buffer: what is stored here is stored at the holder, too."""
         self.queue.extend(message.bursts)
@@ -218,8 +232,8 @@ class Roam(MultiHopHandoff):
         if session is None or session.number != message.number or self.host.is_attached(client):
             return  # It has come again, or is elsewhere.
         self.spread(session)
-        if self.settings.context_timeout_s is not None:
-            timeout_at = self.host.now + self.settings.context_timeout_s
+        if self.settings.copies_for_s is not None:
+            timeout_at = self.host.now + self.settings.copies_for_s
             self.host.set_timer(timeout_at, ("give up", client, session.number))
 
     def go_on(self, client: str, hold: Hold) -> None:
@@ -239,22 +253,26 @@ class Roam(MultiHopHandoff):
         if self.host.is_attached(client) and queue.waiting:
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
         bursts = self.head_of(queue, queue.base)
+        predicted = self.predictor.predict(session.last_broker, MASS)
         likely = [
-            broker for broker in self.predictor.predict(session.last_broker, MASS)
-            if broker != self.host.id and self.host.is_reachable(broker)
+            broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
         ][: self.settings.copies_max]  # fmt: skip
+        is_wide = len(predicted) > len(likely)
         if not likely or (queue and not bursts):
             return
         copied = queue.base + count_of(bursts)
-        self.spreads[client] = Spread(session.number, likely, copied, queue.base + len(queue))
-        self.figures["copies"] += len(likely)
-        moves, owner, here = session.moves, session.owner, self.host.id
-        self.send_on(StoreCopy(client, here, session.number, tuple(likely), moves, owner, queue.base, bursts))
+        self.spreads[client] = Spread(session.number, likely, is_wide, copied, queue.base + len(queue))
+        self.send_on(
+            StoreCopy(
+                client, self.host.id, session.number, tuple(likely), session.moves, session.owner,
+                queue.base, bursts, is_wide,
+            )
+        )  # fmt: skip
 
-    def head_of(self, queue: DeliveryQueue, after: int) -> tuple[Burst, ...]:
-        """What a copy that ends with the sequence `after` lacks of the head of the queue."""
+    def head_of(self, queue: DeliveryQueue, after: int, count: int = HEAD_MAX) -> tuple[Burst, ...]:
+        """What a copy that ends with the sequence `after` lacks of the first notifications of the queue."""
         skip, room, taken = max(after - queue.base, 0), self.settings.copy_bytes_max, []
-        for burst in queue.up_to(queue.base + HEAD_MAX):
+        for burst in queue.up_to(queue.base + count):
             room -= burst.size
             if room < 0:
                 break
@@ -323,7 +341,7 @@ class Roam(MultiHopHandoff):
         brokers = tuple(one for one in spread.brokers if one != but) if spread is not None else ()
         if spread is not None and brokers:
             self.figures["recalled"] += len(brokers)
-            self.send_on(DropCopy(client, self.host.id, spread.number, brokers))
+            self.send_on(DropCopy(client, self.host.id, spread.number, brokers, but))
 
     def send_on(self, message: ToCopies) -> None:
         """Towards the copies, except one that is here; those of brokers that are gone are no copies."""
@@ -338,7 +356,8 @@ class Roam(MultiHopHandoff):
     def on_message(self, sender: str, message: Message) -> None:
         if isinstance(message, ToCopies):
             self.send_on(message)
-            if self.host.id not in message.brokers:
+            is_passing = self.host.id not in message.brokers
+            if is_passing and isinstance(message, StoreCopy) and not message.is_kept_on_the_way:
                 return
         super().on_message(sender, message)
 
@@ -347,7 +366,8 @@ class Roam(MultiHopHandoff):
     def on_store_copy(self, sender: str, message: StoreCopy) -> None:
         copy = self.copies.get(message.client)
         if message.client not in self.holds and (copy is None or copy.number <= message.number):
-            self.copies[message.client] = Replica(message)
+            self.figures["copies"] += 1
+            self.copies[message.client] = Replica(message, self.host.id in message.brokers)
 
     def copy_of(self, message: ToCopies) -> Replica | None:
         copy = self.copies.get(message.client)
@@ -363,40 +383,50 @@ class Roam(MultiHopHandoff):
                 self.host.pump(message.client)
 
     def on_drop_copy(self, sender: str, message: DropCopy) -> None:
-        if self.copy_of(message) is not None:
+        if self.copy_of(message) is not None and message.kept_at != self.host.id:
             del self.copies[message.client]
 
     def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
         """The client is here and its session is not: it reads from the copy, if it was nowhere else since."""
         copy = self.copies.get(hello.client)
-        if copy is not None and copy.owner == hello.owner and hello.moves == copy.moves + 1:
+        if copy is None or copy.owner != hello.owner:
+            return hello.received
+        if hello.moves == copy.moves + 1:
             self.figures["served"] += 1
             copy.queue.rewind(hello.received.get(STREAM, 0))
             self.host.deliver_from(hello.client, copy.queue)
-        return hello.received
+        return {**hello.received, COPY_HERE: copy.number}
 
     # --- the session follows: a multi-hop handoff whose list begins with the copy ---
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         del self.held[session.client]
         self.predictor.learn(session.last_broker, destination)
+        spread = self.spreads.get(session.client)
+        if spread is not None and received.get(COPY_HERE) == spread.number:
+            spread.brokers[destination] = None
         super().on_depart(session, destination, received)
 
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
         """A copy at the destination comes first; what is left behind is read if the copy is not there."""
-        spread, base = self.spreads.get(client), hold.queue.base
-        has_all = spread is not None and spread.copied >= spread.end
-        is_hit = (
-            spread is not None
-            and destination in spread.brokers
-            and self.is_aligned(hold.queue, spread)
-            and (has_all or spread.copied > base)
-        )
-        self.recall(client, destination if is_hit else "")
-        left = super().to_be_read(client, hold, destination)
-        if spread is None or not is_hit:
-            return left
-        return [(destination, spread.number, COPY if has_all else HEAD), *left]
+        spread, queue = self.spreads.get(client), hold.queue
+        if spread is None or destination not in spread.brokers or not self.is_aligned(queue, spread):
+            self.recall(client)
+            return super().to_be_read(client, hold, destination)
+        spread.copied = max(spread.copied, queue.base)
+        # As much more as a handoff without a copy would send at once, ahead of the session.
+        more = self.head_of(queue, spread.copied, spread.copied - queue.base + FIRST_CREDIT)
+        if more:
+            spread.copied += count_of(more)
+            self.send_on(FeedCopy(client, self.host.id, spread.number, (destination,), queue.base, more))
+        kind = COPY if spread.copied >= spread.end else HEAD
+        self.recall(client, destination)
+        return [(destination, spread.number, kind), *super().to_be_read(client, hold, destination)]
+
+    def on_sub_migration(self, sender: str, message: SubMigration) -> None:
+        if message.destination != self.host.id:
+            self.copies.pop(message.session.client, None)  # It was kept on the way.
+        super().on_sub_migration(sender, message)
 
     def receive_token(self, message: SubMigration, sender: str) -> None:
         super().receive_token(message, sender)
@@ -410,8 +440,8 @@ class Roam(MultiHopHandoff):
         if copy is None or copy.number != number:
             return  # The broker of the copy is gone, and the session stays here.
         self.figures["hit"] += 1
+        copy.follow(message.base)  # Perhaps the client cannot say what it has received.
         hold.queue = copy.queue
-        hold.queue.acknowledge(message.base)  # Perhaps by a client that cannot say what it has received.
         copied = hold.queue.base + len(hold.queue) - message.base
         for evicted_from, evicted in hold.queue.join(self.host.buffer):
             self.host.dropped(self.client_of(evicted_from) or client, evicted, "overflow")
@@ -421,7 +451,7 @@ class Roam(MultiHopHandoff):
                 self.host.send(broker, CopyServed(client, stay))
         else:
             broker, stay, _ = left[0]
-            self.host.send(broker, CopyServed(client, stay, max(copied, 0)))
+            self.host.send(broker, CopyServed(client, stay, copied))
 
     def on_copy_served(self, sender: str, message: CopyServed) -> None:
         segment = self.segments.get((message.client, message.number, "in"))
@@ -440,12 +470,18 @@ class Roam(MultiHopHandoff):
         self.recall(session.client)
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
-        """A broker that is gone keeps no copy; copies of its sessions stay while they are read."""
-        for spread in self.spreads.values():
+        """A broker that is gone keeps no copy; copies of its sessions stay while they are read.
+
+        Those on the way to it may not hear any more of their holders.
+        """
+        for client, spread in list(self.spreads.items()):
+            is_hit = any(one in brokers for one in spread.brokers)
             spread.brokers = {one: None for one in spread.brokers if one not in brokers}
+            if is_hit and spread.is_wide:
+                self.recall(client)
         self.copies = {
             client: copy for client, copy in self.copies.items()
-            if copy.holder not in brokers or self.host.is_read(client, copy.queue)
+            if (copy.is_named and copy.holder not in brokers) or self.host.is_read(client, copy.queue)
         }  # fmt: skip
         super().on_lost(peers, brokers)
 
