@@ -37,6 +37,11 @@ What is completed:
   departure: the reactive fallback is the same exchange, later.
 - What the client had not received when it left goes, ahead of the session, to where
   it turns up, and not to every neighbour.
+- A copy that has everything serves the client at once, and control is transferred behind
+  that (`serve_ahead`). Each store has an order of its own, so what a client read there
+  is numbered in a stream of its own, and the request for the session says which copy
+  serves. If the client moves on first, only that copy knows what it still lacks: whoever
+  gets the session gets the rest from there (`SendServed`).
 - A client may leave while its store is still being completed: then the store
   forwards to the next one what is forwarded to it.
 - Copies are activated only when a handoff is complete and the client's own changes
