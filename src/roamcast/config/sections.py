@@ -261,6 +261,11 @@ class Mobility(Section, frozen=True):
     meet_timeout_s."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
+    model: PathText = ""
+    """Where clients go next, for proactive and roam: a file of 'roamcast pipeline neighbours'. If the file is
+    missing, too old or of other brokers, a warning says so, and the broker learns from moves alone."""
+    model_age_s_max: Seconds | None = 2_592_000.0
+    """How old the model may be; "none": any age."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)
 
 
