@@ -77,11 +77,7 @@ class Screen:
         return bool(self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth"))
 
     def until(self, script: str) -> None:
-<<<<<<< HEAD
-        """Wait until an expression is true. Playwright's own waiting would be refused by the policy."""
-=======
         """Until an expression is true on the page; Playwright's own waiting is refused by the policy."""
->>>>>>> main
         end = time.monotonic() + PATIENCE_MS / 1000
         while not self.page.evaluate(f"window.roamcastScene && ({script})"):
             assert time.monotonic() < end, script
