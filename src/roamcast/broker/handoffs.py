@@ -69,10 +69,10 @@ class Handoffs:
         if hello.fresh and here.search is Search.IDLE:
             self.begin_session(Session(item.client, owner=hello.owner))
             return
-        if here.search is Search.IDLE:
-            broker.locator.ask(here, item.connection, hello)
-        if not hello.clean:
-            broker.protocol.serve_ahead(item.client, hello.owner, hello.moves, hello.received)
+        is_asked = here.search is not Search.IDLE
+        received = hello.received if hello.clean else broker.protocol.serve_ahead(hello, is_asked)
+        if not is_asked:
+            broker.locator.ask(here, item.connection, hello, received)
 
     def _refusal(self, here: ClientHere, hello: Hello) -> str:
         """Why whoever says hello cannot attach: somebody else's session, or an old connection."""

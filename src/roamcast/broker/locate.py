@@ -15,7 +15,7 @@ confirmation does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -111,11 +111,14 @@ class Locator:
 
     # --- at the broker where the client is ---
 
-    def ask(self, here: ClientHere, connection: int, hello: Hello) -> None:
-        """Get the session here, for a client that has attached."""
+    def ask(
+        self, here: ClientHere, connection: int, hello: Hello, received: Mapping[str, int] | None = None
+    ) -> None:
+        """Get the session here, for a client that has attached; `received` if it says more than `hello`."""
         broker = self._broker
+        had = hello.received if received is None else dict(received)
         here.request = AttachRequest(
-            hello.client, broker.id, connection, hello.moves, hello.received, owner=hello.owner
+            hello.client, broker.id, connection, hello.moves, had, owner=hello.owner
         )
         if here.departed is not None:
             here.on(Event.FOLLOWED)
@@ -282,7 +285,6 @@ class Locator:
         asking everyone. Others who wait for each other might wait for ever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
-        trail = broker.protocol.trail_of(request.client)
         if not broker.is_reachable(request.broker):
             return  # It was forgotten: a session that went there would be lost.
         if request.broker == broker.id:
@@ -294,7 +296,14 @@ class Locator:
             broker.send(here.asked, msgspec.structs.replace(request, detours=request.detours + 1))
         elif here is not None and here.request is not None and not here.asked and request.deferred:
             here.wait(request)
-        elif trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
+        else:
+            self._follow_trail(sender, request)
+
+    def _follow_trail(self, sender: str, request: AttachRequest) -> None:
+        """Pass a request on where the protocol says that the session is to be found."""
+        broker = self._broker
+        trail = broker.protocol.trail_of(request.client)
+        if trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
             broker.send(trail, request)
         else:
             broker.send(request.broker, HolderUnknown(request.client, request.connection))

@@ -558,6 +558,11 @@ class BrokerMachine(MachineBase[ClientFront]):
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         return self.broker.places.refusal_of_move(values)
 
+    def next_of(self, client: str, said: str) -> bytes | None:
+        session, steering = self.broker.sessions.get(client), self.settings.endpoint.steering
+        likely = self.broker.protocol.likely_next(session) if session is not None else ()
+        return steering.answer(self.id, said, likely)
+
 
 def _broker_settings(settings: MachineSettings) -> CoreSettings:
     """The broker's own, with what is known of locations made of its text."""

@@ -517,3 +517,6 @@ class MovingMachine(MachineBase[MqttFront]):
 
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         return NO_PLACES
+
+    def next_of(self, client: str, said: str) -> bytes | None:
+        return self.settings.endpoint.steering.answer(self.id, said, ())
