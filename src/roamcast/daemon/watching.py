@@ -52,8 +52,8 @@ RENEW_S = 3.0
 """… is renewed this often."""
 BEGIN_AGAIN_S = 5.0
 """How soon all clients may be asked for once more, after a report was lost."""
-GATHER_S = 2.0
-"""How long a single question waits for the first reports of all brokers."""
+GATHER_S = 5.0
+"""How long the first questions wait for the first reports of all brokers. Later ones take what is there."""
 ASK_S = 10.0
 ANSWERED_AT_ONCE_MAX = 64
 """Questions of other brokers; more are not answered."""
@@ -76,6 +76,7 @@ class Watching:
         self._census = Census(self._site)
         self._looks_until_s = 0.0
         """How long somebody looks from here."""
+        self._gather_until_s = 0.0
         self._watchers: dict[str, tuple[int, float]] = {}
         """Brokers from which somebody looks: the generation of their interest, and until when."""
         self._generation = 0
@@ -113,6 +114,7 @@ class Watching:
         if now_s >= self._looks_until_s:
             self._generation = secrets.randbits(32)
             self._announced_s = 0.0
+            self._gather_until_s = now_s + GATHER_S
             self.network.forget()
         self._looks_until_s = now_s + INTEREST_S
         if now_s - self._announced_s >= RENEW_S:
@@ -126,7 +128,8 @@ class Watching:
         """The network, once every broker that can be reached has reported, or a moment has passed."""
         self.look()
         try:
-            async with asyncio.timeout(GATHER_S), self._reported:
+            left_s = max(0.0, self._gather_until_s - time.monotonic())
+            async with asyncio.timeout(left_s), self._reported:
                 await self._reported.wait_for(self._is_gathered)
         except TimeoutError:
             pass  # Brokers that are down or older do not report.
