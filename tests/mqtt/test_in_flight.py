@@ -74,7 +74,7 @@ def test_a_gap_does_not_make_later_acknowledgements_slow() -> None:
             looked.append(packet_id)
             return bool(super().holds(packet_id))
 
-    in_flight._runs = type(in_flight._runs)(
+    in_flight._runs = list(
         Counting(one.packet_id, one.count, one.sequence, one.qos, "p", 1, one.number)
         for one in in_flight._runs
     )
