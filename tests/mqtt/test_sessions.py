@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from roamcast.filters.filter import Attributes
 from roamcast.filters.patterns import TopicPattern
 from roamcast.mqtt.codec.topics import subscription_filter
-from roamcast.mqtt.server.sessions import MqttSession, Options, Subscription
+from roamcast.mqtt.server.sessions import LEAVING_BYTES, LEAVING_BYTES_MAX, MqttSession, Options, Subscription
 from roamcast.protocol.notification import encode_attributes
 
 HOT: Attributes = {"topic": "t", "x": 9}
@@ -89,3 +89,33 @@ def test_options_are_those_of_the_subscriptions_that_match(
         elif own and any(one.no_local for one in matching):
             assert found is not None
             assert found.qos == -1
+
+
+def test_what_is_being_withdrawn_is_remembered_by_its_topic_filter() -> None:
+    changing = session(ranged(0))
+    again = Subscription("t?x>0", "topic = 't' AND x > 9", 1, False, False, None)
+    changing.subscribe(again)
+    changing.unsubscribe(again.name)
+    assert changing.leaving == {"t?x>0": ["topic = 't' AND x > 0", "topic = 't' AND x > 9"]}
+    changing.subscribe(ranged(0))
+    assert changing.leaving == {"t?x>0": ["topic = 't' AND x > 9"]}
+    changing.has_left("t?x>0", "topic = 't' AND x > 9")
+    assert changing.leaving == {}
+
+
+def test_what_another_topic_filter_holds_is_not_withdrawn() -> None:
+    twice = session(ranged(0), Subscription("t", ranged(0).filter, 1, False, False, None))
+    twice.unsubscribe("t")
+    assert twice.leaving == {}
+
+
+def test_a_client_that_never_waits_for_an_answer_takes_no_memory() -> None:
+    hasty = session()
+    for bound in range(LEAVING_BYTES_MAX // LEAVING_BYTES):
+        hasty.subscribe(ranged(bound))
+        hasty.unsubscribe(ranged(bound).name)
+    kept = [filter for filters in hasty.leaving.values() for filter in filters]
+    assert 1000 < len(kept) < LEAVING_BYTES_MAX // LEAVING_BYTES
+    assert kept[-1] == ranged(bound).filter
+    unpacked, _ = MqttSession.unpack("c", hasty.pack())
+    assert unpacked.leaving == hasty.leaving

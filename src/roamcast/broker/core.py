@@ -23,7 +23,7 @@ from roamcast.broker.locate import Locator
 from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
-from roamcast.broker.reunion import Reunion
+from roamcast.broker.reunion import Reunion, Rival
 from roamcast.broker.session import Attachment, Clients, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
@@ -205,7 +205,7 @@ class BrokerCore:
         """Takes what is routed to owners that are no client: their first element is empty."""
         self.collects: Callable[[tuple[str, str]], None] | None = None
         """Hears when a subscription of theirs has settled."""
-        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
+        self.salvagers: dict[type[Message], Callable[[Any], None]] = {Rival: self.reunion.salvage}
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
@@ -376,6 +376,10 @@ class BrokerCore:
         gone = [peer for peer in self.router.peers if peer not in peers]
         self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
+        for here in self.clients.here.values() if lost else ():
+            # Before the peers are removed: changes settle by that, and a session that waits for it would go.
+            if here.claim is not None and here.claim.broker in lost:
+                self.handoffs.unclaim(here)
         for peer in gone:
             self.router.remove_peer(peer)
         for peer in peers:
@@ -384,9 +388,6 @@ class BrokerCore:
                 self.places.measure(peer)
         self.locator.met(peers)
         if lost:
-            for here in self.clients.here.values():
-                if here.claim is not None and here.claim.broker in lost:
-                    self.handoffs.unclaim(here)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)

@@ -15,7 +15,7 @@ import msgspec
 
 from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.core import BrokerCore, CoreSettings
-from roamcast.broker.draining import Draining, HandAway
+from roamcast.broker.draining import SLICE_SESSIONS, Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
@@ -319,8 +319,11 @@ class BrokerMachine(MachineBase[ClientFront]):
             case SessionSought(client, number):
                 self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
-                self.front.send_away(reference)
-                self.front.inputs.append(CommandGiven(HandAway(destination)))
+                are_connected = self.front.send_away(reference, SLICE_SESSIONS)
+                self.front.inputs.append(CommandGiven(HandAway(destination, not are_connected)))
+                self._run()
+                if are_connected or self.draining.are_left:
+                    self._out.deferred = [*self._out.deferred, item]
             case Tick():
                 self._on_tick(item)
             case LinkSlowed(peer, is_slow):
@@ -526,6 +529,9 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
+
+    def unanswered(self, client: str) -> list[str]:
+        return self.broker.locator.unanswered(client)
 
     def with_zones(self, filter: Filter) -> Filter:
         return self.broker.places.with_zones(filter)

@@ -340,6 +340,9 @@ class Quotas(Section, frozen=True):
     sessions_per_user_max: Count = 10_000
     """Sessions of one user, or of one name in certificates, at most half of sessions_max; anonymous clients
     are not one user. A session that is pushed here while its client is away ends if it is one too many."""
+    handoffs_per_client_per_minute_max: Count | None = 60
+    """How often a client may bring its session here from another broker; past it CONNACK says "connection
+    rate exceeded" and the session stays where it is. A client that comes back to it is not counted."""
     wills_bytes_max: Bytes = 67_108_864
     """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000

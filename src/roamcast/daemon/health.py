@@ -29,6 +29,7 @@ def health(figures: BrokerFigures) -> Answer:
         "history": refusal or "ok",
         "listening": figures.is_listening(),
         "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
+        "away": figures.away(),
     } | fail_stops_of(figures) | tree_of(figures)
     status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
     return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -48,6 +50,7 @@ class Metrics(Collector):
         yield from self._links()
         yield from self._tree()
         yield from self._fail_stops()
+        yield from process_metrics()
 
     def _messages(self) -> Iterator[Metric]:
         figures, traffic = self._figures, self._figures.engine.site.endpoint.traffic
@@ -100,6 +103,15 @@ class Metrics(Collector):
         for action, count in site.endpoint.traffic.denied.items():
             denied.add_metric([action], count)
         yield denied
+        refused_clients = CounterMetricFamily(
+            "roamcast_clients_refused", "Clients that were not let in, and why.", labels=["reason"]
+        )
+        for reason, count in sorted(figures.refused().items()):
+            refused_clients.add_metric([reason], count)
+        yield refused_clients
+        received, sent = figures.client_bytes()
+        yield counter("roamcast_client_received_bytes", "Bytes that clients sent.", received)
+        yield counter("roamcast_client_sent_bytes", "Bytes that were sent to clients.", sent)
         yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
         made = "Reports made while somebody looked at the network."
         yield counter("roamcast_reports", made, figures.reports())
@@ -195,6 +207,27 @@ class Metrics(Collector):
         for what, count in changes.items():
             changed.add_metric([what], count)
         yield changed
+
+
+def process_metrics() -> Iterator[Metric]:
+    """By the names that Prometheus made usual."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = "User and system CPU time spent in seconds."
+    yield counter("process_cpu_seconds", cpu, used.ru_utime + used.ru_stime)
+    yield gauge("process_resident_memory_bytes", "Resident memory size in bytes.", memory_bytes())
+    if os.path.isdir("/proc/self/fd"):
+        open_files = len(os.listdir("/proc/self/fd"))
+        yield gauge("process_open_fds", "Number of open file descriptors.", open_files)
+    yield gauge("process_max_fds", "Highest number of them.", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def memory_bytes() -> int:
+    """Memory of this process that is in use now; where the system does not tell, the most it ever was."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

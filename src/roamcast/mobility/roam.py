@@ -50,7 +50,7 @@ COPY = "copy"
 """In a list of segments: the first is the copy at the destination, under the attach number of its stay."""
 
 
-class ToCopies(Message, frozen=True):
+class ToCopies(Message, frozen=True, tag=False):
     """From the holder of a session to the brokers with its copies, along the tree: over each link once."""
 
     client: str
@@ -72,7 +72,7 @@ class ToCopies(Message, frozen=True):
         return count_of(self._carried()) or 1
 
 
-class StoreCopy(ToCopies, frozen=True):
+class StoreCopy(ToCopies, frozen=True, tag=True):
     """Keep this for the client, which may come to you: what follows the sequence `base`."""
 
     moves: int
@@ -85,7 +85,7 @@ class StoreCopy(ToCopies, frozen=True):
         return self.bursts
 
 
-class FeedCopy(ToCopies, frozen=True):
+class FeedCopy(ToCopies, frozen=True, tag=True):
     """The holder has queued this; the client has acknowledged up to `base`."""
 
     base: int
@@ -95,7 +95,7 @@ class FeedCopy(ToCopies, frozen=True):
         return self.bursts
 
 
-class DropCopy(ToCopies, frozen=True):
+class DropCopy(ToCopies, frozen=True, tag=True):
     """The client is elsewhere, or was away for too long, or too much is stored for it."""
 
 

@@ -497,6 +497,9 @@ class MovingMachine(MachineBase[MqttFront]):
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
 
+    def unanswered(self, client: str) -> list[str]:
+        return []
+
     def with_zones(self, filter: Filter) -> Filter:
         return with_zones(filter, {})
 

@@ -238,6 +238,8 @@ class Outgoing:
         one = self._in_flight.get(packet_id)
         if one is None:
             return
+        if one.publish.qos > self._server.maximum_qos and not one.is_released:
+            return  # It waits for a connection to a broker that takes it.
         self._room -= 1
         if one.is_released:
             out.append(PUBREL + encode_id(packet_id))
@@ -302,6 +304,10 @@ class Outgoing:
 
     def is_known(self, packet_id: int) -> bool:
         return packet_id in self._in_flight
+
+    def token_of(self, packet_id: int) -> int:
+        """The token of the publish that is on its way with this packet id."""
+        return self._in_flight[packet_id].token
 
     def _settle(self, packet_id: int, reason: Reason, text: str) -> Acknowledged:
         self._room += 1

@@ -8,6 +8,7 @@ about routing or mobility.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -159,6 +160,9 @@ class Keeper(Protocol):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         """A client did not get what was queued for it, and will not."""
 
+    def unanswered(self, client: str) -> list[str]:
+        """Brokers that may hold the client's session and have not answered."""
+
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
 
@@ -275,9 +279,10 @@ class Endpoint:
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
-        session = MqttSession(client, owner=owner)
         if capsule:
             session, recalls = MqttSession.unpack(client, capsule, owner)
+        else:
+            session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
@@ -294,6 +299,9 @@ class Endpoint:
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
+        if stand_in is not None and stand_in.owner == owner:
+            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
@@ -528,7 +536,8 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
-        present = self._present.pop(client, True)
+        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
         is_own = answer.assigned_client_id or answer.authentication_method
         written = write if is_own else connack
@@ -550,7 +559,9 @@ class Endpoint:
             self._serve(connection)
         else:
             self.traffic.unavailable += 1
-            self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+            names = ", ".join(self.keeper.unanswered(connection.client)) or "another broker"
+            text = f"the session may be at {names} or behind, and there was no answer from there"
+            self._end(connection, Reason.SERVER_UNAVAILABLE, text)
 
     def _serve(self, connection: MqttConnection) -> None:
         """The session cannot be found now: begin (or go on with) one that stands for it."""
@@ -746,11 +757,12 @@ class Endpoint:
 
     # --- maintenance ---
 
-    def send_away(self, reference: str) -> None:
-        """Close all connections, and refuse new ones: there is another broker."""
+    def send_away(self, reference: str, count_max: int) -> bool:
+        """Close so many connections and refuse new ones: there is another broker. True if some are left."""
         self._elsewhere = reference
-        for connection in list(self.connections.values()):
+        for connection in list(islice(self.connections.values(), count_max)):
             self._send_elsewhere(connection)
+        return bool(self.connections)
 
     def _send_elsewhere(self, connection: MqttConnection) -> None:
         self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)

@@ -34,6 +34,12 @@ def client_of(name: str) -> str:
     return name.removeprefix(PROVISIONAL)
 
 
+def public_name(name: str) -> str:
+    """The name of a session for clients and logs. As a publisher, a stand-in is not its client: both count
+    what they publish."""
+    return f"{client_of(name)} (stand-in)" if name.startswith(PROVISIONAL) else name
+
+
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a SUBSCRIBE."""
 
@@ -55,6 +61,10 @@ SUBSCRIPTION_BYTES = 4096
 LEVEL_BYTES = 320
 CHARACTER_BYTES = 60
 """Memory of a subscription, at all its places, and of each level and each character of its filter."""
+
+
+LEAVING_BYTES, LEAVING_BYTES_MAX = 200, 1 << 20
+"""Memory of a filter that is being withdrawn, beside its text, and of all those of a session."""
 
 
 def subscription_bytes(subscription: Subscription) -> int:
@@ -114,7 +124,7 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     will: Will | None = None
     will_at: float = 0.0
     hides_own: bool = False
-    leaving: dict[str, str] = {}
+    leaving: dict[str, list[str]] = {}
     silent: dict[str, int] = {}
     identity: Identity | None = None
     recalls: list[Recall] = []
@@ -136,11 +146,11 @@ class MqttSession:
     __state__ = State(
         "mqtt-session",
         3,
-        derived=("_chooser", "_filters", "_identities", "plans", "subscriptions_bytes"),
+        derived=("_chooser", "_filters", "_identities", "_leaving_bytes", "plans", "subscriptions_bytes"),
         lifts={1: _lift_1, 2: _lift_2},
     )
     __slots__ = (
-        "_chooser", "_filters", "_identities",
+        "_chooser", "_filters", "_identities", "_leaving_bytes",
         "client", "connection", "expiry_s", "hides_own", "identity", "in_flight",
         "leaving", "owner", "plans", "received", "silent", "since", "stream", "subscriptions",
         "subscriptions_bytes", "timer", "will", "will_at", "will_timer",
@@ -165,8 +175,9 @@ class MqttSession:
         self.hides_own = False
         """Whether some subscription was ever not for what the client publishes itself. What the
         subscription left queued is not, either, when it has ended."""
-        self.leaving: dict[str, str] = {}
-        """Topic filters whose UNSUBSCRIBE has not been answered, and the core's filters for them."""
+        self.leaving: dict[str, list[str]] = {}
+        """By topic filter: the core's filters that are being withdrawn, because the subscription has ended or
+        another one has replaced it. They are here until the client has been answered."""
         self.silent: dict[str, int] = {}
         """The core's filters that the client knows to be withdrawn before every broker does, and the requests
         to withdraw them. Nothing is sent because of them."""
@@ -180,7 +191,7 @@ class MqttSession:
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
             self.received = dict.fromkeys(capsule.received)
             self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
-            self.hides_own, self.leaving = capsule.hides_own, dict(capsule.leaving)
+            self.hides_own, self.leaving = capsule.hides_own, capsule.leaving
             self.silent, self.identity = dict(capsule.silent), capsule.identity
         self._restore()
 
@@ -193,6 +204,8 @@ class MqttSession:
         """What is asked of the core, and by how many subscriptions."""
         for subscription in self.subscriptions.values():
             self._count(subscription, +1)
+        withdrawn = [filter for filters in self.leaving.values() for filter in filters]
+        self._leaving_bytes = sum(LEAVING_BYTES + len(filter) for filter in withdrawn)
         self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._chooser: Chooser | None = None
@@ -228,10 +241,15 @@ class MqttSession:
         return True
 
     @property
-    def is_idle(self) -> bool:
-        """True if the client is away, and has never got anything that it may miss."""
+    def is_unused(self) -> bool:
+        """True if the client has never asked for anything nor got anything that it may miss."""
         used = self.subscriptions or self.leaving or self.received or self.stream or self.in_flight.resend
-        return not used and not self.connection
+        return not used
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the client is away, and would miss nothing of the session."""
+        return self.is_unused and not self.connection
 
     # --- subscriptions ---
 
@@ -240,15 +258,36 @@ class MqttSession:
         former = self.subscriptions.get(subscription.name)
         self.subscriptions[subscription.name] = subscription
         self.hides_own = self.hides_own or subscription.no_local
-        self.leaving.pop(subscription.name, None)
         self.silent.pop(subscription.filter, None)
         self._changed(former, subscription)
+        self._withdraw(former)
+        self.has_left(subscription.name, subscription.filter)
 
     def unsubscribe(self, name: str) -> Subscription | None:
         """Remove; what was removed."""
         subscription = self.subscriptions.pop(name, None)
         self._changed(subscription, None)
+        self._withdraw(subscription)
         return subscription
+
+    def _withdraw(self, former: Subscription | None) -> None:
+        if former is not None and not former.group and not self.holds(former.filter):
+            self.has_left(former.name, former.filter)
+            self.leaving.setdefault(former.name, []).append(former.filter)
+            self._leaving_bytes += LEAVING_BYTES + len(former.filter)
+            while self._leaving_bytes > LEAVING_BYTES_MAX:
+                # The oldest has most likely settled; if not, an answer may come a little early.
+                name = next(iter(self.leaving))
+                self.has_left(name, self.leaving[name][0])
+
+    def has_left(self, name: str, filter: str) -> None:
+        """Forget that a filter of the core was being withdrawn for a topic filter."""
+        filters = self.leaving.get(name, [])
+        if filter in filters:
+            filters.remove(filter)
+            self._leaving_bytes -= LEAVING_BYTES + len(filter)
+            if not filters:
+                del self.leaving[name]
 
     def silence(self, filters: Mapping[str, int]) -> None:
         """The client has been told that these are withdrawn, and the core has not settled that yet."""
@@ -339,8 +378,7 @@ class MqttSession:
         wanting = self.chooser.wanting(attributes, True)
         if len(wanting) != 1 or min(burst.marks[0] & QOS, wanting[0].qos) != 1:
             return None
-        identity = (burst.publisher, burst.incarnation, burst.number)
-        return wanting[0] if self.in_flight.may_go_elsewhere(identity) else None
+        return wanting[0] if self.in_flight.may_go_elsewhere(burst) else None
 
     @property
     def wants_identity(self) -> bool:
