@@ -74,10 +74,10 @@ def test_a_gap_does_not_make_later_acknowledgements_slow() -> None:
             looked.append(packet_id)
             return bool(super().holds(packet_id))
 
-    in_flight._runs = type(in_flight._runs)(
+    in_flight._runs = [
         Counting(one.packet_id, one.count, one.sequence, one.qos, "p", 1, one.number, 0)
         for one in in_flight._runs
-    )
+    ]
     for packet_id in range(2, 2001):
         assert in_flight.acknowledge(packet_id, 1) == 0
     assert len(looked) <= 2 * 2000

@@ -30,7 +30,7 @@ def main() -> int:
     if arguments[:1] in (["pub"], ["sub"]):
         # Scripts call these for every message: they do without what the other commands have to load.
         return answered(lambda: run_client_command(*arguments))
-    return run(build_app(), arguments)
+    return run(build_app("broker" if arguments[:1] == ["broker"] else ""), arguments)
 
 
 def run_client_command(name: str, *arguments: str) -> int:
@@ -41,11 +41,11 @@ def run_client_command(name: str, *arguments: str) -> int:
     return COMMAND.run(arguments)
 
 
-def build_app() -> typer.Typer:
-    """All commands."""
+def build_app(only: str = "") -> typer.Typer:
+    """All commands, or only one (see app.build_app)."""
     from roamcast.cli.app import build_app as build
 
-    return build()
+    return build(only)
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:

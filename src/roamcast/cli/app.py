@@ -10,26 +10,6 @@ import typer
 from typer.main import get_command
 
 from roamcast import __version__
-from roamcast.cli import (
-    bench,
-    broker,
-    demo,
-    fuzz,
-    journal,
-    lab,
-    link,
-    location,
-    model,
-    network,
-    pipeline,
-    proxy,
-    pub,
-    sim,
-    sub,
-    trace,
-    user,
-    view,
-)
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
 from roamcast.errors import InputError
 from roamcast.plugins import load_protocols
@@ -38,13 +18,45 @@ COMPLETION = "_ROAMCAST_COMPLETE"
 """Set by the script that `roamcast --show-completion` prints."""
 
 
-def build_app() -> typer.Typer:
+def build_app(only: str = "") -> typer.Typer:
+    """All commands, or `broker` alone: a broker runs for months, and keeps what was loaded at its start."""
     app = new_group(
         "Publish/subscribe for things that move.",
         examples=["roamcast demo", 'eval "$(roamcast --show-completion)"'],
         completion=True,
     )
     app.callback()(root)
+    if only == "broker":
+        from roamcast.cli import broker
+
+        broker.register(app)
+    else:
+        register_all(app)
+    return app
+
+
+def register_all(app: typer.Typer) -> None:
+    from roamcast.cli import (
+        bench,
+        broker,
+        demo,
+        fuzz,
+        journal,
+        lab,
+        link,
+        location,
+        model,
+        network,
+        pipeline,
+        proxy,
+        pub,
+        sim,
+        sub,
+        trace,
+        user,
+        view,
+    )
+
     # One line for each module of commands, in the order in which --help lists them. Their heavy
     # imports belong inside the commands: this is run at every start.
     demo.register(app)
@@ -65,7 +77,6 @@ def build_app() -> typer.Typer:
     pipeline.register(app)
     trace.register(app)
     bench.register(app)
-    return app
 
 
 def print_version(wanted: bool) -> None:

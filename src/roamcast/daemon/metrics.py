@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from roamcast import __version__
 from roamcast.broker.figures import HANDOFF_BOUNDS_S
 from roamcast.daemon.figures import BrokerFigures
+from roamcast.daemon.health import memory_bytes
 from roamcast.daemon.http import Answer
 
 
@@ -219,15 +220,6 @@ def process_metrics() -> Iterator[Metric]:
         open_files = len(os.listdir("/proc/self/fd"))
         yield gauge("process_open_fds", "Number of open file descriptors.", open_files)
     yield gauge("process_max_fds", "Highest number of them.", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def memory_bytes() -> int:
-    """Memory of this process that is in use now; where the system does not tell, the most it ever was."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

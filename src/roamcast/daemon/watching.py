@@ -23,7 +23,7 @@ from roamcast.broker.news import NEWS_BYTES_MAX, News
 from roamcast.config.sections import Config
 from roamcast.daemon.census import Census, shown
 from roamcast.daemon.figures import BrokerFigures
-from roamcast.daemon.metrics import memory_bytes
+from roamcast.daemon.health import memory_bytes
 from roamcast.daemon.network import Network
 from roamcast.daemon.reports import (
     AlertRow,

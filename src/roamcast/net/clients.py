@@ -176,8 +176,8 @@ class ClientConnection(asyncio.Protocol):
         """Whether the last bytes have been written: nothing that comes counts any more."""
         self._discarded = 0
         """Bytes that came after that."""
-        self._backlog: deque[bytes] = deque()
-        """What the transport has not been given yet, because it has enough."""
+        self._backlog: deque[bytes] | None = None
+        """What the transport has not been given yet, because it has enough; made when there is something."""
         self._backlog_bytes = 0
         self._is_paused = False
         """True while the transport has enough."""
@@ -251,7 +251,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_finished or self.transport is None:
             return
         while self._backlog and not self._is_paused:
-            self.transport.write(self._next_of_backlog())
+            self.transport.write(self._next_of_backlog(self._backlog))
         if not self._is_paused:
             self.write = self.transport.write
         waiting = self._waiting_bytes()
@@ -435,20 +435,22 @@ class ClientConnection(asyncio.Protocol):
 
     def _keep(self, data: bytes) -> None:
         """While the transport has enough, the rest waits here, where nothing is copied."""
+        if self._backlog is None:
+            self._backlog = deque()
         self._backlog.append(data)
         self._backlog_bytes += len(data)
         self._door.buffered.add(data)
         self._look_how_slow()
 
-    def _next_of_backlog(self) -> bytes:
-        data = self._backlog.popleft()
+    def _next_of_backlog(self, backlog: deque[bytes]) -> bytes:
+        data = backlog.popleft()
         self._backlog_bytes -= len(data)
         self._door.buffered.remove(data)
         return data
 
     def _forget_backlog(self) -> None:
         while self._backlog:
-            self._next_of_backlog()
+            self._next_of_backlog(self._backlog)
 
     def _waiting_bytes(self) -> int:
         in_transport = self.transport.get_write_buffer_size() if self.transport is not None else 0
@@ -478,7 +480,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_finished = True
         self.write = _ignore
         while self._backlog:
-            transport.write(self._next_of_backlog())
+            transport.write(self._next_of_backlog(self._backlog))
         if data:
             transport.write(data)
         if lingers and transport.can_write_eof():
