@@ -84,15 +84,15 @@ def test_setup_installs_once_and_again_only_when_pyproject_changed(machine: Mach
     machine.python()
     first = machine.setup()
     assert first.returncode == 0, first.stderr
-    assert machine.calls("--editable .[dev,pipeline]") == 1
+    assert machine.calls("--editable .[dev]") == 1
 
     second = machine.setup()
     assert (second.returncode, second.stderr) == (0, "")
-    assert machine.calls("--editable .[dev,pipeline]") == 1
+    assert machine.calls("--editable .[dev]") == 1
 
     (machine.checkout / "pyproject.toml").write_text("[project]\nname = 'other'\n")
     assert machine.setup().returncode == 0
-    assert machine.calls("--editable .[dev,pipeline]") == 2
+    assert machine.calls("--editable .[dev]") == 2
     assert machine.calls("python3 -m venv") == 1, "the environment itself was still good"
 
 
@@ -105,7 +105,7 @@ def test_setup_goes_on_after_an_installation_that_failed(machine: Machine) -> No
 
     online.touch()
     assert machine.setup().returncode == 0
-    assert machine.calls("--editable .[dev,pipeline]") == 2
+    assert machine.calls("--editable .[dev]") == 2
 
 
 def test_setup_replaces_an_environment_that_an_interruption_left_unusable(machine: Machine) -> None:

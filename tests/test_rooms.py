@@ -24,6 +24,7 @@ TOOLS = PROCESSES | {"client", "simulator", "daemon", "proxy", "models", "slow_l
 SEES: dict[str, set[str]] = {
     "errors": set(),
     "state": set(),
+    "plugins": set(),
     "filters": set(),
     "models": set(),
     "protocol": {"filters"},
@@ -43,8 +44,8 @@ SEES: dict[str, set[str]] = {
     "simulator": PRODUCT | {"records"},
     "slow_link": set(),
     "bench": TOOLS,
-    "lab": TOOLS | {"bench"},
-    "cli": TOOLS | {"bench", "lab", "pipeline"},
+    "lab": TOOLS | {"bench", "plugins"},
+    "cli": TOOLS | {"bench", "lab", "pipeline", "plugins"},
     "__main__": {"cli"},
 }
 
@@ -324,7 +325,8 @@ def test_what_is_allowed_passes(path: str, text: str) -> None:
 def test_the_picture_of_the_rooms_shows_this_table() -> None:
     from tests.rooms_figure import PLACES, SUBJECTS, draw
 
-    assert sorted(PLACES) == sorted(SUBJECTS) == sorted(SEES.keys() - {"errors", "state", "__main__"})
+    rooms = SEES.keys() - {"errors", "state", "plugins", "__main__"}
+    assert sorted(PLACES) == sorted(SUBJECTS) == sorted(rooms)
     picture = SOURCE.parent.parent / "docs" / "figures" / "rooms.svg"
     assert picture.read_text() == draw(), "draw it again: see tests/rooms_figure.py"
 

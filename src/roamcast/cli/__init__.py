@@ -62,18 +62,27 @@ def answered(work: Callable[[], int]) -> int:
         return code
     except InputError as error:
         return complain(str(error), EXIT_INPUT)
+    except ModuleNotFoundError as error:
+        from roamcast.cli.extras import missing_extra
+
+        missing = missing_extra(error.name or "", sys.argv[1:])
+        return complain(missing, EXIT_INPUT) if missing else _complain_of_fault(error)
     except KeyboardInterrupt:
         return complain("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         return leave_quietly()
     except Exception as error:
-        if os.environ.get("ROAMCAST_DEBUG") == "1":
-            import traceback
+        return _complain_of_fault(error)
 
-            traceback.print_exc()
-            return EXIT_INTERNAL
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return complain(f"internal error: {what}; set ROAMCAST_DEBUG=1 for the traceback", EXIT_INTERNAL)
+
+def _complain_of_fault(error: Exception) -> int:
+    if os.environ.get("ROAMCAST_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exc()
+        return EXIT_INTERNAL
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return complain(f"internal error: {what}; set ROAMCAST_DEBUG=1 for the traceback", EXIT_INTERNAL)
 
 
 def complain(text: str, code: int) -> int:

@@ -29,6 +29,7 @@ from roamcast.cli import (
 )
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
 from roamcast.errors import InputError
+from roamcast.plugins import load_protocols
 
 
 def build_app() -> typer.Typer:
@@ -75,6 +76,7 @@ def root(
 
 def invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run a command line and give its exit code; what Typer has to say becomes what we would say."""
+    load_protocols()
     try:
         command = get_command(app)
         # Not command.main(): it prints errors in its own way before we could.

@@ -22,6 +22,7 @@ from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
+from roamcast.plugins import load_protocols
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
@@ -378,7 +379,8 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     from concurrent.futures import ProcessPoolExecutor
 
     # Spawned, not forked: the progress bar has a thread, and a fork would copy its locks as they are.
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=load_protocols)
     others = set(multiprocessing.active_children())
     try:
         yield pool

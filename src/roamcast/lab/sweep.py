@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from roamcast.bench.interrupts import interrupts_held_back, workers_ended
 from roamcast.lab.rows import Row
+from roamcast.plugins import load_protocols
 
 
 class Job(Protocol):
@@ -138,7 +139,7 @@ class Sweep:
                 yield job, _caught(function, self._with_log(job))
             return
         workers = min(self.workers, len(jobs))
-        with ProcessPoolExecutor(workers, mp_context=_context()) as pool, workers_ended():
+        with _pool(workers) as pool, workers_ended():
             yield from self._collect(pool, function, jobs)
 
     def _attempt_alone(
@@ -180,7 +181,7 @@ class _InOwnProcess:
         self.function = function
 
     def __call__(self, job: Any) -> Row:
-        with ProcessPoolExecutor(1, mp_context=_context()) as pool:
+        with _pool(1) as pool:
             return pool.submit(self.function, job).result()
 
 
@@ -189,6 +190,10 @@ def _caught(function: Callable[[J], Row], job: J) -> Row | Exception:
         return function(job)
     except Exception as error:
         return error
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=_context(), initializer=load_protocols)
 
 
 def _context() -> BaseContext:

@@ -1,0 +1,32 @@
+"""Name the extra of the package that a command needs and this installation does not have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires
+
+REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*extra == ['\"](?P<extra>[\w-]+)['\"]")
+
+
+def missing_extra(module: str, arguments: Sequence[str]) -> str:
+    """What to say when an import failed: which package to install, or "" if no extra has it."""
+    package = module.partition(".")[0]
+    extras = [extra for extra, name in _packages_of_extras() if name == package != "roamcast"]
+    if not extras:
+        return ""
+    # `roamcast pipeline` needs all of the extra `pipeline`, not only the package that was missed first.
+    command = next(iter(arguments), "")
+    every = {extra for extra, _ in _packages_of_extras()}
+    extra = command if command in every else extras[0]
+    return f"this needs the package {package}, which is not installed; run: pip install 'roamcast[{extra}]'"
+
+
+def _packages_of_extras() -> list[tuple[str, str]]:
+    """Extra and package, in the order of pyproject.toml."""
+    try:
+        lines = requires("roamcast") or []
+    except PackageNotFoundError:
+        return []
+    matches = filter(None, map(REQUIREMENT.match, lines))
+    return [(match["extra"], match["name"].lower().replace("-", "_")) for match in matches]
