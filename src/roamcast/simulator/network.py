@@ -577,7 +577,11 @@ class Network(NetworkBase):
     def _tell_position(self, broker: str) -> list[str]:
         """The last sign of life of a broker; the peers that hear it."""
         edges = {peer: frozenset((broker, peer)) for peer in self._peers_in_reach(broker)}
-        peers = [peer for peer, edge in edges.items() if not self._outages[edge]]
+        peers = [
+            peer
+            for peer, edge in edges.items()
+            if edge in self._connections and (peer, broker) not in self._told_down
+        ]
         for peer in peers:
             self.step(peer, (LinkFrames(broker, position_frame(self._positions[broker])),))
         return peers

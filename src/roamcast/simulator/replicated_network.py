@@ -215,7 +215,9 @@ class Site:
         """Every entry whose effects have left."""
         self.kill_after: list[Kill] = []
         self.promotions = 0
-        self.repaired_at: float | None = None
+        self.is_repaired = False
+        self.busy_at = 0.0
+        """When something reached it last."""
         in_sync = {}
         for name in self.names:
             self.disks[name] = self._new_disk()
@@ -286,9 +288,9 @@ class Site:
             self.network.site_stopped(self.broker)
         if node.is_clone:
             self.clones.remove(node)
-            return
-        if is_wiped and self._may_be_lost(node):
+        elif is_wiped and self._may_be_lost(node):
             self.disks[node.name] = self._new_disk()
+        self.wake()
 
     def _may_be_lost(self, node: Node) -> bool:
         """A site whose last good disk is lost is lost; nobody promises anything else."""
@@ -332,7 +334,7 @@ class Site:
     def wake(self) -> None:
         """Something happens again after everything had come to rest."""
         for node in self.all_nodes:
-            if node.tick_at < 0 and not node.is_halted:
+            if node.tick_at < 0 and not node.is_halted and not node.is_dead:
                 if node.replica.role == "leader" and not self.parted:
                     # Nothing has happened meanwhile but renewals.
                     self.etcd.expires = self.network.now + self.timing.lease_s
@@ -412,7 +414,7 @@ class Site:
                 replica.on_changed(now, *(answer or (None, False)))
             case Resign():
                 replica.on_resigned(now, bool(answer))
-        if not node.is_dead:
+        if not node.is_dead and node.tick_at >= 0:
             self._advance(node)
 
     # --- leading ---
@@ -492,6 +494,7 @@ class Site:
     def _on_deadline(self, node: Node, deadline: float) -> None:
         if node.deadline == deadline and node.replica.role == "leader" and not node.is_dead:
             node.deadline = None
+            self.wake()
             self.deliver(node, self.step, node, (Tick(),))
 
     def release(self, node: Node) -> None:
@@ -562,6 +565,7 @@ class Site:
     def _arrive(self, way: tuple[Stream, bool], message: Any) -> None:
         stream, of_leader = way
         if stream.is_open:
+            self.wake()
             receiver = stream.follower if of_leader else stream.leader
             self.deliver(receiver, self._receive, stream, of_leader, message)
 
@@ -733,7 +737,8 @@ class Site:
                 self.start(node.name)
             elif node.is_halted:
                 self.proceed(node)
-        self.repaired_at = self.network.now
+        self.is_repaired = True
+        self.busy_at = self.network.now
 
     # --- for those who look on ---
 
@@ -803,6 +808,7 @@ class ReplicatedNetwork(Network):
         leader = site.leader
         if leader is None or broker in self._down:
             return
+        site.busy_at = self.now
         site.wake()
         site.deliver(leader, self._step_site, site, leader, inputs)
 
@@ -826,9 +832,9 @@ class ReplicatedNetwork(Network):
         """Whether replicas must renew leases and look at etcd. At rest nothing would come of it."""
         if site.is_at_rest:
             return False
-        if site.repaired_at is None:
+        if not site.is_repaired:
             return True
-        return self.now < site.repaired_at + REPAIR_LEASES_MAX * site.timing.lease_s
+        return self.now < site.busy_at + REPAIR_LEASES_MAX * site.timing.lease_s
 
     def tick_replica(self, who: tuple[Site, Node], at: float) -> None:
         site, node = who
