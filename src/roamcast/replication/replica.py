@@ -7,7 +7,9 @@ replica that may be promoted has the entry. Who may be promoted is the in-sync s
   an answer is missing, both the old and the wanted set count: whoever may be in the set must acknowledge.
 - **Only a replica of the set is promoted**, by a transaction that compares the revision of the set. So a leader
   that leaves a follower out and a follower that campaigns exclude each other.
-- **A replica is its disk.** The set holds the id of each disk. An empty or damaged one is given another id.
+- **A replica is its disk, in the hands of one process.** The set holds an id for each replica. Every process
+  draws a new one, writes it to its disk and uses it from then on, so an older copy of the disk is not in the
+  set once the original was started again. An empty disk has no id of the set.
 - **The lease ends at the leader first.** Its end is counted from the moment at which the renewal was sent, on the
   leader's own monotonic clock, less a margin for clocks that run at different speeds.
 
@@ -20,6 +22,7 @@ The driver calls the `on_…` methods, performs the requests of `advance`, and a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -80,11 +83,15 @@ class Follower:
 
 class Replica:
     def __init__(
-        self, name: str, disk: str, boot: str, terms: Terms, last: int, timing: Timing, now: float
+        self, name: str, disks: Sequence[str], boot: str, terms: Terms, last: int, timing: Timing, now: float
     ) -> None:
-        """`last` is the last entry in the journal; `boot` tells this process from others of the same name."""
+        """`last` is the last entry in the journal; `boot` tells this process from others of the same name.
+
+        `disks` are the ids that are on the disk: those of earlier processes, and at the end the own one.
+        """
         self.name = name
-        self.disk = disk
+        self.disks = list(disks)
+        self.disk = disks[-1]
         self.boot = boot
         self.terms = terms
         self.timing = timing
@@ -176,6 +183,8 @@ class Replica:
             self._on_view_as_leader(view)
             return
         self.view = view
+        # Ids that are not in the set will not come into it any more.
+        self.disks = [id for id in self.disks if id in (self.disk, view.in_sync.get(self.name))]
         if view.leader:
             self._leaderless_since = None
         elif self._leaderless_since is None:
@@ -250,7 +259,7 @@ class Replica:
     @property
     def is_in_sync(self) -> bool:
         """Whether etcd says that this disk has everything that was promised."""
-        return bool(self.disk) and self.view.in_sync.get(self.name) == self.disk
+        return self.view.in_sync.get(self.name) in self.disks
 
     def _campaign(self, now: float) -> Campaign:
         view = self.view

@@ -64,8 +64,9 @@ REPAIR_LEASES_MAX = 100
 class Disk:
     """What is on the disk of one replica."""
 
-    def __init__(self, id: str) -> None:
-        self.id = id
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        """Of the processes that have used it."""
         self.snapshot: bytes | None = None
         self.first = 1
         """The number of the first entry."""
@@ -94,7 +95,8 @@ class Disk:
         self.synced = last
 
     def copy(self) -> Disk:
-        copy = Disk(self.id)
+        copy = Disk()
+        copy.ids = list(self.ids)
         copy.snapshot, copy.first, copy.entries = self.snapshot, self.first, list(self.entries)
         copy.synced, copy.terms, copy.log = self.synced, list(self.terms), list(self.log)
         copy.cut(copy.synced)
@@ -209,7 +211,6 @@ class Site:
         self.clones: list[Node] = []
         self.disks: dict[str, Disk] = {}
         self.boots = 0
-        self.disks_made = 0
         self.wrongs: list[tuple[str, str]] = []
         self.released: list[bytes] = []
         """Every entry whose effects have left."""
@@ -220,8 +221,9 @@ class Site:
         """When something reached it last."""
         in_sync = {}
         for name in self.names:
-            self.disks[name] = self._new_disk()
-            in_sync[name] = self.disks[name].id
+            self.disks[name] = Disk()
+            self.disks[name].ids.append(f"{name}-0")
+            in_sync[name] = f"{name}-0"
         first = self.names[0]
         self.etcd.view = SiteView(in_sync, 1, 1, first)
         for name in self.names:
@@ -236,10 +238,6 @@ class Site:
         node.serves = node.is_promoted = True
 
     # --- processes ---
-
-    def _new_disk(self) -> Disk:
-        self.disks_made += 1
-        return Disk(f"disk-{self.disks_made}")
 
     @property
     def all_nodes(self) -> list[Node]:
@@ -256,7 +254,8 @@ class Site:
         boot = f"boot-{self.boots}"
         rate = 1 + self.rng.uniform(-0.02, 0.02)
         now = self.network.now * rate
-        replica = Replica(name, own.id, boot, Terms(own.terms), own.last, self.timing, now)
+        own.ids.append(f"{name}-{self.boots}")
+        replica = Replica(name, own.ids, boot, Terms(own.terms), own.last, self.timing, now)
         node = Node(name, own, replica, rate)
         if own.snapshot is not None or own.entries:
             node.machine = self.network.replayed_disk(self.broker, own, node.rows)
@@ -289,14 +288,14 @@ class Site:
         if node.is_clone:
             self.clones.remove(node)
         elif is_wiped and self._may_be_lost(node):
-            self.disks[node.name] = self._new_disk()
+            self.disks[node.name] = Disk()
         self.wake()
 
     def _may_be_lost(self, node: Node) -> bool:
         """A site whose last good disk is lost is lost; nobody promises anything else."""
         in_sync = self.etcd.view.in_sync
         return any(
-            self.disks[name].id == disk for name, disk in in_sync.items() if name != node.name
+            disk in self.disks[name].ids for name, disk in in_sync.items() if name != node.name
         )
 
     def deliver(self, node: Node, call: Callable[..., None], *about: Any) -> None:
@@ -404,6 +403,7 @@ class Site:
         match request:
             case Look():
                 replica.on_view(now, answer[0] if answer else None)
+                node.disk.ids = list(replica.disks)
                 if node.is_clone and answer and not answer[0].leader:
                     self.kill(node)  # Nobody could tell it from the replica that it is a copy of.
             case Campaign():
@@ -539,7 +539,7 @@ class Site:
             self.close(stream)
         node.stream = stream = Stream(node, leader)
         disk, terms = node.disk, node.replica.terms
-        joining = Joining(node.name, disk.id, terms.epoch_of(disk.last), disk.last, terms.epoch)
+        joining = Joining(node.name, node.replica.disk, terms.epoch_of(disk.last), disk.last, terms.epoch)
         self._send(stream, False, joining)
 
     def close(self, stream: Stream) -> None:
