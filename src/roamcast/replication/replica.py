@@ -116,7 +116,7 @@ class Replica:
         self._asked: dict[type[Request], float] = {}
         """Requests under way, and when they were sent."""
         self._not_before: dict[type[Request], float] = {}
-        self._in_doubt: list[SiteView] = []
+        self.in_doubt: list[SiteView] = []
         """Changes that etcd may have made, or may make yet."""
         self._leaderless_since: float | None = None
         self._began = now
@@ -145,7 +145,7 @@ class Replica:
             change = self._change(now)
             if change is not None:
                 self._ask(now, requests, change)
-            if self._in_doubt:
+            if self.in_doubt:
                 self._ask(now, requests, Look())
             return requests
         self._ask(now, requests, Look())
@@ -191,14 +191,14 @@ class Replica:
             self._leaderless_since = now
         if view.leader == self.name and view.boot == self.boot:
             # It had won, and did not hear of it.
-            self._lead(view, self._campaigned_at)
+            self.lead(view, self._campaigned_at)
 
     def _on_view_as_leader(self, view: SiteView) -> None:
         if view.epoch != self.epoch or view.boot != self.boot:
             self._stop(f"{view.leader or 'nobody'} leads with epoch {view.epoch}")
         elif view.revision != self.view.revision:
             # One of the changes was made. The others compare a revision that is gone.
-            self.view, self._in_doubt = view, []
+            self.view, self.in_doubt = view, []
 
     def on_campaigned(self, now: float, view: SiteView | None, is_won: bool) -> None:
         """The answer to `Campaign`: the view afterwards, or None if there was no answer."""
@@ -207,14 +207,14 @@ class Replica:
             return
         self.view = view
         if is_won:
-            self._lead(view, sent)
+            self.lead(view, sent)
 
     def on_renewed(self, now: float, is_renewed: bool | None) -> None:
         sent = self._answered(Renew, now, self.timing.renew_s if is_renewed else self.timing.retry_s)
         if self.role != "leader" or sent is None:
             return
         if is_renewed:
-            self.lease_until = max(self.lease_until, self._lease_from(sent))
+            self.lease_until = max(self.lease_until, self.lease_from(sent))
         elif is_renewed is False:
             self._stop("the lease is over")
 
@@ -224,7 +224,7 @@ class Replica:
         if self.role != "leader" or view is None or sent is None:
             return
         if is_made:
-            self.view, self._in_doubt = view, []
+            self.view, self.in_doubt = view, []
         else:
             self._on_view_as_leader(view)
         if self._steps_down_for and self.view.successor == self._steps_down_for:
@@ -280,18 +280,18 @@ class Replica:
         """Replicas besides the one that led last."""
         return [name for name in self.view.in_sync if name != self.view.promoted]
 
-    def _lead(self, view: SiteView, sent: float) -> None:
+    def lead(self, view: SiteView, sent: float) -> None:
         self.role = "leader"
         self.view, self.epoch = view, view.epoch
-        self.lease_until = self._lease_from(sent)
+        self.lease_until = self.lease_from(sent)
         self._asked.clear()
         self._not_before = {Renew: sent + self.timing.renew_s}
-        self._in_doubt = []
+        self.in_doubt = []
         self.followers = {}
         self._floor = self.last
         self.terms.begin(self.epoch, self.last + 1)
 
-    def _lease_from(self, sent: float) -> float:
+    def lease_from(self, sent: float) -> float:
         return sent + self.timing.lease_s * (1 - MARGIN)
 
     def _stop(self, why: str) -> None:
@@ -307,7 +307,7 @@ class Replica:
     def required(self) -> dict[str, None]:
         """Followers without whose acknowledgement nothing may leave."""
         names = dict.fromkeys(self.view.in_sync)
-        for view in self._in_doubt:
+        for view in self.in_doubt:
             names.update(dict.fromkeys(view.in_sync))
         names.pop(self.name, None)
         return names
@@ -369,7 +369,7 @@ class Replica:
 
     def _counts(self, follower: Follower) -> bool:
         """A disk that is not the one in the set has nothing to say for it."""
-        wanted = [view.in_sync.get(follower.name) for view in (self.view, *self._in_doubt)]
+        wanted = [view.in_sync.get(follower.name) for view in (self.view, *self.in_doubt)]
         return all(disk in (None, follower.disk) for disk in wanted)
 
     def _change(self, now: float) -> Change | None:
@@ -386,12 +386,12 @@ class Replica:
                 in_sync[follower.name] = follower.disk
         successor = self._steps_down_for
         wanted = msgspec.structs.replace(view, in_sync=in_sync, successor=successor, barred=self.barred)
-        if wanted == view and not self._in_doubt:
+        if wanted == view and not self.in_doubt:
             return None
         if now < self._not_before.get(Change, 0.0):
             return None
-        if wanted not in self._in_doubt:
-            self._in_doubt.append(wanted)
+        if wanted not in self.in_doubt:
+            self.in_doubt.append(wanted)
         for name in self.required:
             follower = self._follower(name)
             if not follower.owed and follower.acknowledged < self.last:

@@ -232,7 +232,7 @@ class Site:
         view = msgspec.structs.replace(self.etcd.view, leader=first, boot=node.replica.boot)
         self.etcd.view, self.etcd.expires = view, lease_s
         node.replica.view = view
-        node.replica._lead(view, 0.0)
+        node.replica.lead(view, 0.0)
         node.disk.terms = node.replica.terms.terms
         node.machine = network.machines[broker]
         node.serves = node.is_promoted = True
@@ -293,9 +293,11 @@ class Site:
 
     def _may_be_lost(self, node: Node) -> bool:
         """A site whose last good disk is lost is lost; nobody promises anything else."""
-        in_sync = self.etcd.view.in_sync
-        return any(
-            disk in self.disks[name].ids for name, disk in in_sync.items() if name != node.name
+        # A change that is under way to etcd is made even if whoever asked for it is gone.
+        views = (self.etcd.view, *(view for one in self.all_nodes for view in one.replica.in_doubt))
+        return all(
+            any(disk in self.disks[name].ids for name, disk in view.in_sync.items() if name != node.name)
+            for view in views
         )
 
     def deliver(self, node: Node, call: Callable[..., None], *about: Any) -> None:
@@ -337,7 +339,7 @@ class Site:
                 if node.replica.role == "leader" and not self.parted:
                     # Nothing has happened meanwhile but renewals.
                     self.etcd.expires = self.network.now + self.timing.lease_s
-                    node.replica.lease_until = node.replica._lease_from(self.clock(node))
+                    node.replica.lease_until = node.replica.lease_from(self.clock(node))
                 self.tick(node, None)
 
     def _advance(self, node: Node) -> None:
@@ -753,7 +755,7 @@ class Site:
         replica = leader.replica
         return (
             [*sorted(replica.view.in_sync)] == self.names
-            and not replica._in_doubt
+            and not replica.in_doubt
             and all(
                 not one.is_dead and not one.is_halted and one.disk.last == leader.disk.last
                 for one in self.nodes.values()
