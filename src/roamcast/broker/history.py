@@ -112,8 +112,12 @@ class History:
         self.is_settled = self.is_settled or not peers
 
     def told(self) -> ToldHistory:
-        position = self.position if self.promised is None else self.promised
-        return ToldHistory(self.first, self.epoch, tuple(self.starts), position)
+        return ToldHistory(self.first, self.epoch, tuple(self.starts), self.told_position)
+
+    @property
+    def told_position(self) -> int:
+        """How far this broker has come, as far as peers may know."""
+        return self.position if self.promised is None else self.promised
 
     @property
     def refusal(self) -> str:

@@ -17,9 +17,11 @@ from roamcast.config.sections import Config
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
-from roamcast.daemon.http import HttpServer
+from roamcast.daemon.following import metrics_of
+from roamcast.daemon.http import Answer, HttpServer, Page
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, history_of, tree_of
+from roamcast.daemon.replicating import Replicating
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError
 from roamcast.net.buffered import Buffered
@@ -48,6 +50,7 @@ class Running(Protocol):
     kept_out: KeptOut
     strangers: Strangers
     buffered: Buffered
+    replicating: Replicating | None
 
     @property
     def connections(self) -> int: ...
@@ -79,6 +82,9 @@ class Operations:
                 "forget": self._forget,
                 "readmit": self._readmit,
                 "accept-history": self._accept_history,
+                "promote": self._promote,
+                "add-replica": self._add_replica,
+                "remove-replica": self._remove_replica,
             },
         )
         self._announcing: asyncio.Task[None] | None = None
@@ -88,13 +94,24 @@ class Operations:
     async def start(self) -> None:
         metrics = self._config.metrics
         if metrics.enabled:
-            pages = {"/metrics": Metrics(self._figures).page, "/healthz": lambda: health(self._figures)}
+            pages = {"/metrics": self._metrics_page(), "/healthz": lambda: health(self._figures)}
             self._http = HttpServer(metrics, pages)
             port = await self._http.start()
             log.info("metrics on http://%s:%d/metrics", metrics.address, port)
         await self._control.start()
         if self._config.mqtt.sys_interval_s:
             self._announcing = asyncio.get_running_loop().create_task(self._announce())
+
+    def _metrics_page(self) -> Page:
+        page, replicating = Metrics(self._figures).page, self._server.replicating
+        if replicating is None:
+            return page
+
+        def page_of_leader() -> Answer:
+            answer = page()
+            return answer._replace(body=answer.body + metrics_of(replicating).encode())
+
+        return page_of_leader
 
     def stop(self) -> None:
         if self._announcing is not None:
@@ -112,7 +129,7 @@ class Operations:
     # --- commands ---
 
     async def _status(self, request: dict[str, Any]) -> Answers:
-        figures = self._figures
+        figures, replicating = self._figures, self._server.replicating
         yield {
             "broker": self._config.id,
             "version": __version__,
@@ -125,8 +142,37 @@ class Operations:
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
             **fail_stops_of(figures),
             **tree_of(figures),
+            **({"replication": replicating.status()} if replicating is not None else {}),
             "done": True,
         }
+
+    def _replica_command(self, request: dict[str, Any]) -> tuple[Replicating, str]:
+        replicating = self._server.replicating
+        if replicating is None:
+            raise InputError("this broker is not replicated; see [replication] in its configuration")
+        return replicating, _text(request, "replica")
+
+    async def _promote(self, request: dict[str, Any]) -> Answers:
+        replicating, name = self._replica_command(request)
+        why = replicating.replica.step_down(name)
+        if why:
+            raise InputError(why)
+        log.warning("replica %s takes over, as the operator wishes", name)
+        yield {"promoted": name, "done": True}
+
+    async def _add_replica(self, request: dict[str, Any]) -> Answers:
+        replicating, name = self._replica_command(request)
+        replicating.replica.unbar(name)
+        yield {"added": name, "done": True}
+
+    async def _remove_replica(self, request: dict[str, Any]) -> Answers:
+        replicating, name = self._replica_command(request)
+        if name == replicating.replica.name:
+            raise InputError(f"{name} leads: 'roamcast broker promote' another replica first")
+        replicating.replica.bar(name)
+        replicating.drop(name)
+        log.warning("replica %s is removed, as the operator wishes", name)
+        yield {"removed": name, "done": True}
 
     def answered(self, answer: IsHere) -> None:
         future = self._answers.get(answer.number)

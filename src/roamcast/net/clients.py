@@ -72,9 +72,11 @@ def _ignore(data: bytes) -> None:
 class ConnectionRefused(Exception):
     """A client may not come in."""
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    def __init__(self, reason: Reason, text: str, reference: str = "") -> None:
+        """`reference` is where the client should go instead."""
         super().__init__(text)
         self.reason = reason
+        self.reference = reference
 
 
 def without_secrets(connect: Connect, answer: bytes = b"") -> Connect:
@@ -344,7 +346,7 @@ class ClientConnection(asyncio.Protocol):
             return
         except ConnectionRefused as error:
             log.info("%s: %s", self.address, error)
-            self.finish(refused(connect, error.reason, str(error)))
+            self.finish(refused(connect, error.reason, str(error), error.reference))
             return
         finally:
             self._admission = None

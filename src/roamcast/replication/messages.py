@@ -125,6 +125,8 @@ class Released(Message, frozen=True):
     """A sign of life of the leader: how far its effects have left."""
 
     sequence: int
+    settled: dict[str, int] = {}
+    """What each peer has acknowledged: the follower need not keep that any longer."""
 
 
 AnyMessage = Joining | Welcome | Unwelcome | SnapshotPart | Records | Acknowledged | Released

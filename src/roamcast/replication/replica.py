@@ -121,6 +121,8 @@ class Replica:
         self._leaderless_since: float | None = None
         self._began = now
         self._campaigned_at = 0.0
+        self._campaigns_from: float | None = None
+        """When the first of the campaigns was begun that had no answer: one of them may have won."""
         self._floor = 0
         """The last entry at the promotion. What of it was released before is not known."""
         self._steps_down_for = ""
@@ -191,7 +193,7 @@ class Replica:
             self._leaderless_since = now
         if view.leader == self.name and view.boot == self.boot:
             # It had won, and did not hear of it.
-            self.lead(view, self._campaigned_at)
+            self.lead(view, self._campaigns_from or now)
 
     def _on_view_as_leader(self, view: SiteView) -> None:
         if view.epoch != self.epoch or view.boot != self.boot:
@@ -207,7 +209,8 @@ class Replica:
             return
         self.view = view
         if is_won:
-            self.lead(view, sent)
+            self.lead(view, self._campaigns_from or sent)
+        self._campaigns_from = None
 
     def on_renewed(self, now: float, is_renewed: bool | None) -> None:
         sent = self._answered(Renew, now, self.timing.renew_s if is_renewed else self.timing.retry_s)
@@ -264,6 +267,8 @@ class Replica:
     def _campaign(self, now: float) -> Campaign:
         view = self.view
         self._campaigned_at = now
+        if self._campaigns_from is None:
+            self._campaigns_from = now
         # Whoever led last has stopped. What only it has was promised to nobody.
         in_sync = {
             name: disk for name, disk in view.in_sync.items() if name in (self.name, *self._others())

@@ -192,10 +192,11 @@ class LinkEnd:
     @property
     def has_more(self) -> bool:
         """Whether `take` has something to give."""
-        has_numbered = self._open or self._unwritten
-        if self.promised is not None:
-            has_numbered = self._unwritten and self._unwritten[0].last <= self.promised[0]
-        return self.is_up and bool(has_numbered or self._fleeting or self._must_tell)
+        if self.promised is None:
+            has_numbered = bool(self._open or self._unwritten)
+        else:
+            has_numbered = bool(self._unwritten) and self._unwritten[0].last <= self.promised[0]
+        return self.is_up and (has_numbered or bool(self._fleeting) or self._must_tell)
 
     def end_turn(self, apart: bool = False) -> tuple[int, int]:
         """A turn is over whose messages must wait for replicas: what `promised` will be once they have it."""
@@ -434,6 +435,10 @@ class LinkEnd:
         self._untold_bytes = 0
         life = wire.acknowledgement(self._acknowledged)
         return life + wire.position(position) if position else life
+
+    def learn_settled(self, number: int) -> None:
+        """A replica that speaks with the peer says what the peer has journalled."""
+        self._settle(min(number, self.sent))
 
     def _settle(self, number: int) -> None:
         """The peer has journalled everything up to this number."""

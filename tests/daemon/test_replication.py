@@ -1,0 +1,156 @@
+"""Replicated sites with real processes and a real etcd."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roamcast.daemon.control import ask
+from roamcast.errors import InputError
+from tests.daemon.brokers import DEADLINE_S, ROAMCAST, MqttClient, free_port, wait_until
+from tests.daemon.etcd_process import EtcdProcess, needs_etcd
+
+pytestmark = [needs_etcd, pytest.mark.slow]
+
+LEASE_S = 2
+
+
+class Replica:
+    """One replica of the site `east`."""
+
+    def __init__(self, folder: Path, name: str, etcd: EtcdProcess) -> None:
+        self.name = name
+        self.port, self.http_port = free_port(), free_port()
+        self.data = folder / name
+        secret = folder / "secret"
+        secret.write_text("a secret of the replicas")
+        secret.chmod(0o600)
+        settings = {
+            "journal.sync": "process", "metrics.enabled": "true", "metrics.port": str(self.http_port),
+            "replication.name": name, "replication.port": str(free_port()),
+            "replication.secret_file": str(secret), "replication.etcd": etcd.url,
+            "replication.lease_s": str(LEASE_S), "replication.reference": f"127.0.0.1:{self.port}",
+        }  # fmt: skip
+        self._command = [
+            str(ROAMCAST), "broker", "--id", "east", "--listen", f"127.0.0.1:{self.port}", "--data", str(self.data),
+        ]  # fmt: skip
+        for key, value in settings.items():
+            self._command += ["--set", f"{key}={value}"]
+        self.lines: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        with process.stderr as log:
+            self.lines += log
+
+    def status(self) -> dict[str, Any]:
+        """What `roamcast broker status` says of replication; nothing while no one answers."""
+        try:
+            found: dict[str, Any] = next(ask(self.data, 5.0, command="status"))["replication"]
+        except InputError:
+            return {}
+        return found
+
+    @property
+    def leads(self) -> bool:
+        return self.status().get("role") == "leader"
+
+    def kill(self, *, wipe: bool = False) -> None:
+        self.process.kill()
+        self.process.wait()
+        if wipe:
+            shutil.rmtree(self.data)
+
+    def health(self) -> int:
+        with socket.create_connection(("127.0.0.1", self.http_port), timeout=DEADLINE_S) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return int(connection.recv(4096).split(b" ")[1])
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.etcd = EtcdProcess(folder / "etcd")
+        self.replicas = {name: Replica(folder, name, self.etcd) for name in ("a", "b")}
+
+    def wait(self, happened: Callable[[], bool]) -> None:
+        def happened_or_ended() -> bool:
+            assert not any("ROAMCAST" in line or "roamcast: " in line for one in self for line in one.lines), told()
+            return happened()
+
+        def told() -> str:
+            return "\n".join(f"{one.name}: {one.status()} {''.join(one.lines)}" for one in self)
+
+        wait_until(happened_or_ended, told)
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self.replicas.values())
+
+    def leader(self) -> Replica:
+        """The leader, once the other one is in sync."""
+        self.wait(lambda: any(one.leads and len(one.status()["in_sync"]) == 2 for one in self))
+        return next(one for one in self if one.leads)
+
+    def other(self, replica: Replica) -> Replica:
+        return next(one for one in self if one is not replica)
+
+    def stop(self) -> None:
+        for one in self:
+            if one.process.poll() is None:
+                one.kill()
+        self.etcd.kill()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    found = Site(tmp_path)
+    yield found
+    found.stop()
+
+
+def test_a_leader_is_killed_and_its_disk_is_lost(site: Site) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    assert (leader.health(), follower.health()) == (200, 503)
+    refused = MqttClient("lost", follower.port)
+    assert "Use another server" in refused.connected
+    away = MqttClient("away", leader.port)
+    away.subscribe("news", qos=2)
+    away.leave()
+    publisher = MqttClient("publisher", leader.port)
+    for number in range(200):
+        publisher.publish("news", str(number).encode(), qos=2)
+    leader.kill(wipe=True)
+    killed_at = time.monotonic()
+    site.wait(lambda: follower.leads)
+    served_after_s = time.monotonic() - killed_at
+    again = MqttClient("away", follower.port)
+    assert again.present
+    again.wait_for_messages(200)
+    assert [payload for _, payload in again.messages] == [str(number).encode() for number in range(200)]
+    assert served_after_s < LEASE_S + 2.0, served_after_s
+    # The one that has lost everything is sent a copy, and can take over.
+    leader.start()
+    assert site.leader() is follower
+    again.leave()
+    publisher = MqttClient("publisher", follower.port)
+    for number in range(200, 220):
+        publisher.publish("news", str(number).encode(), qos=2)
+    follower.kill(wipe=True)
+    site.wait(lambda: leader.leads)
+    again = MqttClient("away", leader.port)
+    again.wait_for_messages(20)
+    assert [payload for _, payload in again.messages] == [str(number).encode() for number in range(200, 220)]
+    again.leave()
