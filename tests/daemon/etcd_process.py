@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.daemon.brokers import free_port, wait_until
 
 from roamcast.config.sections import Replication
 from roamcast.net.etcd import Etcd, EtcdFailed
-from tests.daemon.brokers import free_port, wait_until
 
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed")
 
@@ -21,7 +21,8 @@ class EtcdProcess:
         client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self.url = client
         self._command = [
-            "etcd", "--data-dir", str(folder), "--listen-client-urls", client, "--advertise-client-urls", client,
+            "etcd", "--data-dir", str(folder),
+            "--listen-client-urls", client, "--advertise-client-urls", client,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--initial-cluster", f"default={peer}",
         ]  # fmt: skip

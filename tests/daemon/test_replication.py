@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.daemon.brokers import DEADLINE_S, ROAMCAST, MqttClient, free_port, wait_until
+from tests.daemon.etcd_process import EtcdProcess, needs_etcd
 
 from roamcast.daemon.control import ask
 from roamcast.errors import InputError
-from tests.daemon.brokers import DEADLINE_S, ROAMCAST, MqttClient, free_port, wait_until
-from tests.daemon.etcd_process import EtcdProcess, needs_etcd
 
 pytestmark = [needs_etcd, pytest.mark.slow]
 
@@ -40,7 +40,8 @@ class Replica:
             "replication.lease_s": str(LEASE_S), "replication.reference": f"127.0.0.1:{self.port}",
         }  # fmt: skip
         self._command = [
-            str(ROAMCAST), "broker", "--id", "east", "--listen", f"127.0.0.1:{self.port}", "--data", str(self.data),
+            str(ROAMCAST), "broker", "--id", "east", "--listen", f"127.0.0.1:{self.port}",
+            "--data", str(self.data),
         ]  # fmt: skip
         for key, value in settings.items():
             self._command += ["--set", f"{key}={value}"]
@@ -66,7 +67,8 @@ class Replica:
 
     @property
     def leads(self) -> bool:
-        return self.status().get("role") == "leader"
+        """Whether it leads, and serves clients."""
+        return self.status().get("role") == "leader" and self.health() == 200
 
     def kill(self, *, wipe: bool = False) -> None:
         self.process.kill()
@@ -75,9 +77,13 @@ class Replica:
             shutil.rmtree(self.data)
 
     def health(self) -> int:
-        with socket.create_connection(("127.0.0.1", self.http_port), timeout=DEADLINE_S) as connection:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            return int(connection.recv(4096).split(b" ")[1])
+        """The status of /healthz; 0 while nobody answers."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.http_port), timeout=DEADLINE_S) as connection:
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                return int(connection.recv(4096).split(b" ")[1])
+        except (OSError, IndexError):
+            return 0
 
 
 class Site:
@@ -87,7 +93,7 @@ class Site:
 
     def wait(self, happened: Callable[[], bool]) -> None:
         def happened_or_ended() -> bool:
-            assert not any("ROAMCAST" in line or "roamcast: " in line for one in self for line in one.lines), told()
+            assert not any(line.startswith("roamcast: ") for one in self for line in one.lines), told()
             return happened()
 
         def told() -> str:
@@ -100,7 +106,7 @@ class Site:
 
     def leader(self) -> Replica:
         """The leader, once the other one is in sync."""
-        self.wait(lambda: any(one.leads and len(one.status()["in_sync"]) == 2 for one in self))
+        self.wait(lambda: any(one.leads and len(one.status().get("in_sync", ())) == 2 for one in self))
         return next(one for one in self if one.leads)
 
     def other(self, replica: Replica) -> Replica:

@@ -85,7 +85,7 @@ def check_replication(config: Config) -> None:
         return
     if config.mobility.protocol in MOBILE_PROTOCOLS:
         raise InputError(
-            f"replication.name: with mobility.protocol = {config.mobility.protocol} brokers are not replicated"
+            f"replication.name: brokers with mobility.protocol = {config.mobility.protocol} have no replicas"
         )
     if replication.secret:
         check_secret("replication.secret", replication.secret)
@@ -98,7 +98,7 @@ def check_replication(config: Config) -> None:
         raise InputError("replication.etcd: name at least one member of etcd")
     for number, url in enumerate(replication.etcd):
         if not url.startswith(("http://", "https://")):
-            raise InputError(f"replication.etcd.{number} = {url}: valid is http://HOST:PORT or https://HOST:PORT")
+            raise InputError(f"replication.etcd.{number} = {url}: valid is http://HOST:PORT or https://…")
     if bool(replication.etcd_user) != bool(replication.etcd_password):
         raise InputError("replication: etcd_user and etcd_password_file belong together; set both or neither")
 

@@ -163,9 +163,7 @@ class Refusal:
         yield {"error": f"this replica follows; ask the leader, which is {leader}", "done": True}
 
     def _metrics(self) -> Answer:
-        return Answer(
-            HTTPStatus.OK, "text/plain; version=0.0.4", metrics_of(self._replicating).encode()
-        )
+        return Answer(HTTPStatus.OK, "text/plain; version=0.0.4", metrics_of(self._replicating).encode())
 
     def _health(self) -> Answer:
         body = msgspec.json.encode({"status": "follower", "replication": self._replicating.status()})

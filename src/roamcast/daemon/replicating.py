@@ -331,7 +331,7 @@ class Replicating:
         if not why and (joining.name in self._streams or joining.name in self._waiting):
             why = f"{joining.name} is connected already"
         if not why and joining.replay != REPLAY:
-            why = f"version {joining.version} replays entries by other rules than {__version__}; upgrade one of the two"
+            why = f"version {joining.version} replays entries by other rules than {__version__}"
         if why or self.engine is None:
             stream.send(Unwelcome(why or "the leader has just been promoted"))
             return
@@ -419,9 +419,7 @@ class Replicating:
         stream.begin(timing.lease_s / 10, timing.lease_s)
         terms, last = replica.terms, replica.last
         stream.send(
-            Joining(
-                replica.name, replica.disk, terms.epoch_of(last), last, terms.epoch, REPLAY, __version__
-            )
+            Joining(replica.name, replica.disk, terms.epoch_of(last), last, terms.epoch, REPLAY, __version__)
         )
         await stream.connection.ended.wait()
         self._leader = None
@@ -461,8 +459,8 @@ class Replicating:
             stream.send(Acknowledged(self.replica.last))
         elif self._is_foreign:
             raise InputError(
-                f"{self.journal.folder} holds a broker that is no replica of {self.config.id}: start this replica"
-                " with an empty data folder, then it is sent a copy"
+                f"{self.journal.folder} holds a broker that is no replica of {self.config.id}: start this"
+                " replica with an empty data folder, then it is sent a copy"
             )
         else:
             self._snapshot, self._welcome = bytearray(), welcome

@@ -1,4 +1,4 @@
-"""The connection between two replicas of a site: authenticated as links are, and messages instead of frames."""
+"""The connection between two replicas of a site: authenticated as links are, with messages of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last entries of a journal, in memory: a replica that was away for a moment gets these and no snapshot."""
+"""The last entries of a journal, in memory: a replica that was away for a moment needs no snapshot."""
 
 from __future__ import annotations
 

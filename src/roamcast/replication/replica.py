@@ -3,15 +3,15 @@
 A site is a leader and its followers. The leader streams its journal; an entry's effects leave once every
 replica that may be promoted has the entry. Who may be promoted is the in-sync set, one value in etcd:
 
-- **Only the leader changes the set, and only by compare-and-swap** that also asks whether it still leads. While
-  an answer is missing, both the old and the wanted set count: whoever may be in the set must acknowledge.
-- **Only a replica of the set is promoted**, by a transaction that compares the revision of the set. So a leader
-  that leaves a follower out and a follower that campaigns exclude each other.
+- **Only the leader changes the set, and only by compare-and-swap** that also asks whether it still leads.
+  While an answer is missing, both the old and the wanted set count: whoever may be in it must acknowledge.
+- **Only a replica of the set is promoted**, by a transaction that compares the revision of the set. So a
+  leader that leaves a follower out and a follower that campaigns exclude each other.
 - **A replica is its disk, in the hands of one process.** The set holds an id for each replica. Every process
   draws a new one, writes it to its disk and uses it from then on, so an older copy of the disk is not in the
   set once the original was started again. An empty disk has no id of the set.
-- **The lease ends at the leader first.** Its end is counted from the moment at which the renewal was sent, on the
-  leader's own monotonic clock, less a margin for clocks that run at different speeds.
+- **The lease ends at the leader first.** Its end is counted from the moment at which the renewal was sent, on
+  the leader's own monotonic clock, less a margin for clocks that run at different speeds.
 
 What was released is on every disk of the set, so a lease that is misjudged cannot lose anything; the lease
 keeps two processes from speaking to clients at the same time.
@@ -210,7 +210,7 @@ class Replica:
         self.view = view
         if is_won:
             self.lead(view, self._campaigns_from or sent)
-        self._campaigns_from = None
+        self._campaigns_from, self.in_doubt = None, []
 
     def on_renewed(self, now: float, is_renewed: bool | None) -> None:
         sent = self._answered(Renew, now, self.timing.renew_s if is_renewed else self.timing.retry_s)
@@ -254,7 +254,7 @@ class Replica:
         if self.name in view.barred or self.seen_at < self._campaigned_at:
             return False
         if view.revision == 0:
-            # A site that etcd does not know: a broker with a journal founds it, an empty one lets others go first.
+            # A site that etcd does not know: a broker with a journal founds it, an empty one waits a while.
             return self.terms.epoch == 0 and (self.last > 0 or now - self._began >= lease_s)
         is_wanted = view.successor in ("", self.name) or now - self._leaderless_since >= lease_s
         return self.is_in_sync and is_wanted
@@ -270,15 +270,14 @@ class Replica:
         if self._campaigns_from is None:
             self._campaigns_from = now
         # Whoever led last has stopped. What only it has was promised to nobody.
-        in_sync = {
-            name: disk for name, disk in view.in_sync.items() if name in (self.name, *self._others())
-        }
+        in_sync = {name: disk for name, disk in view.in_sync.items() if name in (self.name, *self._others())}
         in_sync[self.name] = self.disk
         wanted = msgspec.structs.replace(
             view, in_sync=in_sync, epoch=max(view.epoch, self.terms.epoch) + 1, successor="",
             promoted=self.name, leader=self.name, boot=self.boot, address=self.address,
             reference=self.reference,
         )  # fmt: skip
+        self.in_doubt.append(wanted)
         return Campaign(wanted, view.revision)
 
     def _others(self) -> list[str]:
@@ -331,7 +330,9 @@ class Replica:
         if self.role != "leader":
             return f"{self.name} does not lead"
         if joining.known > self.epoch:
-            return f"{self.name} leads with epoch {self.epoch}, and {joining.name} has heard of {joining.known}"
+            return (
+                f"{self.name} leads with epoch {self.epoch}, and {joining.name} has heard of {joining.known}"
+            )
         if joining.name == self.name:
             return f"{joining.name} leads: its folder was copied, or two replicas have one name"
         if joining.name in self.view.barred:

@@ -168,7 +168,8 @@ def _draw_replica_fault(
     began_s = span.moment(rng)
     ended_s = began_s + rng.expovariate(1 / (lease_s * rng.choice((0.1, 0.5, 2.0, 6.0))))
     name = rng.choice((*names, "leader", "leader"))
-    match rng.choice(("kill", "kill", "kill", "halt", "halt", "part", "part", "clone", "promote", "snapshot")):
+    kinds = ("kill", "kill", "kill", "halt", "halt", "part", "part", "clone", "promote", "snapshot")
+    match rng.choice(kinds):
         case "kill":
             entries = rng.choice((0, 1, 2, 5)) if name == "leader" else 0
             return [(began_s, Kill(name, entries, rng.random() < 0.4)), (ended_s, Revive(name))]

@@ -1,8 +1,8 @@
 """Replicated sites in the simulator: replicas with disks and clocks of their own, and an etcd between them.
 
-The decisions are those of the replica that ships (`roamcast.replication`); here are its driver, an etcd that is
-one value and a lease, and what can go wrong with both: processes that are killed or stand still, disks that are
-lost, connections that are cut, answers that never come.
+The decisions are those of the replica that ships (`roamcast.replication`); here are its driver, an etcd that
+is one value and a lease, and what can go wrong with both: processes that are killed or stand still, disks
+that are lost, connections that are cut, answers that never come.
 """
 
 from __future__ import annotations
@@ -395,9 +395,7 @@ class Site:
             return
         self.deliver(node, self._take_answer, node, request, number, answer)
 
-    def _take_answer(
-        self, node: Node, request: Request, number: int, answer: tuple[Any, ...] | None
-    ) -> None:
+    def _take_answer(self, node: Node, request: Request, number: int, answer: tuple[Any, ...] | None) -> None:
         if node.requests.get(type(request)) != number:
             return
         node.requests[type(request)] += 1
@@ -442,10 +440,16 @@ class Site:
         log = node.disk.log
         if log[: len(self.released)] != self.released:
             lost = len(self.released) - next(
-                (place for place, pair in enumerate(zip(log, self.released, strict=False)) if pair[0] != pair[1]),
+                (
+                    place
+                    for place, pair in enumerate(zip(log, self.released, strict=False))
+                    if pair[0] != pair[1]
+                ),
                 min(len(log), len(self.released)),
             )
-            self.wrongs.append(("lost", f"{node.name} of {self.broker} lacks {lost} entries that were promised"))
+            self.wrongs.append(
+                ("lost", f"{node.name} of {self.broker} lacks {lost} entries that were promised")
+            )
         elif node.machine is not None:
             again = self.network.replayed_disk(self.broker, node.disk, [])
             if state_hash(again) != state_hash(node.machine):
@@ -455,6 +459,7 @@ class Site:
         """A turn of the leader: step, write, stream, release in order."""
         network, machine = self.network, node.machine
         assert machine is not None
+        self.busy_at = network.now
         effects = machine.step(network.now, inputs)
         is_doomed = False
         if effects.durable:
@@ -769,7 +774,8 @@ class Site:
             yield "no progress", f"{self.broker} has not come to rest: {roles}, {self.etcd.view}"
             return
         leader = self.leader
-        assert leader is not None and leader.machine is not None
+        assert leader is not None
+        assert leader.machine is not None
         wanted = state_hash(leader.machine)
         for node in self.nodes.values():
             if node.machine is None or state_hash(node.machine) != wanted:
@@ -810,7 +816,6 @@ class ReplicatedNetwork(Network):
         leader = site.leader
         if leader is None or broker in self._down:
             return
-        site.busy_at = self.now
         site.wake()
         site.deliver(leader, self._step_site, site, leader, inputs)
 
@@ -818,9 +823,7 @@ class ReplicatedNetwork(Network):
         if node.replica.role == "leader":
             site.step(node, inputs)
 
-    def let_out(
-        self, broker: str, machine: BrokerMachine, effects: MachineEffects, position: int
-    ) -> None:
+    def let_out(self, broker: str, machine: BrokerMachine, effects: MachineEffects, position: int) -> None:
         """What the replicas of a site have, and everybody may see."""
         self._positions[broker] = machine.history.promised = position
         machine.journalled()
@@ -872,4 +875,3 @@ class ReplicatedNetwork(Network):
         for site in self.sites.values():
             yield from site.final_wrongs()
         yield from super().wrongs()
-
