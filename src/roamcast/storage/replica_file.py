@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.replication.terms import Term
 from roamcast.storage.segments import sync_folder
 
 NAME = "replica.json"
@@ -17,8 +16,8 @@ NAME = "replica.json"
 class ReplicaState(msgspec.Struct):
     disks: list[str] = []
     """Ids that etcd may know this disk by (see `replication.replica`)."""
-    terms: list[Term] = []
-    """The epochs of the journal."""
+    terms: list[tuple[int, int]] = []
+    """The epochs of the journal, and the first entry of each (see `replication.terms`)."""
 
 
 def read_state(data: Path) -> ReplicaState:
