@@ -35,6 +35,7 @@ SEES: dict[str, set[str]] = {
     "replication": set(),
     "records": {"protocol.records"},
     "client": {"filters", "protocol.records", "mqtt", "records"},
+    "view": {"filters", "protocol.records", "protocol.notification", "records", "lab.figures"},
     "pipeline": {"filters", "protocol.records", "models", "client", "lab.figures", "lab.words"},
     "storage": set(),
     "config": PRODUCT,
@@ -45,7 +46,7 @@ SEES: dict[str, set[str]] = {
     "slow_link": set(),
     "bench": TOOLS,
     "lab": TOOLS | {"bench", "plugins"},
-    "cli": TOOLS | {"bench", "lab", "pipeline", "plugins"},
+    "cli": TOOLS | {"bench", "lab", "pipeline", "plugins", "view"},
     "__main__": {"cli"},
 }
 

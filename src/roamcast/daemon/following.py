@@ -11,14 +11,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-
 from roamcast import __version__
 from roamcast.broker.inputs import MachineInput
 from roamcast.config.sections import Config
 from roamcast.daemon.control import Answers, ControlServer
-from roamcast.daemon.http import Answer, HttpServer
-from roamcast.daemon.replicating import Replicating
+from roamcast.daemon.http import Answer, HttpServer, Request, as_json
+from roamcast.daemon.replicating import Replicating, metrics_of
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.codec.reading import Limits
@@ -100,9 +98,8 @@ class Refusal:
                 raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
         metrics = self._config.metrics
         if metrics.enabled:
-            self._http = HttpServer(metrics, {"/metrics": self._metrics, "/healthz": self._health})
-            port = await self._http.start()
-            log.info("metrics on http://%s:%d/metrics", metrics.address, port)
+            self._http = HttpServer(metrics, self._serve, lambda: 0)
+            await self._http.start()
         await self._control.start()
 
     async def stop(self) -> None:
@@ -142,6 +139,9 @@ class Refusal:
     def take(self, item: MachineInput, now_s: float) -> NoReturn:
         self.push(item)
 
+    def count_refusal(self, reason: Reason) -> None:
+        """Everybody is refused."""
+
     def came_in(self, id: int) -> Budget | None:
         return None
 
@@ -162,30 +162,9 @@ class Refusal:
         leader = self._replicating.replica.view.leader or "nobody now"
         yield {"error": f"this replica follows; ask the leader, which is {leader}", "done": True}
 
-    def _metrics(self) -> Answer:
-        return Answer(HTTPStatus.OK, "text/plain; version=0.0.4", metrics_of(self._replicating).encode())
-
-    def _health(self) -> Answer:
-        body = msgspec.json.encode({"status": "follower", "replication": self._replicating.status()})
-        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", body + b"\n")
-
-
-def metrics_of(replicating: Replicating) -> str:
-    """What /metrics tells of replication."""
-    status = replicating.status()
-    lags = {name: one["lag"] for name, one in status["followers"].items()}  # type: ignore[attr-defined]
-    lines = [
-        "# HELP roamcast_replication_leader Whether this replica leads.",
-        "# TYPE roamcast_replication_leader gauge",
-        f"roamcast_replication_leader {int(status['role'] == 'leader')}",
-        "# HELP roamcast_replication_epoch The epoch of the leader.",
-        "# TYPE roamcast_replication_epoch gauge",
-        f"roamcast_replication_epoch {status['epoch']}",
-        "# HELP roamcast_replication_in_sync Replicas that have everything that was promised.",
-        "# TYPE roamcast_replication_in_sync gauge",
-        f"roamcast_replication_in_sync {len(replicating.replica.view.in_sync)}",
-        "# HELP roamcast_replication_lag Entries that a follower has not acknowledged.",
-        "# TYPE roamcast_replication_lag gauge",
-        *(f'roamcast_replication_lag{{follower="{name}"}} {lag}' for name, lag in lags.items()),
-    ]
-    return "\n".join(lines) + "\n"
+    async def _serve(self, request: Request) -> Answer:
+        if request.path == "/metrics":
+            return Answer(HTTPStatus.OK, "text/plain; version=0.0.4", metrics_of(self._replicating).encode())
+        # A load balancer looks for the leader.
+        told = {"status": "follower", "broker": self._config.id, "replication": self._replicating.status()}
+        return as_json(told, HTTPStatus.SERVICE_UNAVAILABLE)

@@ -71,7 +71,7 @@ REQUESTS_MAX = 8
 
 
 class Replicating:
-    """Implements `engine.Gate`."""
+    """Implements `engine.ReleaseGate`."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Replicating:
             case Resign():
                 return self._etcd.resign()
 
-    # --- the leader (see engine.Gate) ---
+    # --- the leader (see engine.ReleaseGate) ---
 
     def writing(self, entry: bytes) -> None:
         recent = self.recent
@@ -546,6 +546,27 @@ class Replicating:
             "removed": list(replica.view.barred),
             "etcd": self.etcd_failure or "ok",
         }
+
+
+def metrics_of(replicating: Replicating) -> str:
+    """What /metrics tells of replication."""
+    status = replicating.status()
+    lags = {name: one["lag"] for name, one in status["followers"].items()}  # type: ignore[attr-defined]
+    lines = [
+        "# HELP roamcast_replication_leader Whether this replica leads.",
+        "# TYPE roamcast_replication_leader gauge",
+        f"roamcast_replication_leader {int(status['role'] == 'leader')}",
+        "# HELP roamcast_replication_epoch The epoch of the leader.",
+        "# TYPE roamcast_replication_epoch gauge",
+        f"roamcast_replication_epoch {status['epoch']}",
+        "# HELP roamcast_replication_in_sync Replicas that have everything that was promised.",
+        "# TYPE roamcast_replication_in_sync gauge",
+        f"roamcast_replication_in_sync {len(replicating.replica.view.in_sync)}",
+        "# HELP roamcast_replication_lag Entries that a follower has not acknowledged.",
+        "# TYPE roamcast_replication_lag gauge",
+        *(f'roamcast_replication_lag{{follower="{name}"}} {lag}' for name, lag in lags.items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def load_state(config: Config, lost: int, is_empty: bool) -> ReplicaState:

@@ -50,7 +50,7 @@ COPY = "copy"
 """In a list of segments: the first is the copy at the destination, under the attach number of its stay."""
 
 
-class ToCopies(Message, frozen=True):
+class ToCopies(Message, frozen=True, tag=False):
     """From the holder of a session to the brokers with its copies, along the tree: over each link once."""
 
     client: str
@@ -72,7 +72,7 @@ class ToCopies(Message, frozen=True):
         return count_of(self._carried()) or 1
 
 
-class StoreCopy(ToCopies, frozen=True):
+class StoreCopy(ToCopies, frozen=True, tag=True):
     """Keep this for the client, which may come to you: what follows the sequence `base`."""
 
     moves: int
@@ -85,7 +85,7 @@ class StoreCopy(ToCopies, frozen=True):
         return self.bursts
 
 
-class FeedCopy(ToCopies, frozen=True):
+class FeedCopy(ToCopies, frozen=True, tag=True):
     """The holder has queued this; the client has acknowledged up to `base`."""
 
     base: int
@@ -95,7 +95,7 @@ class FeedCopy(ToCopies, frozen=True):
         return self.bursts
 
 
-class DropCopy(ToCopies, frozen=True):
+class DropCopy(ToCopies, frozen=True, tag=True):
     """The client is elsewhere, or was away for too long, or too much is stored for it."""
 
 
@@ -221,16 +221,18 @@ class Roam(MultiHopHandoff):
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
         bursts = tuple(queue.bursts())
         size_bytes = sum(burst.size for burst in bursts)
-        likely = [
-            broker for broker in self.predictor.predict(session.last_broker)
-            if broker != self.host.id and self.host.is_reachable(broker)
-        ][: self.settings.copies_max]  # fmt: skip
+        likely = self.likely_next(session)
         if not likely or size_bytes > self.settings.copy_bytes_max:
             return
         self.spreads[client] = Spread(session.number, likely, queue.base + len(queue), size_bytes)
         self.figures["copies"] += len(likely)
         moves, owner, here = session.moves, session.owner, self.host.id
         self.send_on(StoreCopy(client, here, session.number, tuple(likely), moves, owner, queue.base, bursts))
+
+    def likely_next(self, session: Session) -> list[str]:
+        likely = self.predictor.predict(session.last_broker)
+        there = [one for one in likely if one != self.host.id and self.host.is_reachable(one)]
+        return there[: self.settings.copies_max]
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         super().on_notification(owner, source, burst)
