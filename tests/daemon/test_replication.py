@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.brokers import DEADLINE_S, ROAMCAST, MqttClient, free_port, wait_until
+from tests.daemon.brokers import (
+    DEADLINE_S,
+    ROAMCAST,
+    SECRET,
+    BrokerProcess,
+    MqttClient,
+    free_port,
+    wait_until,
+)
 from tests.daemon.etcd_process import EtcdProcess, needs_etcd
 
 from roamcast.daemon.control import ask
@@ -20,7 +28,7 @@ from roamcast.errors import InputError
 
 pytestmark = [needs_etcd, pytest.mark.slow]
 
-LEASE_S = 2
+LEASE_S = 4
 
 
 class Replica:
@@ -28,12 +36,16 @@ class Replica:
 
     def __init__(self, folder: Path, name: str, etcd: EtcdProcess) -> None:
         self.name = name
-        self.port, self.http_port = free_port(), free_port()
+        self.port, self.http_port, self.link_port = free_port(), free_port(), free_port()
         self.data = folder / name
         secret = folder / "secret"
         secret.write_text("a secret of the replicas")
         secret.chmod(0o600)
+        link_secret = folder / "link-secret"
+        link_secret.write_text(SECRET)
+        link_secret.chmod(0o600)
         settings = {
+            "link.secret_file": str(link_secret), "link.unlisted": "accept",
             "journal.sync": "process", "metrics.enabled": "true", "metrics.port": str(self.http_port),
             "replication.name": name, "replication.port": str(free_port()),
             "replication.secret_file": str(secret), "replication.etcd": etcd.url,
@@ -41,7 +53,7 @@ class Replica:
         }  # fmt: skip
         self._command = [
             str(ROAMCAST), "broker", "--id", "east", "--listen", f"127.0.0.1:{self.port}",
-            "--data", str(self.data),
+            "--data", str(self.data), "--peer-listen", f"127.0.0.1:{self.link_port}",
         ]  # fmt: skip
         for key, value in settings.items():
             self._command += ["--set", f"{key}={value}"]
@@ -146,7 +158,7 @@ def test_a_leader_is_killed_and_its_disk_is_lost(site: Site) -> None:
     assert again.present
     again.wait_for_messages(200)
     assert [payload for _, payload in again.messages] == [str(number).encode() for number in range(200)]
-    assert served_after_s < LEASE_S + 2.0, served_after_s
+    assert served_after_s < LEASE_S + 3.0, served_after_s
     # The one that has lost everything is sent a copy, and can take over.
     leader.start()
     assert site.leader() is follower
@@ -160,3 +172,69 @@ def test_a_leader_is_killed_and_its_disk_is_lost(site: Site) -> None:
     again.wait_for_messages(20)
     assert [payload for _, payload in again.messages] == [str(number).encode() for number in range(200, 220)]
     again.leave()
+
+
+def test_an_operator_promotes_and_removes_replicas(site: Site) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    told = next(ask(leader.data, 5.0, command="promote", replica=follower.name))
+    assert told["promoted"] == follower.name
+    site.wait(lambda: follower.leads)
+    assert site.leader() is follower
+    next(ask(follower.data, 5.0, command="remove-replica", replica=leader.name))
+    site.wait(lambda: follower.status().get("in_sync") == [follower.name])
+    assert follower.status()["removed"] == [leader.name]
+    client = MqttClient("c", follower.port)
+    client.subscribe("news")
+    client.publish("news", b"without a follower")
+    next(ask(follower.data, 5.0, command="add-replica", replica=leader.name))
+    assert site.leader() is follower
+    client.publish("news", b"with a follower")
+    client.wait_for_messages(2)
+    client.leave()
+
+
+def test_etcd_is_away_for_longer_than_the_lease(site: Site) -> None:
+    leader = site.leader()
+    client = MqttClient("c", leader.port)
+    client.subscribe("news", qos=2)
+    client.publish("news", b"before", qos=2)
+    site.etcd.kill()
+    site.wait(lambda: not any(one.leads for one in site))
+    client.leave()
+    site.etcd.start()
+    again = MqttClient("c", site.leader().port)
+    assert again.present
+    again.publish("news", b"after", qos=2)
+    again.wait_for_messages(1)
+    assert [payload for _, payload in again.messages][-1] == b"after"
+    again.leave()
+
+
+def test_a_peer_follows_the_leader(site: Site, tmp_path: Path) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    ports = [one.link_port for one in site]
+    west = BrokerProcess(
+        tmp_path, "west", "peer.0.id=east", f"peer.0.address=127.0.0.1:{ports[0]}",
+        f"peer.0.addresses=127.0.0.1:{ports[1]}",
+    )  # fmt: skip
+    try:
+        west.wait_for_link("east")
+        subscriber = MqttClient("far", west.port)
+        subscriber.subscribe("news", qos=2)
+        publisher = MqttClient("near", leader.port)
+        for number in range(50):
+            publisher.publish("news", str(number).encode(), qos=2)
+        leader.kill(wipe=True)
+        site.wait(lambda: follower.leads)
+        west.wait_for_link("east")
+        publisher = MqttClient("near", follower.port)
+        for number in range(50, 100):
+            publisher.publish("news", str(number).encode(), qos=2)
+        subscriber.wait_for_messages(100)
+        assert [payload for _, payload in subscriber.messages] == [b"%d" % number for number in range(100)]
+        subscriber.leave()
+        publisher.leave()
+    finally:
+        west.kill()

@@ -47,7 +47,10 @@ async def follow(replicating: Replicating) -> bool:
     refusal = Refusal(config, replicating)
     await replicating.start()
     await refusal.start()
-    log.info("replica %s of broker %s waits for a leader", config.replication.name, config.id)
+    log.info(
+        "replica %s of broker %s follows, and listens on %s for clients of the leader",
+        config.replication.name, config.id, ", ".join(map(str, refusal.ports)),
+    )  # fmt: skip
     waits = [loop.create_task(replicating.until_promoted()), loop.create_task(stopping.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await refusal.stop()
@@ -115,6 +118,10 @@ class Refusal:
         protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
+
+    @property
+    def ports(self) -> list[int]:
+        return [port for doorway in self._doorways for port in doorway.ports]
 
     # --- connections (see clients.Door) ---
 
