@@ -33,7 +33,7 @@ SEES: dict[str, set[str]] = {
     "mqtt": {"filters", "protocol"},
     "broker": PRODUCT - {"broker", "replication"},
     "replication": set(),
-    "records": {"protocol.records"},
+    "records": {"protocol.records", "protocol.notification"},
     "client": {"filters", "protocol.records", "mqtt", "records"},
     "view": {"filters", "protocol.records", "protocol.notification", "records", "lab.figures"},
     "pipeline": {"filters", "protocol.records", "models", "client", "lab.figures", "lab.words"},

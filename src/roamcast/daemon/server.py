@@ -40,7 +40,7 @@ from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.replicating import Replicating
-from roamcast.daemon.settings import site_settings
+from roamcast.daemon.settings import read_model, site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError, cannot_listen
 from roamcast.mqtt.codec.errors import PacketError
@@ -173,6 +173,9 @@ class Server:
             await self._listen(number, listener)
         tasks = [loop.create_task(self._sweep()), loop.create_task(self._watch_memory())]
         log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
+        _, why = read_model(self.config)
+        if why:
+            log.warning("mobility.model is not used, and the broker learns from moves alone: %s", why)
         log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
             await self._stopping.wait()
@@ -280,11 +283,11 @@ class Server:
             return
         self.config = msgspec.structs.replace(
             self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
-            view=config.view, quotas=config.quotas,
+            view=config.view, quotas=config.quotas, steering=config.steering,
             mobility=msgspec.structs.replace(
                 self.config.mobility, unreachable=config.mobility.unreachable,
                 locate_timeout_s=config.mobility.locate_timeout_s,
-                meet_timeout_s=config.mobility.meet_timeout_s,
+                meet_timeout_s=config.mobility.meet_timeout_s, unmet=config.mobility.unmet,
             ),
             log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip
@@ -494,8 +497,18 @@ class Server:
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
+        self._check_load(client_id)
         self._check_flapping(client_id, connect)
         return admitted
+
+    def _check_load(self, client_id: str) -> None:
+        """Send a client elsewhere if many are here. One whose session is here would only come back."""
+        steering = self.config.steering
+        if steering.clients_max is None or client_id in self.site.endpoint.sessions:
+            return
+        if len(self.site.endpoint.connections) >= steering.clients_max:
+            address = self.site.settings.endpoint.steering.address_of(steering.overflow)
+            raise ConnectionRefused(Reason.USE_ANOTHER_SERVER, "many clients are connected here", address)
 
     def _check_flapping(self, client_id: str, connect: Connect) -> None:
         """Refuse a client that moves between brokers more often than its quota allows."""

@@ -74,10 +74,10 @@ class ConnectionRefused(Exception):
     """A client may not come in."""
 
     def __init__(self, reason: Reason, text: str, reference: str = "") -> None:
-        """`reference` is where the client should go instead."""
         super().__init__(text)
         self.reason = reason
         self.reference = reference
+        """The address of a broker where it may; "" if that is not known."""
 
 
 def without_secrets(connect: Connect, answer: bytes = b"") -> Connect:

@@ -74,14 +74,11 @@ def keep_alive_of(connect: Connect, longest_s: int) -> int:
 
 
 def refused(connect: Connect, reason: Reason, text: str, reference: str = "") -> bytes:
-    """A CONNACK that lets nobody in: with a text if the client takes so much; empty if it takes neither.
-
-    `reference` is where the client should go instead.
-    """
+    """A CONNACK that lets nobody in: with a text if the client takes so much; empty if it takes neither."""
     size_max = connect.maximum_packet_size
     for told in (text, None):
-        connack = Connack(reason=reason, reason_string=told, server_reference=reference or None)
-        answer = write(connack, connect.version)
+        where = reference or None
+        answer = write(Connack(reason=reason, reason_string=told, server_reference=where), connect.version)
         if size_max is None or len(answer) <= size_max:
             return answer
     return b""
