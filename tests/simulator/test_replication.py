@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from roamcast.broker.history import History
-from roamcast.broker.links.end import LinkEnd
 from roamcast.replication.messages import Acknowledged, Campaign, Change
 from roamcast.replication.replica import Replica
 from roamcast.replication.terms import Terms
@@ -82,23 +80,6 @@ def disks_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "is_in_sync", property(lambda self: self.name in self.view.in_sync))
 
 
-def whoever_joins_counts_as_caught_up(patch: pytest.MonkeyPatch) -> None:
-    joined = Replica.on_joined
-
-    def on_joined(self: Replica, now: float, name: str, disk: str, sequence: int) -> None:
-        joined(self, now, name, disk, self.last)
-
-    patch.setattr(Replica, "on_joined", on_joined)
-
-
-def peers_hear_before_replicas(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LinkEnd, "end_turn", lambda self, apart=False: (self.sent, self.received))
-
-
-def peers_hear_of_positions_before_replicas(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(History, "told_position", property(lambda self: self.position))
-
-
 def a_new_leader_forgets_its_followers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "required", property(lambda self: {}))
 
@@ -112,7 +93,6 @@ BREAKAGES: list[Plant] = [
     changes_are_not_compared,
     epochs_of_entries_are_ignored,
     disks_are_not_told_apart,
-    whoever_joins_counts_as_caught_up,
     a_new_leader_forgets_its_followers,
 ]
 
