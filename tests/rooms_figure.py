@@ -11,7 +11,7 @@ from tests.test_rooms import PURE, SEES
 
 PLACES = {
     "filters": (2.0, 0), "protocol": (2.0, 1),
-    "routing": (1.1, 2), "mqtt": (2.9, 2), "records": (4.2, 2),
+    "routing": (1.1, 2), "mqtt": (2.9, 2), "records": (4.2, 2), "replication": (3.3, 3.3),
     "mobility": (1.1, 3), "client": (4.2, 3.3),
     "broker": (2.0, 4), "models": (5.2, 5.0),
     "config": (2.0, 5), "storage": (3.3, 5),
@@ -28,6 +28,7 @@ SUBJECTS = {
     "mobility": "one file a protocol",
     "mqtt": "codec, server, client",
     "broker": "the machine",
+    "replication": "who leads, what leaves",
     "storage": "journal on disk",
     "net": "sockets, TLS, users",
     "daemon": "the broker process",

@@ -36,9 +36,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSOLE = {"console", "sh", "bash", "shell"}
-SERVERS = {"java", "mosquitto", "nats-server"}
+SERVERS = {"etcd", "java", "mosquitto", "nats-server"}
 PROGRAMS = {"roamcast", "make", "python", "cat", "head", "ls", "mkdir", *SERVERS}
-READY = re.compile(r"listens|mosquitto version \S+ running|Server is ready|ActiveMQ .* started")
+READY = re.compile(
+    r"listens|mosquitto version \S+ running|Server is ready|ActiveMQ .* started|ready to serve|serving"
+)
 DEBIAN_FILES = re.compile(r"/usr/share/[\w-]+")
 NOT_RUN_MAX = 6
 TIMEOUT_S = {False: 120, True: 1800}

@@ -15,7 +15,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "roamcast"
 
-PRODUCT = {"filters", "protocol", "routing", "mobility", "mqtt", "broker"}
+PRODUCT = {"filters", "protocol", "routing", "mobility", "mqtt", "broker", "replication"}
 PROCESSES = PRODUCT | {"records", "config", "storage", "net"}
 TOOLS = PROCESSES | {"client", "simulator", "daemon", "proxy", "models", "slow_link"}
 
@@ -31,7 +31,8 @@ SEES: dict[str, set[str]] = {
     "routing": {"filters", "protocol"},
     "mobility": {"filters", "protocol", "routing"},
     "mqtt": {"filters", "protocol"},
-    "broker": PRODUCT - {"broker"},
+    "broker": PRODUCT - {"broker", "replication"},
+    "replication": set(),
     "records": {"protocol.records", "protocol.notification"},
     "client": {"filters", "protocol.records", "mqtt", "records"},
     "view": {"filters", "protocol.records", "protocol.notification", "records", "lab.figures"},

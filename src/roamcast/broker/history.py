@@ -73,7 +73,9 @@ class History:
     """The history of one broker, and what it knows of those of its peers."""
 
     __state__ = State(
-        "history", saved=("id", "first", "epoch", "starts", "position", "known", "fences", "is_settled")
+        "history",
+        saved=("id", "first", "epoch", "starts", "position", "known", "fences", "is_settled"),
+        derived=("promised",),
     )
 
     def __init__(self, id: str) -> None:
@@ -89,6 +91,12 @@ class History:
         """Peers that refuse this history, and why."""
         self.is_settled = False
         """False from the first start on until a peer was met, or there was none to meet."""
+        self._restore()
+
+    def _restore(self) -> None:
+        self.promised: int | None = None
+        """Where a site is replicated: the position that its replicas have. Peers hear of no other, since
+        they would take a replica that is promoted without it for an old copy."""
 
     # --- this broker ---
 
@@ -104,7 +112,12 @@ class History:
         self.is_settled = self.is_settled or not peers
 
     def told(self) -> ToldHistory:
-        return ToldHistory(self.first, self.epoch, tuple(self.starts), self.position)
+        return ToldHistory(self.first, self.epoch, tuple(self.starts), self.told_position)
+
+    @property
+    def told_position(self) -> int:
+        """How far this broker has come, as far as peers may know."""
+        return self.position if self.promised is None else self.promised
 
     @property
     def refusal(self) -> str:

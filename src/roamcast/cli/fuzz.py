@@ -87,7 +87,7 @@ def fuzz(
         str | None,
         typer.Option(
             help="Draw faults too: any of crash, partition, loss, by commas, or all; hostile adds a"
-            " neighbour that makes up what it says."
+            " neighbour that makes up what it says, replication gives brokers followers and breaks them."
         ),
     ] = None,
     feature: Annotated[

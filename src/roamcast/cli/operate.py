@@ -31,6 +31,9 @@ STATUS = "roamcast broker status --data site-a"
 DRAIN = "roamcast broker drain --data site-a --to b --reference b.example.org:1883"
 FORGET = "roamcast broker forget c --data site-a"
 ACCEPT = "roamcast broker accept-history b --data site-a"
+PROMOTE = "roamcast broker promote site-a-2 --data site-a"
+ADD_REPLICA = "roamcast broker add-replica site-a-2 --data site-a"
+REMOVE_REPLICA = "roamcast broker remove-replica site-a-2 --data site-a"
 READMIT = "roamcast broker readmit car-7 --data site-a"
 
 Data = Annotated[
@@ -47,6 +50,9 @@ def register(app: typer.Typer, broker: typer.Typer) -> None:
     broker.command("forget", epilog=show_examples(FORGET))(forget)
     broker.command("readmit", epilog=show_examples(READMIT))(readmit)
     broker.command("accept-history", epilog=show_examples(ACCEPT))(accept_history)
+    broker.command("promote", epilog=show_examples(PROMOTE))(promote)
+    broker.command("add-replica", epilog=show_examples(ADD_REPLICA))(add_replica)
+    broker.command("remove-replica", epilog=show_examples(REMOVE_REPLICA))(remove_replica)
 
 
 def where(
@@ -80,6 +86,8 @@ def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False
         emit_json(without_done(answer))
     else:
         print_status(answer)
+    if "journal" not in answer:
+        return  # A follower serves nobody.
     if answer["journal"] != "ok" or answer["history"]["refusal"] != "ok":
         raise typer.Exit(EXIT_FAILING)
 
@@ -87,6 +95,11 @@ def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 def print_status(answer: dict[str, Any]) -> None:
     from roamcast.broker.links.border import REASONS
 
+    if "replication" in answer:
+        print_replication(answer["replication"])
+    if "journal" not in answer:
+        print(f"broker {answer['broker']}, version {answer['version']}: {answer['sessions']:,} sessions")
+        return
     print(
         f"broker {answer['broker']}, version {answer['version']}, up for {answer['uptime_s']:,.0f} s: "
         f"{answer['connections']:,} connections, {answer['sessions']:,} sessions, {answer['queued']:,} queued"
@@ -112,6 +125,55 @@ def print_status(answer: dict[str, Any]) -> None:
         print(f"fail-stops: {answer['fail_stops']:,}")
     for one in answer["kept_out"]:
         print(f"kept out: {one['kind']} {one['name']} until {spoken_time(one['until'])}: {one['why']}")
+
+
+def print_replication(replication: dict[str, Any]) -> None:
+    role, epoch = replication["role"], replication["epoch"]
+    leader = "" if role == "leader" else f", the leader is {replication['leader'] or 'nobody'}"
+    print(f"replica {replication['replica']}: {role}, epoch {epoch}{leader}")
+    in_sync = ", ".join(replication["in_sync"]) or "none"
+    print(f"in sync: {in_sync}; entry {replication['last']:,}, {replication['lag']:,} behind")
+    for name, one in replication["followers"].items():
+        state = "connected" if one["connected"] else "away"
+        state = f"{state}, {'in sync' if one['in_sync'] else 'not in sync'}"
+        print(f"follower {name}: {state}, {one['lag']:,} entries behind")
+    if replication["removed"]:
+        print(f"removed: {', '.join(replication['removed'])}")
+    print(f"etcd: {replication['etcd']}")
+
+
+ReplicaName = Annotated[str, typer.Argument(metavar="NAME", help="The name of the replica.")]
+
+
+def promote(
+    replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """Let another replica of a replicated broker lead; the leader is asked, and begins to follow."""
+    _of_replica("promote", replica, data, config, as_json, f"{replica} takes over")
+
+
+def add_replica(
+    replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """Take a replica back that was removed; a new replica needs only to be started."""
+    _of_replica("add-replica", replica, data, config, as_json, f"{replica} may join")
+
+
+def remove_replica(
+    replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """Remove a replica for good: the leader does not wait for it any more, and does not let it join."""
+    _of_replica("remove-replica", replica, data, config, as_json, f"{replica} is removed")
+
+
+def _of_replica(
+    command: str, replica: str, data: Path | None, config: Path | None, as_json: bool, done: str
+) -> None:
+    answer = last_answer(folder_of(data, config), ANSWER_S, command=command, replica=replica)
+    if as_json:
+        emit_json(without_done(answer))
+    else:
+        print(done)
 
 
 def drain(

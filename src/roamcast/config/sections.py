@@ -122,6 +122,8 @@ class Peer(Section, frozen=True):
     """The id of that broker. Only brokers that are listed may be linked, see link.unlisted."""
     address: PeerEndpoint = ""
     """Where its link listener is; empty waits for the peer to connect here."""
+    addresses: tuple[Endpoint, ...] = ()
+    """Where the link listeners of its other replicas are, if the peer is a replicated site."""
     secret_files: tuple[PathText, ...] = ()
     """Files with the secrets of this link alone, the newest first; each of them is valid. To replace a
     secret, add the new one at both ends, then remove the old one. Empty takes link.secret."""
@@ -612,6 +614,45 @@ class Location(Section, frozen=True):
     states: tuple[StateSection, ...] = field(name="state", default=())
 
 
+class Replication(Section, frozen=True):
+    """Replicas of this broker on other machines. All replicas of a site have the same id, network, peers and
+    secrets, and a data folder of their own. etcd says which of them leads."""
+
+    name: Annotated[str, Meta(pattern=NAME_PATTERN + "|^$")] = ""
+    """The name of this replica, different from those of the other replicas; empty: no replication."""
+    address: Host = "127.0.0.1"
+    """What to listen on for the other replicas. An address that is not loopback needs a secret."""
+    port: Port = 7883
+    """The port for the other replicas; 0 takes any free one."""
+    advertise: PeerEndpoint = ""
+    """Where the other replicas reach this one; empty is the address and the port."""
+    reference: str = ""
+    """Where clients reach this replica, as HOST:PORT: a follower tells its clients where the leader is."""
+    secret: SecretText = ""
+    """What the replicas prove to each other, at least 16 characters. Better kept in a file of its own."""
+    secret_file: PathText = ""
+    """A file whose content is the secret."""
+    etcd: tuple[str, ...] = ("http://127.0.0.1:2379",)
+    """The members of etcd, as URLs of their client ports."""
+    etcd_ca: PathText = ""
+    """For https: who signs the certificates of etcd, PEM; empty takes those of the system."""
+    etcd_certificate: PathText = ""
+    """For https: the certificate that etcd is shown, PEM; empty shows none."""
+    etcd_key: PathText = ""
+    """Its private key, PEM."""
+    etcd_user: str = ""
+    """The user at etcd; empty uses no password."""
+    etcd_password: SecretText = ""
+    """The password of that user. Better kept in a file of its own."""
+    etcd_password_file: PathText = ""
+    """A file whose content is the password."""
+    lease_s: Annotated[int, Meta(ge=2, le=300)] = 3
+    """How long a leader that is not heard of stays the leader. Clients wait for about this long after it is
+    gone."""
+    patience_s: Seconds = 1.0
+    """How long an in-sync follower may keep acknowledgements waiting before the site goes on without it."""
+
+
 class Config(Section, frozen=True):
     """A broker's configuration."""
 
@@ -636,6 +677,7 @@ class Config(Section, frozen=True):
     log: Log = Log()
     events: Events = Events()
     location: Location = Location()
+    replication: Replication = Replication()
     steering: Steering = Steering()
 
     @property

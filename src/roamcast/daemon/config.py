@@ -85,6 +85,32 @@ def check(config: Config, warn: Warn) -> None:
     check_http(config, warn)
     check_location(config.location)
     check_steering(config.steering)
+    check_replication(config)
+
+
+def check_replication(config: Config) -> None:
+    """Refuse replicas that nobody could trust or reach."""
+    replication = config.replication
+    if not replication.name:
+        return
+    if config.mobility.protocol in MOBILE_PROTOCOLS:
+        raise InputError(
+            f"replication.name: brokers with mobility.protocol = {config.mobility.protocol} have no replicas"
+        )
+    if replication.secret:
+        check_secret("replication.secret", replication.secret)
+    elif not is_loopback(replication.address):
+        raise InputError(
+            f"replication.address = {replication.address}: replicas that are not on loopback must prove who "
+            "they are; set replication.secret_file"
+        )
+    if not replication.etcd:
+        raise InputError("replication.etcd: name at least one member of etcd")
+    for number, url in enumerate(replication.etcd):
+        if not url.startswith(("http://", "https://")):
+            raise InputError(f"replication.etcd.{number} = {url}: valid is http://HOST:PORT or https://…")
+    if bool(replication.etcd_user) != bool(replication.etcd_password):
+        raise InputError("replication: etcd_user and etcd_password_file belong together; set both or neither")
 
 
 def check_http(config: Config, warn: Warn) -> None:
@@ -148,6 +174,8 @@ def check_addresses(config: Config) -> None:
     taken = [(f"listener.{i}", one.address, one.port) for i, one in enumerate(config.listeners)]
     if config.link.port is not None:
         taken.append(("link", config.link.address, config.link.port))
+    if config.replication.name:
+        taken.append(("replication", config.replication.address, config.replication.port))
     if config.metrics.enabled:
         taken.append(("metrics", config.metrics.address, config.metrics.port))
     seen: dict[tuple[str, int], str] = {}

@@ -13,10 +13,11 @@ import asyncio
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from time import monotonic
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import (
@@ -99,6 +100,30 @@ class Output(Protocol):
         """The election has another result."""
 
 
+class ReleaseGate(Protocol):
+    """Where a site is replicated: what must be elsewhere too before anything of a turn may be seen."""
+
+    def writing(self, entry: bytes) -> None:
+        """This entry is about to be written here."""
+
+    def releasable(self) -> int:
+        """The last entry whose effects may leave now; -1 if none may."""
+
+    def failed(self, why: str) -> None:
+        """The journal here cannot be written: another replica has to go on."""
+
+
+class Waiting(NamedTuple):
+    """A turn whose effects wait at the gate."""
+
+    sequence: int
+    effects: MachineEffects
+    promised: dict[str, tuple[int, int]]
+    """Of each link: the last message sent, and the last received."""
+    position: int
+    """Of the history."""
+
+
 OnFailure = Callable[[Exception, float, list[MachineInput]], NoReturn]
 """Ends the process because the site raised, at this time and with these inputs, which are not journalled."""
 
@@ -144,8 +169,13 @@ class Engine:
         clock: BrokerClock | None = None,
         on_failure: OnFailure = _raise,
         before_snapshot: Callable[[], None] | None = None,
+        gate: ReleaseGate | None = None,
     ) -> None:
         """`before_snapshot` writes down whatever could not be made again from the journal afterwards."""
+        self._gate = gate
+        self._waiting: deque[Waiting] = deque()
+        self.on_snapshot: Callable[[], None] = _nothing
+        """Called when a snapshot has been written, or could not be."""
         self.site = site
         self.journal = journal
         self.turns = 0
@@ -242,22 +272,29 @@ class Engine:
         """Take everything that is pending, journal it, and let out what follows from it."""
         inputs, self._pending = self._pending, []
         effects = self._step(inputs)
-        durable = effects.durable
+        durable, gate = effects.durable, self._gate
         if durable and journal is not None:
             entry = encode_entry(self._now, durable)
+            if gate is not None:
+                gate.writing(entry)
             try:
                 journal.write(entry)
             except JournalFailed as error:
+                if gate is not None:
+                    gate.failed(str(error))
                 self._held = effects
                 self._stop_promising(str(error))
                 return
             self._unwatched_bytes -= len(entry)
         self._inputs = []
-        if effects.writes:
-            self._output.write(effects.writes)
-        if durable:
-            self.site.journalled(self.pressure.over)
-        self._let_out(effects)
+        if gate is not None:
+            self._wait(effects)
+        else:
+            if effects.writes:
+                self._output.write(effects.writes)
+            if durable:
+                self.site.journalled(self.pressure.over)
+            self._let_out(effects)
         if self.site.links.ends:
             self.pressure.look(inputs, effects)
         if durable and journal is not None and journal.wants_snapshot:
@@ -280,10 +317,11 @@ class Engine:
             endpoint.packets_per_turn = shared(endpoint.packets_per_turn, turn_s, is_flooded)
         return effects
 
-    def _let_out(self, effects: MachineEffects) -> None:
+    def _let_out(self, effects: MachineEffects, has_gone_on: bool = False) -> None:
         """All but the writes, which come first."""
-        rare = effects.closes or effects.notes or effects.unread or effects.deferred
-        if rare or effects.answers or effects.auths or effects.news:
+        if not has_gone_on and (effects.unread or effects.deferred):
+            self._go_on(effects)
+        if effects.closes or effects.notes or effects.answers or effects.auths or effects.news:
             self._tell(effects)
         for peer, why in effects.link_closes:
             self._output.close_link(peer, why)
@@ -309,11 +347,44 @@ class Engine:
             output.news(peer, news)
         for connection, packet in effects.auths:
             output.prove_again(connection, packet)
+
+    def _go_on(self, effects: MachineEffects) -> None:
+        """What the next turns take up; nobody sees anything of it."""
         for connection in effects.unread:
-            if output.hold_back(connection):
+            if self._output.hold_back(connection):
                 self.push(ClientFrames(connection, b""))
         for item in effects.deferred:
             self.push(item)
+
+    # --- where the site is replicated ---
+
+    def _wait(self, effects: MachineEffects) -> None:
+        """Let a turn's effects wait until the other replicas have what it wrote."""
+        site, journal = self.site, self.journal
+        promised = {peer: end.end_turn() for peer, end in site.links.ends.items()}
+        last = journal.last_sequence if journal is not None else 0
+        self._waiting.append(Waiting(last, effects, promised, site.history.position))
+        self._go_on(effects)
+        self._set_timer()
+        self.release()
+
+    def release(self) -> None:
+        """Let out, in order, what may leave by now."""
+        gate, waiting = self._gate, self._waiting
+        if gate is None or not waiting or self._has_failed:
+            return
+        last = gate.releasable()
+        while waiting and waiting[0].sequence <= last:
+            one = waiting.popleft()
+            ends = self.site.links.ends
+            for peer, promised in one.promised.items():
+                if peer in ends:
+                    ends[peer].promised = promised
+            self.site.history.promised = one.position
+            self._output.write(one.effects.writes)
+            if one.effects.durable:
+                self.site.journalled(self.pressure.over)
+            self._let_out(one.effects, has_gone_on=True)
 
     # --- while the journal cannot be written ---
 
@@ -359,6 +430,7 @@ class Engine:
             self._late.append((encode_entry(self._now, effects.durable), effects))
         else:
             self._output.write(effects.writes)
+            self._go_on(effects)
             self._tell(effects)
 
     def _try_again(self) -> None:
@@ -406,6 +478,11 @@ class Engine:
 
     # --- snapshots ---
 
+    def take_snapshot(self) -> None:
+        """Write a snapshot now, unless one is being written."""
+        if self.journal is not None and not self.journal.is_writing_snapshot:
+            self._snapshot(self.journal)
+
     def _snapshot(self, journal: Journal) -> None:
         """Write the state down, in a copy of this process, so that nobody has to wait."""
         self._before_snapshot()
@@ -439,6 +516,8 @@ class Engine:
         else:
             self.snapshots["written"] += 1
             log.info("snapshot of %d bytes written in %.1f s", outcome.size_bytes, outcome.seconds)
+        if outcome is not None:
+            self.on_snapshot()
 
     def stop(self) -> None:
         """Finish what is pending and leave a snapshot, so that the next start has nothing to replay."""

@@ -189,7 +189,7 @@ class Linking:
 
     def heartbeat(self, peer: str) -> bytes:
         end = self._site.links.ends.get(peer)
-        position = self._site.history.position if self.may_write() else 0
+        position = self._site.history.told_position if self.may_write() else 0
         return self._ask(end.heartbeat, position) if end is not None else b""
 
 

@@ -17,14 +17,17 @@ from roamcast.broker.machine_base import StateDiverged
 from roamcast.broker.making import make_machine
 from roamcast.config.sections import Config
 from roamcast.daemon.failing import cannot_replay, settle
+from roamcast.daemon.following import follow
+from roamcast.daemon.replicating import Replicating, load_state
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.errors import InputError
 from roamcast.net import logs
 from roamcast.protocol.snapshot import thaw
 from roamcast.storage.journal import Journal
-from roamcast.storage.recovery import Recovered
+from roamcast.storage.recovery import Recovered, find_recoverable
 from roamcast.storage.restarting import FailStop
+from roamcast.storage.segments import JournalDamaged
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
@@ -52,6 +55,8 @@ def serve(config: Config, read: Callable[[Warn], Config], warnings: Iterable[str
 
 async def _serve(config: Config, reread: Callable[[], Config]) -> None:
     fail_stop = FailStop(Path(config.data))
+    if config.replication.name:
+        set_aside_damaged(config.journal_folder)
     journal, recovered = Journal.open(
         config.journal_folder,
         sync=config.journal.sync,
@@ -74,15 +79,37 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         site = recover(config, recovered, events)
         if events is not None:
             events.replayed()
+        fail_stop.closes = [journal.close] if events is None else [journal.close, events.close]
+        replicating: Replicating | None = None
+        if config.replication.name:
+            state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
+            take = events.take if events is not None else None
+            replicating = Replicating(config, journal, site, state, take, fail_stop.closes)
+            if not await follow(replicating):
+                return
+            site = replicating.site
         site = site or make_machine(site_settings(config))
         settle(fail_stop, site)
-        fail_stop.closes = [journal.close] if events is None else [journal.close, events.close]
         _collect_seldom()
-        await Server(config, site, journal, reread, fail_stop, events).run()
+        await Server(config, site, journal, reread, fail_stop, events, replicating).run()
     finally:
         journal.close()
         if events is not None:
             events.close()
+
+
+def set_aside_damaged(folder: Path) -> None:
+    """Keep a damaged journal under another name: a replica without one is sent a copy by its leader."""
+    if not folder.is_dir():
+        return
+    try:
+        find_recoverable(folder)
+    except JournalDamaged as error:
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+            number += 1
+        folder.rename(aside)
+        log.error("%s; it is kept as %s, and this replica waits for a copy from its leader", error, aside)
 
 
 def recover(config: Config, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:

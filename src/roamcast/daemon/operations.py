@@ -35,6 +35,7 @@ from roamcast.daemon.gate import Gate
 from roamcast.daemon.health import announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.http import Answer, HttpServer, Problem, Request, Stream
 from roamcast.daemon.linking import Linking
+from roamcast.daemon.replicating import Replicating, metrics_of
 from roamcast.daemon.reports import Ask
 from roamcast.daemon.trees import Trees
 from roamcast.daemon.watching import Watching
@@ -69,6 +70,7 @@ class Running(Protocol):
     kept_out: KeptOut
     strangers: Strangers
     buffered: Buffered
+    replicating: Replicating | None
 
     @property
     def connections(self) -> int: ...
@@ -116,6 +118,9 @@ class Operations:
                 "forget": self._forget,
                 "readmit": self._readmit,
                 "accept-history": self._accept_history,
+                "promote": self._promote,
+                "add-replica": self._add_replica,
+                "remove-replica": self._remove_replica,
                 "network": self._network,
                 "clients": self._clients,
                 "subscriptions": self._subscriptions,
@@ -154,10 +159,16 @@ class Operations:
         if request.path in ("/metrics", "/healthz"):
             if request.method not in ("GET", "HEAD"):
                 raise Problem(HTTPStatus.METHOD_NOT_ALLOWED)
-            return self._metrics.page() if request.path == "/metrics" else health(self._figures)
+            return self._metrics_page() if request.path == "/metrics" else health(self._figures)
         if not self._config.serves_view:
             raise Problem(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz; view.enabled = true adds more")
         return await self._api.answer(request)
+
+    def _metrics_page(self) -> Answer:
+        page, replicating = self._metrics.page(), self._server.replicating
+        if replicating is None:
+            return page
+        return page._replace(body=page.body + metrics_of(replicating).encode())
 
     @cached_property
     def _metrics(self) -> Metrics:
@@ -178,7 +189,7 @@ class Operations:
         yield {**self._own_status(), "done": True}
 
     def _own_status(self) -> dict[str, Any]:
-        figures = self._figures
+        figures, replicating = self._figures, self._server.replicating
         return {
             "broker": self._config.id,
             "version": __version__,
@@ -192,7 +203,36 @@ class Operations:
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
             **fail_stops_of(figures),
             **tree_of(figures),
+            **({"replication": replicating.status()} if replicating is not None else {}),
         }
+
+    def _replica_command(self, request: dict[str, Any]) -> tuple[Replicating, str]:
+        replicating = self._server.replicating
+        if replicating is None:
+            raise InputError("this broker is not replicated; see [replication] in its configuration")
+        return replicating, _text(request, "replica")
+
+    async def _promote(self, request: dict[str, Any]) -> Answers:
+        replicating, name = self._replica_command(request)
+        why = replicating.replica.step_down(name)
+        if why:
+            raise InputError(why)
+        log.warning("replica %s takes over, as the operator wishes", name)
+        yield {"promoted": name, "done": True}
+
+    async def _add_replica(self, request: dict[str, Any]) -> Answers:
+        replicating, name = self._replica_command(request)
+        replicating.replica.unbar(name)
+        yield {"added": name, "done": True}
+
+    async def _remove_replica(self, request: dict[str, Any]) -> Answers:
+        replicating, name = self._replica_command(request)
+        if name == replicating.replica.name:
+            raise InputError(f"{name} leads: 'roamcast broker promote' another replica first")
+        replicating.replica.bar(name)
+        replicating.drop(name)
+        log.warning("replica %s is removed, as the operator wishes", name)
+        yield {"removed": name, "done": True}
 
     def heard(self, peer: str, news: News) -> None:
         """Another broker tells operators something."""

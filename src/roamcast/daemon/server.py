@@ -39,6 +39,7 @@ from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
+from roamcast.daemon.replicating import Replicating
 from roamcast.daemon.settings import read_model, site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError, cannot_listen
@@ -93,8 +94,10 @@ class Server:
         reread: Callable[[], Config],
         fail_stop: FailStop,
         events: EventLog | None = None,
+        replicating: Replicating | None = None,
     ) -> None:
         self.config = config
+        self.replicating = replicating
         self._reread = reread
         self.site = site
         site.endpoint.packets_per_turn = PACKETS_PER_TURN
@@ -105,8 +108,10 @@ class Server:
             site, journal, self, records, config.link.unacknowledged_bytes_max,
             clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
-            before_snapshot=events.sync if events is not None else None,
+            before_snapshot=events.sync if events is not None else None, gate=replicating,
         )  # fmt: skip
+        if replicating is not None:
+            replicating.engine, replicating.site = self.engine, site
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.buffered = Buffered()
@@ -158,6 +163,9 @@ class Server:
         owners = dict.fromkeys(session.owner for session in self.site.endpoint.sessions.values())
         self._revoke(self._admission.unknown(list(owners)), {})
         self.engine.turn()
+        if self.replicating is not None:
+            # Nobody may hear of this start before the other replicas have it.
+            await self.replicating.until_released()
         self._save_clock()
         await self.operations.start()
         await self.linking.start()
@@ -339,6 +347,8 @@ class Server:
         self.operations.stop()
         await self.linking.stop()
         self.engine.stop()
+        if self.replicating is not None:
+            await self.replicating.resign()
         self._save_clock()
         log.info("broker %s has stopped", self.config.id)
 

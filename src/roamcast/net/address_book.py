@@ -32,8 +32,9 @@ class AddressBook:
 
     def addresses(self, peer: str) -> list[str]:
         """Where to try, the likeliest first; nowhere if the peer is not known."""
-        known = (self._found.get(peer), self._configured.get(peer))
-        return list(dict.fromkeys(address for address in known if address is not None))
+        found = self._found.get(peer)
+        known = (*([found] if found is not None else []), *self._configured.get(peer, ()))
+        return list(dict.fromkeys(known))
 
     @property
     def peers(self) -> list[str]:
@@ -43,6 +44,7 @@ class AddressBook:
         return peer in self._configured or peer in self._found
 
 
-def _addresses(peers: Iterable[Peer]) -> dict[str, str]:
+def _addresses(peers: Iterable[Peer]) -> dict[str, tuple[str, ...]]:
     """Of the peers that are dialed; the others connect by themselves."""
-    return {peer.id: peer.address for peer in peers if peer.address}
+    all_of = {peer.id: (*([peer.address] if peer.address else []), *peer.addresses) for peer in peers}
+    return {peer: addresses for peer, addresses in all_of.items() if addresses}

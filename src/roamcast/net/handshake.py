@@ -159,14 +159,18 @@ class Agreed(NamedTuple):
     """Of the link protocol."""
 
 
-class Host(Protocol):
-    """Who decides what the handshake is about."""
+class Prover(Protocol):
+    """Who decides whom to believe."""
 
     def secrets(self, peer: str) -> tuple[str, ...]:
         """What a broker of this id may prove itself with; LinkRefusal if it must not be asked."""
 
     def admits(self, peer: str) -> bool:
         """Whether a broker of this id may be linked, once it has proved that it is."""
+
+
+class Host(Prover, Protocol):
+    """Who decides what the handshake is about."""
 
     def terms(self, peer: str) -> dict[str, str]:
         """What this link alone must be agreed on."""
@@ -258,7 +262,7 @@ class Handshake:
     async def run(self, host: Host) -> Agreed:
         """The peer and what it offers, once both sides have accepted."""
         try:
-            peer = await self._authenticate(host)
+            peer = await self.authenticate(host)
             version = common_version(self._own, peer)
             return Agreed(peer.id, await self._agree(peer, host), version)
         except LinkRefusal as refused:
@@ -269,7 +273,7 @@ class Handshake:
 
     # --- who is there ---
 
-    async def _authenticate(self, host: Host) -> HandshakeHello:
+    async def authenticate(self, host: Prover) -> HandshakeHello:
         pipe, own = self._pipe, encoded(self._hello)
         if pipe.is_dialer:
             pipe.write(PREFACE + frame(self._hello))

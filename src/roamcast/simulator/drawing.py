@@ -15,7 +15,26 @@ import msgspec
 
 from roamcast.mobility import MOBILE_PROTOCOLS, Settings, find_protocol
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor
-from roamcast.simulator.faults import Backup, Crash, Cut, Heal, Impostor, Lie, Relink, Restart, Snapshot
+from roamcast.simulator.faults import (
+    Backup,
+    Clone,
+    Crash,
+    Cut,
+    Fault,
+    Halt,
+    Heal,
+    Impostor,
+    Kill,
+    Lie,
+    Mend,
+    Part,
+    Proceed,
+    Promote,
+    Relink,
+    Restart,
+    Revive,
+    Snapshot,
+)
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import Story
@@ -111,7 +130,9 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
     for kind in draw_kinds(faults, rng):
         if kind == "hostile":
             continue
-        if kind == "loss":
+        if kind == "replication":
+            story = story if is_mobile else _with_replicas(story, span_start_s, rng)
+        elif kind == "loss":
             story = replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
         elif kind in draws:  # Where brokers move, there are no histories to mix up.
             drawn = draws[kind](story, span_start_s, rng)
@@ -121,6 +142,48 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
     if is_mobile or not find_protocol(story.settings.protocol).has_heartbeats:
         return story
     return with_heartbeats(story, rng) if rng.random() < 0.5 else story
+
+
+def _with_replicas(story: Story, start_s: float, rng: random.Random) -> Story:
+    """One or two brokers have followers, and everything happens to them that can."""
+    brokers, span = story.topology.brokers, _span_of(story, start_s)
+    chosen = sorted(rng.sample(brokers, min(len(brokers), rng.choice((1, 1, 2)))))
+    lease_s = max(span.duration_s / rng.choice((5, 15, 40)), 0.02)
+    replicas = tuple((broker, rng.choice((1, 1, 2))) for broker in chosen)
+    faults: list[Action] = []
+    for broker, followers in replicas:
+        names = [f"r{number}" for number in range(followers + 1)]
+        for _ in range(rng.choice((1, 2, 4, 8))):
+            faults += [
+                (time_s, broker, fault) for time_s, fault in _draw_replica_fault(names, lease_s, span, rng)
+            ]
+    settings = replace(story.settings, replicas=replicas, lease_s=lease_s)
+    return Story(story.topology, settings, in_order([*story.actions, *faults]))
+
+
+def _draw_replica_fault(
+    names: Sequence[str], lease_s: float, span: Span, rng: random.Random
+) -> list[tuple[float, Fault]]:
+    """One thing that happens to a site, and its end: from far below a lease to several leases later."""
+    began_s = span.moment(rng)
+    ended_s = began_s + rng.expovariate(1 / (lease_s * rng.choice((0.1, 0.5, 2.0, 6.0))))
+    name = rng.choice((*names, "leader", "leader"))
+    kinds = ("kill", "kill", "kill", "halt", "halt", "part", "part", "clone", "promote", "snapshot")
+    match rng.choice(kinds):
+        case "kill":
+            entries = rng.choice((0, 1, 2, 5)) if name == "leader" else 0
+            return [(began_s, Kill(name, entries, rng.random() < 0.4)), (ended_s, Revive(name))]
+        case "halt":
+            return [(began_s, Halt(name)), (ended_s, Proceed(name))]
+        case "part":
+            ends = rng.sample((*names, "etcd", "leader"), rng.choice((2, 2, 3)))
+            parts = [Part(ends[0], other) for other in ends[1:]]
+            return [*((began_s, part) for part in parts), (ended_s, Mend())]
+        case "clone":
+            return [(began_s, Clone(rng.choice(names)))]
+        case "promote":
+            return [(began_s, Promote(rng.choice(names)))]
+    return [(began_s, Snapshot())]
 
 
 def _with_hostile(story: Story, start_s: float, rng: random.Random) -> Story:

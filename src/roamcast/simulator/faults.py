@@ -80,6 +80,63 @@ class Relink(Fault, frozen=True):
     new: str
 
 
+# --- of sites with replicas: the broker is the site ---
+
+
+class Kill(Fault, frozen=True):
+    """A replica is killed, at once or with the entry of this number that it writes next.
+
+    `is_wiped`: its disk is lost with it, unless no other disk has what was promised.
+    """
+
+    replica: str
+    entries: int = 0
+    is_wiped: bool = False
+
+
+class Revive(Fault, frozen=True):
+    """A replica that was killed starts again."""
+
+    replica: str
+
+
+class Halt(Fault, frozen=True):
+    """A replica stands still; its clock does not."""
+
+    replica: str
+
+
+class Proceed(Fault, frozen=True):
+    replica: str
+
+
+class Part(Fault, frozen=True):
+    """Two replicas, or a replica and etcd, do not reach each other."""
+
+    one: str
+    other: str
+
+
+class Mend(Fault, frozen=True):
+    """All parts of the site reach each other again."""
+
+
+class Clone(Fault, frozen=True):
+    """A second process begins with a copy of a follower's disk."""
+
+    replica: str
+
+
+class Promote(Fault, frozen=True):
+    """An operator wants this replica to lead."""
+
+    replica: str
+
+
+class Repair(Fault, frozen=True):
+    """Everything of the site is there again."""
+
+
 # --- kinds of faults --------------------------------------------------------------------------------
 
 
@@ -97,11 +154,13 @@ FAULTS: dict[str, FaultKind] = {
     "loss": FaultKind(breaks=frozenset()),
     "history": FaultKind(breaks=frozenset({"bounded_delay"})),
     "hostile": FaultKind(breaks=frozenset({"honest_peers"})),
+    "replication": FaultKind(breaks=frozenset({"bounded_delay"})),
 }
 """Brokers crash and restart with a journal; links are down for a while; transmissions are lost; brokers are
-cloned, or come back with an empty disk or an old backup; one more broker makes up what it says."""
-NATURAL = tuple(name for name in FAULTS if name != "hostile")
-"""Those that come about by themselves."""
+cloned, or come back with an empty disk or an old backup; one more broker makes up what it says; some brokers
+have replicas, which are killed, stand still, lose their disks or do not reach each other."""
+NATURAL = tuple(name for name in FAULTS if name not in ("hostile", "replication"))
+"""Those that come about by themselves, at brokers without replicas."""
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:

@@ -99,6 +99,10 @@ class NetworkSettings:
     location: LocationSettings = field(default_factory=LocationSettings, hash=False)
     hostile: str = ""
     """The broker that makes up what it says."""
+    replicas: tuple[tuple[str, int], ...] = ()
+    """Brokers that have followers, and how many."""
+    lease_s: float = 1.0
+    """How long the leader of such a broker has its lease."""
     seed: int = 0
 
     @property

@@ -13,6 +13,7 @@ from roamcast.simulator.checkers import Checker, Edges, Identity, Result
 from roamcast.simulator.links import longest_s
 from roamcast.simulator.location_checks import LocationChecker
 from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
+from roamcast.simulator.replicated_network import ReplicatedNetwork
 from roamcast.simulator.topology import Topology
 
 
@@ -55,7 +56,8 @@ def run_checked(
     location = LocationChecker(settings.location) if settings.location.variables else None
     if location is not None:
         observe = _both(location.observe, observe)
-    network = Network(topology, settings, _both(checker.observe, observe), trace, faults)
+    kind = ReplicatedNetwork if settings.replicas else Network
+    network = kind(topology, settings, _both(checker.observe, observe), trace, faults)
     if prepare is not None:
         prepare(network)
     network.run(actions, progress)

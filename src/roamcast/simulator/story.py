@@ -67,14 +67,23 @@ from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result, Violation
 from roamcast.simulator.faults import (
     Backup,
+    Clone,
     Crash,
     Cut,
     Fault,
+    Halt,
     Heal,
     Impostor,
+    Kill,
     Lie,
+    Mend,
+    Part,
+    Proceed,
+    Promote,
     Relink,
+    Repair,
     Restart,
+    Revive,
     Snapshot,
 )
 from roamcast.simulator.links import Delay
@@ -119,7 +128,9 @@ class Story:
 
     @property
     def has_faults(self) -> bool:
-        return bool(self.settings.hostile) or any(isinstance(item, Fault) for _, _, item in self.actions)
+        settings = self.settings
+        is_faulty = bool(settings.hostile or settings.replicas)
+        return is_faulty or any(isinstance(item, Fault) for _, _, item in self.actions)
 
     def judge(
         self,
@@ -179,6 +190,8 @@ class Story:
             elif isinstance(item, Heal):
                 repairs.pop(frozenset({client, item.peer}), None)
             yield action
+        for broker, _ in self.settings.replicas:
+            yield (end_s + HOME_AFTER_S, broker, Repair())
         for broker, repair in repairs.values():
             yield (end_s + HOME_AFTER_S, broker, repair)
         for client in away:
@@ -190,7 +203,7 @@ class Story:
 _SETTINGS = (
     "protocol", "routing", "advertisements", "link", "access", "notice",
     "window", "names_last_broker", "access_bits_per_s", "service_s", "buffer_bytes", "loss", "reach", "seed",
-    "hostile",
+    "hostile", "replicas", "lease_s",
 )  # fmt: skip
 _COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|(?<!/)#.*""")
 """A quoted text, which may contain a `#`, or a comment; the `#` of a topic filter begins none."""
@@ -206,6 +219,8 @@ def format_story(story: Story) -> str:
         value = getattr(story.settings, field)
         if value != getattr(default, field) or name in ("protocol", "seed"):
             told = " ".join(map("-".join, value)) if name == "reach" else value
+            if name == "replicas":
+                told = " ".join(f"{broker}:{count}" for broker, count in value)
             lines.append(f"{name} {told}")
     lines += [f"link {one}-{other} {delay}" for one, other, delay in story.settings.link_delays]
     lines += format_mqtt_lines(story.settings.mqtt)
@@ -256,6 +271,14 @@ def _format_input(item: Input) -> str:
             return f"heal {peer}"
         case Lie(number):
             return f"lie {number}"
+        case Kill(replica, entries, is_wiped):
+            return " ".join(["kill", replica, *([str(entries)] if entries else []), *["wiped"] * is_wiped])
+        case Revive() | Halt() | Proceed() | Clone() | Promote():
+            return f"{type(item).__name__.lower()} {item.replica}"
+        case Part(one, other):
+            return f"part {one} {other}"
+        case Mend() | Repair():
+            return type(item).__name__.lower()
     raise InputError(f"{type(item).__name__} is nothing that a story can tell")
 
 
@@ -268,6 +291,15 @@ _FAULT_VERBS: dict[str, Callable[[str], Input]] = {
     "cut": Cut,
     "heal": Heal,
     "lie": lambda text: Lie(int(text)),
+    "kill": lambda text: _parse_kill(text),
+    "revive": Revive,
+    "halt": Halt,
+    "proceed": Proceed,
+    "clone": Clone,
+    "promote": Promote,
+    "part": lambda text: _parse_part(text),
+    "mend": lambda text: _parse_alone("mend", Mend(), text),
+    "repair": lambda text: _parse_alone("repair", Repair(), text),
 }
 _VERBS: dict[str, Callable[[str], Input]] = {
     "attach": lambda text: AttachTo(text, 0),
@@ -296,6 +328,21 @@ def _parse_crash(text: str) -> Crash:
     if text not in ("", "unsent", "amnesia", "torn"):
         raise InputError(f"crash {text!r}: valid are nothing, unsent, torn and amnesia")
     return Crash(unsent=text == "unsent", amnesia=text == "amnesia", torn=text == "torn")
+
+
+def _parse_kill(text: str) -> Kill:
+    """`r1`, `leader 3` for the leader with its third entry from now, `r1 wiped`."""
+    words = text.split()
+    is_wiped = words[-1:] == ["wiped"]
+    name, *number = words[:-1] if is_wiped else words
+    return Kill(name, int(number[0]) if number else 0, is_wiped)
+
+
+def _parse_part(text: str) -> Part:
+    words = text.split()
+    if len(words) != 2:
+        raise InputError(f"part {text!r}: valid are two of the replicas r0, r1 …, leader and etcd")
+    return Part(*words)
 
 
 def _parse_impostor(text: str) -> Impostor:
@@ -399,8 +446,11 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
         parsed = Delay.parse(value)
     elif key in ("seed", "window", "buffer_bytes"):
         parsed = int(value)
-    elif key in ("access_bits_per_s", "service_s"):
+    elif key in ("access_bits_per_s", "service_s", "lease_s"):
         parsed = float(value)
+    elif key == "replicas":
+        pairs = [word.partition(":") for word in value.split()]
+        parsed = tuple((broker, int(count)) for broker, _, count in pairs)
     elif key == "reach":
         parsed = tuple(_parse_edges(f"{key} {value}", value))
     elif key == "loss":

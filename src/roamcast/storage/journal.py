@@ -489,6 +489,10 @@ class Journal:
             and time.monotonic() >= self._snapshot_not_before_s
         )
 
+    @property
+    def is_writing_snapshot(self) -> bool:
+        return self._ticket is not None
+
     def _set_snapshot_bytes(self, size: int) -> None:
         """A large state is written less often than a small one, or writing it would be most of the work."""
         self.snapshot_bytes = size
@@ -524,6 +528,26 @@ class Journal:
         ticket = self.begin_snapshot()
         ticket.write(data)
         ticket.commit()
+
+    def begin_anew(self, sequence: int, data: bytes) -> None:
+        """Give up everything in this folder, and go on behind a snapshot of another journal.
+
+        A crash meanwhile may leave a folder that is refused as damaged.
+        """
+        if self._ticket is not None:
+            self._ticket.abandon()
+        file = SnapshotFile(self.folder, sequence, *self._written_by)
+        try:
+            file.write(data)
+            old = [*numbered(self.folder, SNAPSHOT_SUFFIX).values()]
+            old += numbered(self.folder, SEGMENT_SUFFIX).values()
+            self._next = sequence + 1
+            self._begin_segment()
+            for path in old:
+                path.unlink()
+            file.publish()
+        except OSError as error:
+            raise self._fail(f"{self.folder}: no snapshot ({_reason(error)})") from None
 
     def poll_snapshot(self) -> SnapshotOutcome | None:
         """How the snapshot that a child writes has ended; None while it works, or if there is none."""

@@ -55,6 +55,8 @@ class Recovered:
     cut_bytes: int
     """What a torn commit had left at the end."""
     first_start: bool
+    lost: int = 0
+    """Entries at the end that were promised, and that a power loss has taken."""
     notes: list[str] = field(default_factory=list)
     """What an operator should know: a line for each thing that was not as it should be."""
 
@@ -92,6 +94,7 @@ class Found:
             entry_count=self.entry_count,
             cut_bytes=self.cut_bytes,
             first_start=self.snapshot is None and not self.scans,
+            lost=self.scans[-1].lost if self.scans else 0,
             notes=self.notes,
         )
 

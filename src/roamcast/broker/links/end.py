@@ -115,7 +115,7 @@ class LinkEnd:
             "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
             "_open_bytes", "_under_way", "_acknowledged", "_told", "_untold_bytes",
         ),
-        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts", "taken"),
+        derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts", "taken", "promised"),
     )  # fmt: skip
     """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
 
@@ -173,6 +173,9 @@ class LinkEnd:
         self._fleeting_parts: list[bytes] = []
         self.taken = 0
         """Messages that have come since the process began, for quotas."""
+        self.promised: tuple[int, int] | None = None
+        """Where a site is replicated: the last message sent, and the last received, that the replicas have.
+        The peer hears of nothing beyond. None: what is journalled here may be told."""
 
     # --- figures ---
 
@@ -189,7 +192,21 @@ class LinkEnd:
     @property
     def has_more(self) -> bool:
         """Whether `take` has something to give."""
-        return self.is_up and bool(self._open or self._unwritten or self._fleeting or self._must_tell)
+        if self.promised is None:
+            has_numbered = bool(self._open or self._unwritten)
+        else:
+            has_numbered = bool(self._unwritten) and self._unwritten[0].last <= self.promised[0]
+        return self.is_up and (has_numbered or bool(self._fleeting) or self._must_tell)
+
+    def end_turn(self, apart: bool = False) -> tuple[int, int]:
+        """A turn is over whose messages must wait for replicas: what `promised` will be once they have it."""
+        if self.promised is None:
+            self.promised = 0, 0
+        if apart:
+            self._close_apart()
+        else:
+            self._close_frame()
+        return self.sent, self.received
 
     # --- sending ---
 
@@ -261,7 +278,8 @@ class LinkEnd:
             self._close_frame()
         out: list[bytes] = []
         room = bytes_max
-        while self._unwritten and room > 0:
+        last = self.sent if self.promised is None else self.promised[0]
+        while self._unwritten and room > 0 and self._unwritten[0].last <= last:
             frame = self._next_frame()
             out.append(frame)
             room -= len(frame)
@@ -401,7 +419,9 @@ class LinkEnd:
         It is told with the next frame that goes out, or once there is enough to tell;
         `heartbeat` tells the rest.
         """
-        self._acknowledged = self.received if number is None else max(number, self._acknowledged)
+        if number is None:
+            number = self.received if self.promised is None else self.promised[1]
+        self._acknowledged = max(number, self._acknowledged)
 
     @property
     def _must_tell(self) -> bool:
@@ -415,6 +435,10 @@ class LinkEnd:
         self._untold_bytes = 0
         life = wire.acknowledgement(self._acknowledged)
         return life + wire.position(position) if position else life
+
+    def learn_settled(self, number: int) -> None:
+        """A replica that speaks with the peer says what the peer has journalled."""
+        self._settle(min(number, self.sent))
 
     def _settle(self, number: int) -> None:
         """The peer has journalled everything up to this number."""

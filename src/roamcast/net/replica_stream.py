@@ -1,0 +1,117 @@
+"""The connection between two replicas of a site: authenticated as links are, with messages of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from roamcast.broker.links.end import LinkError
+from roamcast.net.handshake import NONCE_BYTES, REASONS, Ended, Handshake, LinkRefusal, Own
+from roamcast.net.peer_connection import PeerConnection
+from roamcast.protocol.codec import LENGTH_BYTES
+from roamcast.replication.messages import Acknowledged, AnyMessage, Message, decode, encode
+
+PIECE_BYTES = 256 * 1024
+_MORE, _LAST = b"\x00", b"\x01"
+
+
+class ReplicaStream:
+    """One connection. `on_messages` gets what came together, `on_lost` is called once at the end."""
+
+    def __init__(self, is_dialer: bool, name: str, boot: str, secret: str) -> None:
+        self.connection = PeerConnection(self, is_dialer)
+        self.peer = ""
+        """The name of the replica at the other end, once it is proved."""
+        self.on_messages: Callable[[list[AnyMessage]], None] = lambda messages: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self.sign_of_life: Callable[[], Message] = lambda: Acknowledged(0)
+        self._name = name
+        self._own = Own(name, boot.encode(), {})
+        self._secret = secret
+        self._pieces: list[bytes] = []
+
+    async def open(self, timeout_s: float) -> None:
+        """Find out who is there; LinkRefusal, Ended or TimeoutError if that fails."""
+        shake = Handshake(self.connection, self._own, secrets.token_bytes(NONCE_BYTES))
+        try:
+            async with asyncio.timeout(timeout_s):
+                peer = await shake.authenticate(self)
+        except LinkRefusal as refused:
+            self.connection.close(str(refused))
+            raise
+        except (TimeoutError, Ended):
+            self.connection.close("no handshake")
+            raise
+        self.connection.peer = peer
+        self.peer = peer.id
+
+    def begin(self, heartbeat_s: float, timeout_s: float) -> None:
+        """Messages go to `on_messages` from now on."""
+        self.connection.begin(heartbeat_s, timeout_s)
+        self.connection.flush()
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.state != "closed"
+
+    def close(self, why: str) -> None:
+        self.connection.close(why)
+
+    # --- whom to believe (see handshake.Prover) ---
+
+    def secrets(self, peer: str) -> tuple[str, ...]:
+        if not self._secret:
+            if not self.connection.is_local:
+                raise LinkRefusal(REASONS["secret"], "secret")
+            return ()
+        # Whoever has the same secret for links is no replica because of that.
+        return (f"replica of a site: {self._secret}",)
+
+    def admits(self, peer: str) -> bool:
+        return True
+
+    # --- messages ---
+
+    def send(self, *messages: Message) -> None:
+        self.connection.write(_frames(messages))
+
+    def arrived(self, connection: PeerConnection, frames: bytes) -> None:
+        messages: list[AnyMessage] = []
+        at = 0
+        try:
+            while at < len(frames):
+                start = at + LENGTH_BYTES
+                at = start + int.from_bytes(frames[at:start], "big")
+                self._pieces.append(frames[start + 1 : at])
+                if frames[start : start + 1] == _LAST:
+                    data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+                    self._pieces = []
+                    messages.append(decode(data))
+        except msgspec.MsgspecError:
+            raise LinkError("what came is no message of a replica") from None
+        if messages:
+            self.on_messages(messages)
+
+    def heartbeat(self, connection: PeerConnection) -> bytes:
+        return _frames((self.sign_of_life(),))
+
+    def writable(self, connection: PeerConnection) -> None:
+        """What is streamed is bounded by what the replicas have in memory."""
+
+    def lost(self, connection: PeerConnection) -> None:
+        self.on_lost()
+
+
+def _frames(messages: Iterable[Message]) -> bytes:
+    """Each message in pieces that fit into frames."""
+    parts = []
+    for message in messages:
+        data = encode(message)
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            mark = _LAST if start + PIECE_BYTES >= len(data) else _MORE
+            parts += [(len(piece) + 1).to_bytes(LENGTH_BYTES, "big"), mark, piece]
+    return b"".join(parts)

@@ -1,0 +1,37 @@
+"""The last entries of a journal, in memory: a replica that was away for a moment needs no snapshot."""
+
+from __future__ import annotations
+
+from collections import deque
+
+RECENT_BYTES_MAX = 64 << 20
+
+
+class Recent:
+    def __init__(self, last: int = 0, bytes_max: int = RECENT_BYTES_MAX) -> None:
+        self.last = last
+        """The number of the last entry."""
+        self._bytes_max = bytes_max
+        self._entries: deque[bytes] = deque()
+        self._bytes = 0
+
+    def append(self, entry: bytes) -> None:
+        self.last += 1
+        self._entries.append(entry)
+        self._bytes += len(entry)
+        while self._bytes > self._bytes_max and self._entries:
+            self._bytes -= len(self._entries.popleft())
+
+    def reset(self, last: int) -> None:
+        """The journal begins anew behind a snapshot."""
+        self.last = last
+        self._entries.clear()
+        self._bytes = 0
+
+    def after(self, sequence: int) -> list[bytes] | None:
+        """The entries behind this one; None if some of them are not here."""
+        missing = self.last - sequence
+        if not 0 <= missing <= len(self._entries):
+            return None
+        start = len(self._entries) - missing
+        return [self._entries[place] for place in range(start, len(self._entries))]

@@ -1,0 +1,240 @@
+"""Replicated sites with real processes and a real etcd."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.daemon.brokers import (
+    DEADLINE_S,
+    ROAMCAST,
+    SECRET,
+    BrokerProcess,
+    MqttClient,
+    free_port,
+    wait_until,
+)
+from tests.daemon.etcd_process import EtcdProcess, needs_etcd
+
+from roamcast.daemon.control import ask
+from roamcast.errors import InputError
+
+pytestmark = [needs_etcd, pytest.mark.slow]
+
+LEASE_S = 4
+
+
+class Replica:
+    """One replica of the site `east`."""
+
+    def __init__(self, folder: Path, name: str, etcd: EtcdProcess) -> None:
+        self.name = name
+        self.port, self.http_port, self.link_port = free_port(), free_port(), free_port()
+        self.data = folder / name
+        secret = folder / "secret"
+        secret.write_text("a secret of the replicas")
+        secret.chmod(0o600)
+        link_secret = folder / "link-secret"
+        link_secret.write_text(SECRET)
+        link_secret.chmod(0o600)
+        settings = {
+            "link.secret_file": str(link_secret), "link.unlisted": "accept",
+            "journal.sync": "process", "metrics.enabled": "true", "metrics.port": str(self.http_port),
+            "replication.name": name, "replication.port": str(free_port()),
+            "replication.secret_file": str(secret), "replication.etcd": etcd.url,
+            "replication.lease_s": str(LEASE_S), "replication.reference": f"127.0.0.1:{self.port}",
+        }  # fmt: skip
+        self._command = [
+            str(ROAMCAST), "broker", "--id", "east", "--listen", f"127.0.0.1:{self.port}",
+            "--data", str(self.data), "--peer-listen", f"127.0.0.1:{self.link_port}",
+        ]  # fmt: skip
+        for key, value in settings.items():
+            self._command += ["--set", f"{key}={value}"]
+        self.lines: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        with process.stderr as log:
+            self.lines += log
+
+    def status(self) -> dict[str, Any]:
+        """What `roamcast broker status` says of replication; nothing while no one answers."""
+        try:
+            found: dict[str, Any] = next(ask(self.data, 5.0, command="status"))["replication"]
+        except InputError:
+            return {}
+        return found
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, and serves clients."""
+        return self.status().get("role") == "leader" and self.health() == 200
+
+    def kill(self, *, wipe: bool = False) -> None:
+        self.process.kill()
+        self.process.wait()
+        if wipe:
+            shutil.rmtree(self.data)
+
+    def health(self) -> int:
+        """The status of /healthz; 0 while nobody answers."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.http_port), timeout=DEADLINE_S) as connection:
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                return int(connection.recv(4096).split(b" ")[1])
+        except (OSError, IndexError):
+            return 0
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.etcd = EtcdProcess(folder / "etcd")
+        self.replicas = {name: Replica(folder, name, self.etcd) for name in ("a", "b")}
+
+    def wait(self, happened: Callable[[], bool]) -> None:
+        def happened_or_ended() -> bool:
+            assert not any(line.startswith("roamcast: ") for one in self for line in one.lines), told()
+            return happened()
+
+        def told() -> str:
+            return "\n".join(f"{one.name}: {one.status()} {''.join(one.lines)}" for one in self)
+
+        wait_until(happened_or_ended, told)
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self.replicas.values())
+
+    def leader(self) -> Replica:
+        """The leader, once the other one is in sync."""
+        self.wait(lambda: any(one.leads and len(one.status().get("in_sync", ())) == 2 for one in self))
+        return next(one for one in self if one.leads)
+
+    def other(self, replica: Replica) -> Replica:
+        return next(one for one in self if one is not replica)
+
+    def stop(self) -> None:
+        for one in self:
+            if one.process.poll() is None:
+                one.kill()
+        self.etcd.kill()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    found = Site(tmp_path)
+    yield found
+    found.stop()
+
+
+def test_a_leader_is_killed_and_its_disk_is_lost(site: Site) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    assert (leader.health(), follower.health()) == (200, 503)
+    refused = MqttClient("lost", follower.port)
+    assert "Use another server" in refused.connected
+    away = MqttClient("away", leader.port)
+    away.subscribe("news", qos=2)
+    away.leave()
+    publisher = MqttClient("publisher", leader.port)
+    for number in range(200):
+        publisher.publish("news", str(number).encode(), qos=2)
+    leader.kill(wipe=True)
+    killed_at = time.monotonic()
+    site.wait(lambda: follower.leads)
+    served_after_s = time.monotonic() - killed_at
+    again = MqttClient("away", follower.port)
+    assert again.present
+    again.wait_for_messages(200)
+    assert [payload for _, payload in again.messages] == [str(number).encode() for number in range(200)]
+    assert served_after_s < LEASE_S + 3.0, served_after_s
+    # The one that has lost everything is sent a copy, and can take over.
+    leader.start()
+    assert site.leader() is follower
+    again.leave()
+    publisher = MqttClient("publisher", follower.port)
+    for number in range(200, 220):
+        publisher.publish("news", str(number).encode(), qos=2)
+    follower.kill(wipe=True)
+    site.wait(lambda: leader.leads)
+    again = MqttClient("away", leader.port)
+    again.wait_for_messages(20)
+    assert [payload for _, payload in again.messages] == [str(number).encode() for number in range(200, 220)]
+    again.leave()
+
+
+def test_an_operator_promotes_and_removes_replicas(site: Site) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    told = next(ask(leader.data, 5.0, command="promote", replica=follower.name))
+    assert told["promoted"] == follower.name
+    site.wait(lambda: follower.leads)
+    assert site.leader() is follower
+    next(ask(follower.data, 5.0, command="remove-replica", replica=leader.name))
+    site.wait(lambda: follower.status().get("in_sync") == [follower.name])
+    assert follower.status()["removed"] == [leader.name]
+    client = MqttClient("c", follower.port)
+    client.subscribe("news")
+    client.publish("news", b"without a follower")
+    next(ask(follower.data, 5.0, command="add-replica", replica=leader.name))
+    assert site.leader() is follower
+    client.publish("news", b"with a follower")
+    client.wait_for_messages(2)
+    client.leave()
+
+
+def test_etcd_is_away_for_longer_than_the_lease(site: Site) -> None:
+    leader = site.leader()
+    client = MqttClient("c", leader.port)
+    client.subscribe("news", qos=2)
+    client.publish("news", b"before", qos=2)
+    site.etcd.kill()
+    site.wait(lambda: not any(one.leads for one in site))
+    client.leave()
+    site.etcd.start()
+    again = MqttClient("c", site.leader().port)
+    assert again.present
+    again.publish("news", b"after", qos=2)
+    again.wait_for_messages(1)
+    assert [payload for _, payload in again.messages][-1] == b"after"
+    again.leave()
+
+
+def test_a_peer_follows_the_leader(site: Site, tmp_path: Path) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    ports = [one.link_port for one in site]
+    west = BrokerProcess(
+        tmp_path, "west", "peer.0.id=east", f"peer.0.address=127.0.0.1:{ports[0]}",
+        f"peer.0.addresses=127.0.0.1:{ports[1]}",
+    )  # fmt: skip
+    try:
+        west.wait_for_link("east")
+        subscriber = MqttClient("far", west.port)
+        subscriber.subscribe("news", qos=2)
+        publisher = MqttClient("near", leader.port)
+        for number in range(50):
+            publisher.publish("news", str(number).encode(), qos=2)
+        leader.kill(wipe=True)
+        site.wait(lambda: follower.leads)
+        west.wait_for_link("east")
+        publisher = MqttClient("near", follower.port)
+        for number in range(50, 100):
+            publisher.publish("news", str(number).encode(), qos=2)
+        subscriber.wait_for_messages(100)
+        assert [payload for _, payload in subscriber.messages] == [b"%d" % number for number in range(100)]
+        subscriber.leave()
+        publisher.leave()
+    finally:
+        west.kill()
