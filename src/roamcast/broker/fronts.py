@@ -8,7 +8,7 @@ not pay for MQTT. Everything behind a front is the same for both.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from roamcast.broker.front import Front
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineEffects
@@ -75,7 +75,7 @@ FromClient = ClientFrames | ConnectionLost | ClientConnected
 
 
 class MqttFront(Endpoint):
-    kinds: frozenset[Any] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
+    kinds: ClassVar[frozenset[Any]] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
 
     __state__ = State("mqtt-front")
 
@@ -143,7 +143,7 @@ class MqttFront(Endpoint):
 class PlainFront:
     """Passes on what clients say and hear. It keeps nothing but which connections are open."""
 
-    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted, SessionOver})
+    kinds: ClassVar[frozenset[Any]] = frozenset({Attached, Detached, Submitted, SessionOver})
     timers = None
 
     __state__ = State(

@@ -83,9 +83,7 @@ UNDER_WAY_BYTES_MAX = 1 << 20
 """A peer that has as much to take is not told yet what is retained here."""
 
 
-class BrokerMachine(MachineBase[ClientFront]):
-    links: Links
-    seeking: Seeking
+class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     links_may_cycle = False
 
     __state__ = State(

@@ -27,6 +27,9 @@ FACTORIES = {one.__name__: one for one in (int, float, str, list, dict, set)}
 STATEFUL = ("filters.index", "protocol", "routing", "mobility", "mqtt.codec", "mqtt.server", "broker")
 """Where the classes are that make up a machine: rooms, or parts of rooms."""
 
+_COMPILED_ATTRIBUTES = "__mypyc_attrs__"
+"""Where a compiled class lists its attributes: it has neither slots nor a dictionary."""
+
 _HEAP_TYPE = 1 << 9
 """The flag of classes that were defined by code, not built into the interpreter."""
 
@@ -252,6 +255,10 @@ def _describe_object(cls: type, name: str) -> Fields:
 
 def _slots_of(cls: type) -> tuple[str, ...]:
     slots = cls.__dict__.get("__slots__", ())
+    if not slots and _COMPILED_ATTRIBUTES in cls.__dict__:
+        inherited = {name for base in cls.__mro__[1:] for name in base.__dict__.get(_COMPILED_ATTRIBUTES, ())}
+        # Sorted as slots are in the sources, so that both builds write the same snapshots.
+        slots = sorted({*cls.__dict__[_COMPILED_ATTRIBUTES]} - inherited)
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 

@@ -74,9 +74,7 @@ ROUNDS_WAITED = 2.5
 """A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
 
 
-class MovingMachine(MachineBase[MqttFront]):
-    links: TreeLinks
-    seeking: MobileSeeking
+class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     links_may_cycle = True
     strategy = "every broker knows every subscriber"
     promise = (

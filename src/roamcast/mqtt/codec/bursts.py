@@ -259,9 +259,9 @@ class FrameWriter:
         frames = bytearray(front)
         frames += front.join(payloads)
         number, stride = len(header), len(front) + size
-        ring = slice(first_packet_id - 1, first_packet_id - 1 + len(payloads))
-        frames[number::stride] = HIGH_BYTES[ring]
-        frames[number + 1 :: stride] = LOW_BYTES[ring]
+        start, end = first_packet_id - 1, first_packet_id - 1 + len(payloads)
+        frames[number::stride] = HIGH_BYTES[start:end]
+        frames[number + 1 :: stride] = LOW_BYTES[start:end]
         return bytes(frames)
 
     def _write_uneven(self, payloads: Sequence[bytes], sizes: list[int], first_packet_id: int) -> bytes:

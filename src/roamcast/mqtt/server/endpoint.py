@@ -8,7 +8,7 @@ about routing or mobility.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -170,7 +170,7 @@ class Keeper(Protocol):
 
 
 class Endpoint:
-    outside = frozenset({TOPIC})
+    outside: ClassVar[frozenset[str]] = frozenset({TOPIC})
 
     __state__ = State(
         "mqtt-endpoint",
